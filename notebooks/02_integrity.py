@@ -13,8 +13,8 @@
 import pandas as pd
 from pyspark.sql import functions as F
 
-from sessionlake.commands.show import OutputFormat
-from sessionlake.commands.trace import show_trace
+from sessionlake.cli.show import OutputFormat
+from sessionlake.cli.trace import show_trace
 from sessionlake.history.missing import missing_offsets
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.history.trace import trace

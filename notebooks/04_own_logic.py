@@ -20,16 +20,16 @@ import pandas as pd
 import yaml
 from pyspark.sql import functions as F
 
-from sessionlake.config import OnViolation
 from sessionlake.errors import NotThereError
 from sessionlake.gold.changes import changes_of, declared_in
 from sessionlake.gold.declared import products_of
 from sessionlake.gold.recompute import recomputed
-from sessionlake.gold_settings import ProductSettings
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
 from sessionlake.processors import Emitted, Message, Processor, Timer
 from sessionlake.processors.testing import Sent, run
+from sessionlake.settings.gold import ProductSettings
+from sessionlake.settings.model import OnViolation
 
 MOST_MESSAGES = 3_000
 

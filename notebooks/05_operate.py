@@ -16,12 +16,12 @@ from pyspark.sql import functions as F
 
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.batch_as_of import as_of_batch
+from sessionlake.history.report.batches import latest_batches
+from sessionlake.history.report.pace import lags, throughput
 from sessionlake.history.state import STATS, stats_of
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
-from sessionlake.report.batches import latest_batches
-from sessionlake.report.pace import lags, throughput
 from sessionlake.silver.states import shard_states
 
 book = Book(globals())

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from sessionlake.config import KafkaSettings, Settings
+from sessionlake.settings.model import KafkaSettings, Settings
 from support import class_archive, limits
 from support.sessions import hive, without_generated_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sessionlake.laptop.broker import BrokerStatus
+    from sessionlake.local.broker import BrokerStatus
 
 # Processes that tests start import what tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
@@ -100,7 +100,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     It has Hive's catalog, on a database in memory, and so serves both kinds of storage; a laptop's own costs as much.
     """
-    from sessionlake.runtime.spark import stop_spark
+    from sessionlake.spark.session import stop_spark
 
     home = Settings(home=tmp_path_factory.mktemp("spark-home"))
     yield without_generated_code(home, "tests", hive("memory:metastore"))
@@ -110,8 +110,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
     """A running broker on a free port; tests keep apart by topic names."""
-    from sessionlake.laptop.broker import down, up
-    from sessionlake.laptop.broker_config import free_port as unused
+    from sessionlake.local.broker import down, up
+    from sessionlake.local.broker_config import free_port as unused
 
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{unused()}")
     own = Settings(home=tmp_path_factory.mktemp("broker-home"), kafka=kafka)
@@ -130,6 +130,6 @@ def broker_settings(broker: BrokerStatus, location: dict[str, Any]) -> Settings:
 @pytest.fixture
 def free_port() -> int:
     """A port that nothing listens on."""
-    from sessionlake.laptop.broker_config import free_port as unused
+    from sessionlake.local.broker_config import free_port as unused
 
     return unused()

@@ -1,6 +1,6 @@
 """`python -m sessionlake` is the command `sessionlake`."""
 
-from sessionlake.cli import main
+from sessionlake.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.bundle.files import BundleFiles, Target, read_bundle, resolve
+from sessionlake.databricks.bundle.files import BundleFiles, Target, read_bundle, resolve
 
 ROOT = Path(__file__).parents[2]
 GIVEN = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from sessionlake.cli import app
-from sessionlake.commands.job import ALLOWED, refusal
+from sessionlake.cli.app import app
+from sessionlake.cli.job import ALLOWED, refusal
 
 COMMANDS = typer.main.get_command(app)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sessionlake.bundle.job_rules import cron_fault, job_faults
+from sessionlake.databricks.bundle.job_rules import cron_fault, job_faults
 
 
 def test_real_jobs_have_no_fault(bundle):

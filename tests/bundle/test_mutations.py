@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sessionlake.bundle.rules import bundle_faults
-from sessionlake.cli import app
-from sessionlake.commands.job import refusal
+from sessionlake.cli.app import app
+from sessionlake.cli.job import refusal
+from sessionlake.databricks.bundle.rules import bundle_faults
 
 ROOT = Path(__file__).parents[2]
 REFUSED = partial(refusal, typer.main.get_command(app))

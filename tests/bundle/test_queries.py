@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.views import DEFINITIONS
-from sessionlake.lake.schemas import TABLES
 
 RESOURCES = Path(__file__).parents[2] / "resources"
 QUERIES = {file.stem: file.read_text() for file in RESOURCES.glob("queries/*.sql")}

@@ -9,15 +9,15 @@ import pytest
 import typer
 
 from bundle.conftest import GIVEN
-from sessionlake.bundle.files import Target, resolve
-from sessionlake.bundle.rules import MODELS, models_are_here
-from sessionlake.cli import app
-from sessionlake.commands.job import refusal
-from sessionlake.config import Settings, load_settings
-from sessionlake.lake.names import ERASURES
-from sessionlake.lake.tables import Lake, storage_of
-from sessionlake.runtime.spark import platform_conf
-from sessionlake.settings_file import read_document
+from sessionlake.cli.app import app
+from sessionlake.cli.job import refusal
+from sessionlake.databricks.bundle.files import Target, resolve
+from sessionlake.databricks.bundle.rules import MODELS, models_are_here
+from sessionlake.delta.lake import Lake, storage_of
+from sessionlake.delta.schemas.names import ERASURES
+from sessionlake.settings.file import read_document
+from sessionlake.settings.model import Settings, load_settings
+from sessionlake.spark.session import platform_conf
 from support.dbutils import give_secrets
 
 ROOT = Path(__file__).parents[2]

@@ -120,9 +120,9 @@ def test_the_wheel_s_requirements_fit_the_runtime_as_it_ships_and_the_rest_is_pi
 
 def test_the_wheel_carries_its_licence_its_types_and_its_data_and_nothing_else(contents):
     top = {name.split("/")[0] for name in contents}
-    assert {name for name in top if not name.endswith(".dist-info")} == {"sessionlake"}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"sessionlake", "sessionlake_lab"}
     assert "sessionlake/py.typed" in contents
-    assert "sessionlake/laptop/log4j2.properties" in contents
+    assert "sessionlake/local/log4j2.properties" in contents
     assert [name for name in contents if name.endswith(".dist-info/licenses/LICENSE")]
 
 
@@ -135,7 +135,7 @@ def leaf_command(parameters):
     """Parses parameters as the command line does, down to the last subcommand, and runs nothing."""
     import typer
 
-    from sessionlake.cli import app
+    from sessionlake.cli.app import app
 
     command = typer.main.get_command(app)
     context = command.make_context("sessionlake", list(parameters))
@@ -146,7 +146,7 @@ def leaf_command(parameters):
 
 
 def test_what_the_report_is_made_of_is_in_the_wheel(contents):
-    assert {f"sessionlake/report/page.{kind}" for kind in ("html", "css", "py")} <= contents.keys()
+    assert {f"sessionlake/history/report/page.{kind}" for kind in ("html", "css", "py")} <= contents.keys()
 
 
 def test_every_pinned_requirement_is_known_by_its_hashes():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.runtime.spark import DATABRICKS_VARIABLE
+from sessionlake.spark.session import DATABRICKS_VARIABLE
 
 _NUMBERS = count(1)
 SCHEMAS = ("bronze", "silver", "gold", "ops", "reference")

@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 
 from bundle.conftest import GIVEN, ROOT
 from integration.test_run_all import simulated
-from sessionlake import cli
 from sessionlake.build import code_version
-from sessionlake.bundle.files import Target, read_bundle, resolve
-from sessionlake.config import KafkaSettings, Settings, load_settings
-from sessionlake.lab.compare import verify
-from sessionlake.lab.simulate.readback import truth_from_broker
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.broker import BrokerStatus
-from sessionlake.runtime.interpreted import conf
-from sessionlake.runtime.spark import DATABRICKS_VARIABLE, platform_conf
+from sessionlake.cli import app as cli
+from sessionlake.databricks.bundle.files import Target, read_bundle, resolve
+from sessionlake.delta.lake import Lake
+from sessionlake.local.broker import BrokerStatus
+from sessionlake.settings.model import KafkaSettings, Settings, load_settings
+from sessionlake.spark.interpreted import conf
+from sessionlake.spark.session import DATABRICKS_VARIABLE, platform_conf
+from sessionlake_lab.compare import verify
+from sessionlake_lab.simulate.readback import truth_from_broker
 from support.dbutils import give_secrets
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
@@ -77,7 +77,7 @@ def run(environment: dict[str, str], deployed: Target, monkeypatch: pytest.Monke
         if text.startswith(("running", "publishing")):
             threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    for module in ("cli", "commands.publish"):
+    for module in ("cli.app", "cli.publish"):
         monkeypatch.setattr(f"sessionlake.{module}.say", tell, raising=False)
 
     def job(key: str, *words: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from integration.test_crash import DEATHS
-from sessionlake.config import Settings
+from sessionlake.settings.model import Settings
 from support.crashes import SECONDS, assert_equal_to_the_truth_when_killed_at
 
 

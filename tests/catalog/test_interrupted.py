@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import Settings
+from sessionlake.settings.model import Settings
 from spark.test_interrupted import (  # noqa: F401
     fill,
     test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by_who_does_not_know_the_session,

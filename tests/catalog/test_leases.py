@@ -22,21 +22,21 @@ import psutil
 import pytest
 import yaml
 
-from sessionlake.commands.rebuild import rebuild_silver
-from sessionlake.commands.resolve import resolve
-from sessionlake.config import Settings, load_settings
+from sessionlake.cli.rebuild import rebuild_silver
+from sessionlake.cli.resolve import resolve
+from sessionlake.delta.catalog import leases
+from sessionlake.delta.commit import append, merge, retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
+from sessionlake.delta.storage.faults import VARIABLE
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError
 from sessionlake.integrity.rules import Decision
-from sessionlake.lake import leases
-from sessionlake.lake.commit import append, merge, retire
-from sessionlake.lake.faults import VARIABLE
-from sessionlake.lake.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
-from sessionlake.pipeline import Layer, claimed, run_once
-from sessionlake.silver.rebuild.rebuild import EVERYTHING
-from sessionlake.silver.rebuild.replay import REPLAYED
+from sessionlake.operations.pipeline import Layer, claimed, run_once
+from sessionlake.operations.rebuild.replay import REPLAYED
+from sessionlake.operations.rebuild.silver import EVERYTHING
+from sessionlake.settings.model import Settings, load_settings
 from support.lakes import assert_silver_is_the_truth, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 from support.waiting import eventually

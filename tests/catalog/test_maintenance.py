@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from sessionlake.delta.schemas.names import MESSAGES
+from sessionlake.delta.storage.upkeep import Kept
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import MESSAGES
-from sessionlake.lake.upkeep import Kept
-from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.operations.rebuild.silver import rebuild
 from spark.test_maintenance import (  # noqa: F401
     eager,
     test_a_merge_that_meets_an_optimize_is_done_again,

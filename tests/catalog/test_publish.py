@@ -13,9 +13,9 @@ from integration.test_publish import (
     configured,
     test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore,  # noqa: F401
 )
+from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError
-from sessionlake.lake.names import LEASES
-from sessionlake.laptop.broker import BrokerStatus
+from sessionlake.local.broker import BrokerStatus
 
 pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(600)]
 

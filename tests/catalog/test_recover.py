@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.options import Lost
+from sessionlake.cli.options import Lost
+from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, ROWS
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import RECOVERED
-from sessionlake.lake.names import CHANGES, LEDGER, MESSAGES, ROWS
-from sessionlake.pipeline import Layer, run_once
+from sessionlake.ledger.entries import RECOVERED
+from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.streaming.generations import Generations
 from spark.test_losses import (
     FIRST,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import RULES
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import RULES
+from sessionlake.settings.model import Settings
 
 
 def test_what_is_remembered_of_a_table_is_what_it_has_until_the_block_is_left(spark: Any, location: dict[str, Any]):

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import Settings
-from sessionlake.lake import erasures, leases, retained, storage
-from sessionlake.lake.books import stored_sums
-from sessionlake.lake.erasures import Erasure
-from sessionlake.lake.names import ERASURES, FORGET_CLAIM, LEASES, LEDGER, POSITIONS, RETAINED, RETENTION_CLAIM
-from sessionlake.lake.positions import advance
-from sessionlake.lake.progress import spans
-from sessionlake.lake.retained import Retained
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.retention.ledger import cut_ledger
+from sessionlake.delta.catalog import leases
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import ERASURES, FORGET_CLAIM, LEASES, LEDGER, POSITIONS, RETAINED, RETENTION_CLAIM
+from sessionlake.delta.storage import interface as storage
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.ledger import erasures, retained
+from sessionlake.ledger.books import stored_sums
+from sessionlake.ledger.erasures import Erasure
+from sessionlake.ledger.positions import advance
+from sessionlake.ledger.progress import spans
+from sessionlake.ledger.retained import Retained
+from sessionlake.operations.retention.ledger import cut_ledger
+from sessionlake.settings.model import Settings
 from support.ledgers import NOON, SPACING, entries
 
 SECONDS = 3.0

@@ -12,14 +12,14 @@ import pytest
 
 from integration.conftest import ask  # noqa: F401
 from integration.test_run_all import count, prefix, simulated
-from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings
-from sessionlake.lab.compare import verify
-from sessionlake.lab.simulate.readback import truth_from_broker
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.broker import BrokerStatus
-from sessionlake.pipeline import Layer, Pipeline, claimed, run_once
-from sessionlake.silver.rebuild.rebuild import rebuild
-from sessionlake.silver.rebuild.verify import verify as verify_silver
+from sessionlake.delta.lake import Lake
+from sessionlake.local.broker import BrokerStatus
+from sessionlake.operations.pipeline import Layer, Pipeline, claimed, run_once
+from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.verify import verify as verify_silver
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake_lab.compare import verify
+from sessionlake_lab.simulate.readback import truth_from_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from sessionlake import cli
+from sessionlake.cli import app as cli
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def ask(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """What a command that only reads answers, under an environment: it must end well, and shares the tests' session."""
-    monkeypatch.setattr("sessionlake.runtime.spark.stop_spark", lambda: None)
+    monkeypatch.setattr("sessionlake.spark.session.stop_spark", lambda: None)
 
     def answer(environment: Mapping[str, str], *words: str) -> str:
         done = CliRunner().invoke(cli.app, words, env=environment)

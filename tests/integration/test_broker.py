@@ -13,10 +13,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.laptop.broker import BrokerStatus, down, status, up
-from sessionlake.runtime.kafka import require_broker
+from sessionlake.kafka.clients import require_broker
+from sessionlake.local.broker import BrokerStatus, down, status, up
+from sessionlake.settings.model import KafkaSettings, Settings
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_the_broker_outlives_the_command_that_started_it_and_its_ctrl_c(own):
 
 
 _UP = """
-from sessionlake.config import load_settings
-from sessionlake.laptop.broker import up
+from sessionlake.settings.model import load_settings
+from sessionlake.local.broker import up
 print(up(load_settings()).pid, flush=True)
 """

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import BRONZE, SILVER, SILVER_TABLES
+from sessionlake.delta.schemas.names import BRONZE, SILVER, SILVER_TABLES
+from sessionlake.settings.model import Settings
 from support.crashes import SECONDS, Death, assert_equal_to_the_truth_when_killed_at
 
 # In the order of a run's commits. After one commit is before the next: nothing is written in between.

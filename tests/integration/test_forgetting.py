@@ -11,17 +11,17 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from sessionlake.bronze.verify import verify as verify_bronze
-from sessionlake.commands.forget import forgotten, receipt
-from sessionlake.config import GoldSettings, KafkaSettings, Settings
+from sessionlake.cli.forget import forgotten, receipt
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
 from sessionlake.errors import SessionlakeError
-from sessionlake.forgetting.search import search
-from sessionlake.lake.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.broker import BrokerStatus
-from sessionlake.pipeline import Layer, run_live
+from sessionlake.local.broker import BrokerStatus
+from sessionlake.operations.forgetting.search import search
+from sessionlake.operations.pipeline import Layer, run_live
+from sessionlake.operations.rebuild.verify import verify
 from sessionlake.protocol.erased import KEY
 from sessionlake.publish import job as publish
-from sessionlake.silver.rebuild.verify import verify
+from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
 from sessionlake.streaming.query import LayerQuery
 from support.lakes import rows_of
 from support.waiting import eventually

@@ -17,15 +17,22 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sessionlake.config import BronzeSettings, CaptureSettings, KafkaSettings, OnTopicChange, OnViolation, Settings
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import AccessError
-from sessionlake.lab.compare import verify
-from sessionlake.lab.simulate.readback import truth_from_broker
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import TopicState, read_topics
-from sessionlake.laptop.broker import down, up
-from sessionlake.pipeline import Layer, Pipeline
-from sessionlake.runtime.kafka_admin import KafkaAdmin
+from sessionlake.kafka.admin import KafkaAdmin
+from sessionlake.ledger.topics import TopicState, read_topics
+from sessionlake.local.broker import down, up
+from sessionlake.operations.pipeline import Layer, Pipeline
+from sessionlake.settings.model import (
+    BronzeSettings,
+    CaptureSettings,
+    KafkaSettings,
+    OnTopicChange,
+    OnViolation,
+    Settings,
+)
+from sessionlake_lab.compare import verify
+from sessionlake_lab.simulate.readback import truth_from_broker
 from support.lakes import rows_of
 from support.waiting import eventually
 

@@ -12,10 +12,10 @@ from confluent_kafka import Producer
 
 from integration.test_silences import HOUR, assert_exact, later, statuses, take_in, told
 from integration.test_topics import World
-from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES, MESSAGES
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, MESSAGES
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
+from sessionlake.settings.model import Settings
 from support.lakes import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

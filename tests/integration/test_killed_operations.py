@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from sessionlake.config import Settings
-from sessionlake.lake.faults import VARIABLE
-from sessionlake.lake.names import CHANGES
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES
+from sessionlake.delta.storage.faults import VARIABLE
+from sessionlake.settings.model import Settings
 from spark.test_forgetting import GONE, run, stream
 from support.lakes import rows_of
 

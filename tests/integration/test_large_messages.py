@@ -17,9 +17,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.test_topics import World
-from sessionlake.config import Settings
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer
+from sessionlake.delta.lake import Lake
+from sessionlake.operations.pipeline import Layer
+from sessionlake.settings.model import Settings
 from support.lakes import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(580)]

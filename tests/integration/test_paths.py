@@ -16,11 +16,11 @@ import pytest
 import yaml
 from confluent_kafka import Producer
 
-from sessionlake.config import Settings, load_settings
-from sessionlake.lake.names import GOLD, MESSAGES, ROWS, SILVER
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.broker import down, up
-from sessionlake.laptop.broker_config import free_port
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import GOLD, MESSAGES, ROWS, SILVER
+from sessionlake.local.broker import down, up
+from sessionlake.local.broker_config import free_port
+from sessionlake.settings.model import Settings, load_settings
 from support.lakes import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(1800)]

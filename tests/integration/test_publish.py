@@ -13,17 +13,17 @@ import yaml
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
-from sessionlake.config import Settings
+from sessionlake.delta.commit import merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import BrokerError, LakeError
-from sessionlake.lake.commit import merge
-from sessionlake.lake.names import LEDGER
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
-from sessionlake.laptop.broker import BrokerStatus
+from sessionlake.kafka.clients import client_config
+from sessionlake.local.broker import BrokerStatus
 from sessionlake.protocol.names import DELETE
 from sessionlake.publish.topic import prepare
-from sessionlake.runtime.kafka import client_config
+from sessionlake.settings.model import Settings
 from support.lakes import folder_of
 from support.published import Message, Outgoing, rows_told, without_replays
 

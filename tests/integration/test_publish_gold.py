@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from sessionlake.config import load_settings
+from sessionlake.delta.schemas.names import CHANGES, METRICS_1M
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.declared import GoldTable, finals_of, product_of, tables_of
 from sessionlake.gold.job import make_tables
-from sessionlake.lake.names import CHANGES, METRICS_1M
-from sessionlake.pipeline import Layer, run_once
+from sessionlake.operations.pipeline import Layer, run_once
+from sessionlake.settings.model import load_settings
 from spark.test_expiry import HOUR, stream
 from spark.test_gold import Feed, change
 from support.lakes import limit, rows_of

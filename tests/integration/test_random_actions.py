@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import KafkaSettings, Settings
-from sessionlake.lake.upkeep import Kept
-from sessionlake.laptop.broker import down, up
+from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.local.broker import down, up
+from sessionlake.settings.model import KafkaSettings, Settings
 from spark.test_maintenance import eager  # noqa: F401 - a fixture
 from support.keeper import Keeper, KeeperOfAll
 
@@ -45,7 +45,7 @@ def broker_of_its_own(tmp_path: Path, free_port: int) -> Iterator[Settings]:
 @pytest.fixture
 def in_haste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Maintenance finds something to do each time; a processor's class is in the working folder."""
-    monkeypatch.setattr("sessionlake.maintenance.Kept", lambda _, since, __: Kept(timedelta(0), since))
+    monkeypatch.setattr("sessionlake.operations.maintenance.Kept", lambda _, since, __: Kept(timedelta(0), since))
     monkeypatch.chdir(tmp_path)
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from integration.test_topics import World, power_cut
-from sessionlake.commands import doctor
-from sessionlake.commands.options import Lost
-from sessionlake.commands.recover import recover
-from sessionlake.config import OnTopicChange, Settings
+from sessionlake.cli import doctor
+from sessionlake.cli.options import Lost
+from sessionlake.cli.recover import recover
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.errors import LakeError, LossError, SessionlakeError
-from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer
+from sessionlake.operations.pipeline import Layer
+from sessionlake.settings.model import OnTopicChange, Settings
 from support.lakes import folder_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -48,7 +48,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
     with pytest.raises(LakeError, match=r"checkpoint .* is new.*sessionlake recover bronze"):
         world.run(world.settings)
     with monkeypatch.context() as dying:
-        dying.setattr("sessionlake.bronze.recover._book", power_cut)
+        dying.setattr("sessionlake.operations.recover.bronze._book", power_cut)
         with pytest.raises(SessionlakeError, match="power cut"):
             recovered(world)
     with pytest.raises(LakeError, match=r"was interrupted\. Run `sessionlake recover bronze` again, which finishes it"):

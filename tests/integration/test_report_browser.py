@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sessionlake.config import Settings
-from sessionlake.lake.tables import Lake
-from sessionlake.report.page import write_report
+from sessionlake.delta.lake import Lake
+from sessionlake.history.report.page import write_report
+from sessionlake.settings.model import Settings
 from support.reports import Seen, fill
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

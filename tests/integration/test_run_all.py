@@ -17,14 +17,14 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import IntegrityViolationError, LakeError, SessionlakeError, TopicChangedError
-from sessionlake.lab.compare import verify
-from sessionlake.lab.simulate import run_simulation
-from sessionlake.lab.simulate.readback import truth_from_broker
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.broker import BrokerStatus
-from sessionlake.pipeline import Layer, Pipeline, run_live, run_once
+from sessionlake.local.broker import BrokerStatus
+from sessionlake.operations.pipeline import Layer, Pipeline, run_live, run_once
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake_lab.compare import verify
+from sessionlake_lab.simulate.readback import truth_from_broker
+from sessionlake_lab.simulate.run import run_simulation
 from support.attached import COMMAND, open_to_another
 from support.lakes import rows_of
 from support.waiting import eventually

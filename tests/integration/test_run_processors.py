@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import ProcessorError, SessionlakeError
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer, run_live
+from sessionlake.operations.pipeline import Layer, run_live
+from sessionlake.settings.model import ProcessorSettings, Settings
 from support.lakes import rows_of
 from support.waiting import eventually
 

@@ -11,15 +11,15 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
-from sessionlake import cli
-from sessionlake.config import BronzeSettings, KafkaSecurity, KafkaSettings, Settings
+from sessionlake.cli import app as cli
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import AccessError, BrokerError, SessionlakeError
 from sessionlake.history.status import kafka_ends
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer, run_once
-from sessionlake.runtime.kafka import client_config, require_broker, spark_kafka_options
-from sessionlake.runtime.kafka_admin import KafkaAdmin
-from sessionlake.runtime.signals import StopFlag
+from sessionlake.kafka.admin import KafkaAdmin
+from sessionlake.kafka.clients import client_config, require_broker, spark_kafka_options
+from sessionlake.local.signals import StopFlag
+from sessionlake.operations.pipeline import Layer, run_once
+from sessionlake.settings.model import BronzeSettings, KafkaSecurity, KafkaSettings, Settings
 from support.certificates import Authority
 from support.lakes import rows_of
 from support.secure_broker import FRAGMENT, SecureBroker, secure_broker
@@ -121,7 +121,7 @@ def test_spark_reads_and_asks(way: Way, secured: SecureBroker, spark):
 
 @pytest.mark.parametrize(("way", "kind", "told"), REFUSED.values(), ids=REFUSED)
 def test_who_does_not_get_in_is_told_server_and_setting(way: Way, kind, told: str, secured: SecureBroker, monkeypatch):
-    monkeypatch.setattr("sessionlake.runtime.kafka._METADATA_SECONDS", 2.0)
+    monkeypatch.setattr("sessionlake.kafka.clients._METADATA_SECONDS", 2.0)
     kafka = way(secured)
     with pytest.raises(kind, match=told) as caught:
         require_broker(Settings(kafka=kafka))

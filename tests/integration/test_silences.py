@@ -12,22 +12,22 @@ import pytest
 from integration.test_topics import World
 from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.commands import doctor
-from sessionlake.commands.doctor import Level
-from sessionlake.config import OnTopicChange, Settings
+from sessionlake.cli import doctor
+from sessionlake.cli.doctor import Level
+from sessionlake.delta.catalog.leases import Moment
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.integrity.state import ShardState
-from sessionlake.lab.compare import verify
-from sessionlake.lab.simulate.readback import truth_from_broker
-from sessionlake.lake.leases import Moment
-from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
-from sessionlake.lake.silences import silences
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer, Pipeline
+from sessionlake.ledger.entries import OffsetRange
+from sessionlake.ledger.silences import silences
+from sessionlake.operations.pipeline import Layer, Pipeline
+from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.verify import verify as verify_silver
 from sessionlake.protocol.silence import Silence
-from sessionlake.silver.rebuild.rebuild import rebuild
-from sessionlake.silver.rebuild.verify import verify as verify_silver
+from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.silver.states import shard_states
+from sessionlake_lab.compare import verify
+from sessionlake_lab.simulate.readback import truth_from_broker
 from support.crash_worker import run_layer
 from support.lakes import rows_of
 from support.waiting import eventually

@@ -10,12 +10,14 @@ from dataclasses import replace
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sessionlake.config import KafkaSettings, OnViolation, Settings
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.lab.simulate import Faults, Scenario, generate, run_simulation, simulate
-from sessionlake.lab.simulate.readback import read_back, rules_of, truth_from_broker
-from sessionlake.lab.simulate.sink import produce
-from sessionlake.lab.truth import read, rows_digest
+from sessionlake.settings.model import KafkaSettings, OnViolation, Settings
+from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.readback import read_back, rules_of, truth_from_broker
+from sessionlake_lab.simulate.run import run_simulation, simulate
+from sessionlake_lab.simulate.scenario import Faults, Scenario
+from sessionlake_lab.simulate.sink import produce
+from sessionlake_lab.truth import read, rows_digest
 
 SMALL = Scenario(rows=10, rate=2000, duration_s=2, sessions_per_sensor=4, faults=Faults.every(0.01))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import Settings
+from sessionlake.settings.model import Settings
 from support.crashes import assert_every_message_once, configured, fill, lose_last_commits, make, run, worker
 from support.streams import cut
 

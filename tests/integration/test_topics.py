@@ -17,16 +17,16 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
 from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.commands.doctor import _as_booked, _checkpoints, _contiguous, _topics
-from sessionlake.config import OnTopicChange, OnViolation, Settings
+from sessionlake.cli.doctor import _as_booked, _checkpoints, _contiguous, _topics
+from sessionlake.delta.folders import staging as folder_staging
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
-from sessionlake.lake import folder_staging
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
-from sessionlake.lake.txn import Txn
-from sessionlake.pipeline import Layer, Pipeline, run_once
-from sessionlake.runtime.kafka_admin import KafkaAdmin
+from sessionlake.kafka.admin import KafkaAdmin
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
+from sessionlake.ledger.topics import Topic, TopicState, latest, read_topics
+from sessionlake.operations.pipeline import Layer, Pipeline, run_once
+from sessionlake.settings.model import OnTopicChange, OnViolation, Settings
 from sessionlake.streaming.generations import Generation, Generations
 from support.lakes import limit, rows_of
 from support.waiting import eventually

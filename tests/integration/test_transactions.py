@@ -15,18 +15,18 @@ from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
 from sessionlake.bronze.gaps import explain_gaps
-from sessionlake.commands.doctor import _as_booked, _contiguous
-from sessionlake.commands.verify_bronze import verify_bronze
-from sessionlake.config import OnTopicChange, Settings
+from sessionlake.cli.doctor import _as_booked, _contiguous
+from sessionlake.cli.verify_bronze import verify_bronze
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
 from sessionlake.history.missing import why_absent
 from sessionlake.history.status import layer_statuses
-from sessionlake.lab.simulate.readback import read_back
-from sessionlake.lake.absent import AbsentOffsets
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.pipeline import Layer
-from sessionlake.runtime.transactions import without_message
+from sessionlake.kafka.transactions import without_message
+from sessionlake.ledger.absent import AbsentOffsets
+from sessionlake.operations.pipeline import Layer
+from sessionlake.settings.model import OnTopicChange, Settings
+from sessionlake_lab.simulate.readback import read_back
 from support.lakes import rows_of
 from support.waiting import eventually
 

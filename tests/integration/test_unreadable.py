@@ -11,15 +11,15 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
-from sessionlake.bronze.skip import Skipped, skip
-from sessionlake.commands.doctor import _as_booked, _contiguous, _readable
-from sessionlake.commands.verify_bronze import verify_bronze
-from sessionlake.config import Settings
+from sessionlake.cli.doctor import _as_booked, _contiguous, _readable
+from sessionlake.cli.verify_bronze import verify_bronze
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError, UnreadableMessageError, UsageError
 from sessionlake.history.missing import missing_offsets, why_absent
-from sessionlake.lake.names import MESSAGES, QUARANTINE
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer
+from sessionlake.operations.pipeline import Layer
+from sessionlake.operations.recover.skip import Skipped, skip
+from sessionlake.settings.model import Settings
 from support.lakes import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

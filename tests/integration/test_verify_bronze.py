@@ -11,11 +11,11 @@ from confluent_kafka import Producer
 
 from integration.test_topics import World
 from sessionlake.bronze import verify as verifying
-from sessionlake.commands.verify_bronze import verify_bronze
-from sessionlake.config import OnTopicChange, Settings
-from sessionlake.lake.names import MESSAGES
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.cli.verify_bronze import verify_bronze
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import MESSAGES
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.settings.model import OnTopicChange, Settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 HEADERS: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("none", None), ("a", b"")]

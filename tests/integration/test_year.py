@@ -30,14 +30,14 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import Integrity, Settings, load_settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, EVENTS, GOLD, MESSAGES, QUARANTINE, SILVER
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.declared import tables_of
 from sessionlake.gold.verify import verify_gold
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import BRONZE, EVENTS, GOLD, MESSAGES, QUARANTINE, SILVER
-from sessionlake.lake.retained import REMOVED_TOGETHER, beginnings
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
+from sessionlake.ledger.retained import REMOVED_TOGETHER, beginnings
+from sessionlake.settings.model import Integrity, Settings, load_settings
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, folder_of, rows_of
 from support.sent_topics import SentTopics
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, START, StreamMaker

@@ -22,9 +22,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import KafkaSettings, Settings
-from sessionlake.lab.simulate import run_simulation
-from sessionlake.laptop.broker import down, up
+from sessionlake.local.broker import down, up
+from sessionlake.settings.model import KafkaSettings, Settings
+from sessionlake_lab.simulate.run import run_simulation
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
 STAGES = ("start", "bronze", "silver", "tables", "gold", "verify")

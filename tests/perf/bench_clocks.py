@@ -18,9 +18,9 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import CaptureSettings, OnViolation
 from sessionlake.integrity.rules import decode_rules
 from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.settings.model import CaptureSettings, OnViolation
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold

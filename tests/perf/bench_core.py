@@ -19,14 +19,15 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.integrity.rules import decode_rules
-from sessionlake.lab.simulate import Scenario, generate
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.decode import decode
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
 from sessionlake.silver.fold.pack import Packer, in_milliseconds
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.net_changes import net_changes
+from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.scenario import Scenario
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
 SHARDS = 64

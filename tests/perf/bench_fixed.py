@@ -22,13 +22,13 @@ from rich.table import Table
 from stages import cpu_seconds
 
 from sessionlake.bronze.job import start as start_bronze
-from sessionlake.config import KafkaSettings, Settings
-from sessionlake.lab.simulate import run_simulation
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.broker import down, up
-from sessionlake.runtime.spark import spark_session
+from sessionlake.delta.lake import Lake
+from sessionlake.local.broker import down, up
+from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.spark.session import spark_session
+from sessionlake_lab.simulate.run import run_simulation
 
 ROWS_A_SESSION = 200
 

@@ -23,12 +23,12 @@ import pyarrow as pa
 from rich.console import Console
 from stages import cpu_seconds
 
-from sessionlake.config import GoldSettings, Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.job import start
-from sessionlake.lake.names import CHANGES
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.runtime.spark import spark_session
+from sessionlake.settings.model import GoldSettings, Settings
+from sessionlake.spark.session import spark_session
 
 ROWS_A_SESSION = 40
 TOPICS = 4

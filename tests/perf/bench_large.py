@@ -30,16 +30,16 @@ from rich.console import Console
 from rich.table import Table
 from stages import cpu_seconds
 
-from sessionlake.config import CaptureSettings, Integrity, Settings
+from sessionlake.delta.folders.upkeep import ROW_GROUP
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import MESSAGES, ROWS
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.history.asof import session_as_of
-from sessionlake.lake.folder_upkeep import ROW_GROUP
-from sessionlake.lake.names import MESSAGES, ROWS
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.runtime.interpreted import conf
-from sessionlake.runtime.spark import spark_session
+from sessionlake.settings.model import CaptureSettings, Integrity, Settings
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.spark.interpreted import conf
+from sessionlake.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

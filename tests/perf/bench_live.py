@@ -28,13 +28,13 @@ from bench import free_port
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings
-from sessionlake.lab.simulate import run_simulation
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.broker import down, up
-from sessionlake.pipeline import Pipeline
-from sessionlake.runtime.spark import spark_session
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.lake import Lake
+from sessionlake.local.broker import down, up
+from sessionlake.operations.pipeline import Pipeline
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake.spark.session import spark_session
+from sessionlake_lab.simulate.run import run_simulation
 
 _SETTLE_SECONDS = 15
 _PARTS = {"kafka.Kafka": "broker", "SparkSubmit": "Spark's JVM", "laptop.daemon": "Python workers"}

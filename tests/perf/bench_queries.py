@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import METRICS_1M
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.standard import METRICS_1H
-from sessionlake.lake.names import METRICS_1M
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.maintenance import Maintenance
-from sessionlake.runtime.spark import spark_session
+from sessionlake.operations.maintenance import Maintenance
+from sessionlake.settings.model import Settings
+from sessionlake.spark.session import spark_session
 
 BEGIN = 1_700_000_000 // 86_400 * 86_400_000
 MINUTE, QUARTER = 60_000, 15

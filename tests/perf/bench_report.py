@@ -21,9 +21,9 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import AVERAGES, EVENTS, LEDGER, METRICS_1M, PROGRESS, QUARANTINE, SESSIONS
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import AVERAGES, EVENTS, LEDGER, METRICS_1M, PROGRESS, QUARANTINE, SESSIONS
+from sessionlake.settings.model import Settings
 from support.lakes import folder_of
 from support.ledgers import entries
 from support.reports import END, TIME

@@ -22,6 +22,8 @@ from deltalake import write_deltalake
 from rich.console import Console
 from rich.table import Table
 
+from sessionlake.delta.folders.reader import FolderReader
+from sessionlake.delta.schemas.names import RULE_EVENTS
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
@@ -29,8 +31,6 @@ from sessionlake.gold.alerts.stored import StoredInLake
 from sessionlake.gold.rules.batch import Batch, changed
 from sessionlake.gold.rules.patterns import MATCH
 from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
-from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.names import RULE_EVENTS
 
 METRICS = ("price", "qty", "size", "bid", "ask")
 HOURS = 72

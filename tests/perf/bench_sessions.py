@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import CaptureSettings, OnViolation
 from sessionlake.integrity.rules import decode_rules
+from sessionlake.settings.model import CaptureSettings, OnViolation
 from sessionlake.silver.fold.pack import BLOCK_MESSAGES, Packer
 from sessionlake.silver.fold.shard import SilverFold
 

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from bench import free_port
 
-from sessionlake.config import KafkaSettings, Settings
-from sessionlake.lab.simulate import Faults, Scenario, generate
-from sessionlake.lab.simulate.sink import produce
-from sessionlake.laptop.broker import down, up
+from sessionlake.local.broker import down, up
+from sessionlake.settings.model import KafkaSettings, Settings
+from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.scenario import Faults, Scenario
+from sessionlake_lab.simulate.sink import produce
 
 SHAPES = {"W1: 500 sessions x 200 rows": (500, 200), "W2: 50,000 sessions x 10 rows": (50_000, 10)}
 

@@ -14,15 +14,16 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import CaptureSettings
 from sessionlake.integrity.rules import decode_rules
-from sessionlake.lab.simulate import Scenario, generate
 from sessionlake.protocol.chunk import read_ipc
+from sessionlake.settings.model import CaptureSettings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.snapshots import snapshots, snapshots_schema
 from sessionlake.silver.tables.weights import since_kept
+from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.scenario import Scenario
 
 CAPTURE = CaptureSettings()
 COLUMNS = CAPTURE.declared

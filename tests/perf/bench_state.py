@@ -23,11 +23,11 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import Settings
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.runtime.spark import spark_session, stop_spark
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.settings.model import Settings
 from sessionlake.silver import job
+from sessionlake.spark.session import spark_session, stop_spark
 
 START = 1_790_000_000_000
 TOPICS = 8

@@ -2,8 +2,8 @@
 
     echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS [verify]
 
-Prints a JSON line a stage and `done`; CPU seconds are this process's and its children's. The stage `fsync` is the part of
-all others in which a thread waits for the disk.
+Prints a JSON line a stage and `done`; CPU seconds are this process's and its children's. The stage `fsync` is
+the part of all others in which a thread waits for the disk.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ START = time.perf_counter()
 import psutil  # noqa: E402 - imports are part of what starting costs
 
 from sessionlake.bronze.job import start as start_bronze  # noqa: E402
-from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings  # noqa: E402
 from sessionlake.gold.job import start as start_gold  # noqa: E402
-from sessionlake.runtime.spark import spark_session  # noqa: E402
+from sessionlake.operations.rebuild.verify import verify  # noqa: E402
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings  # noqa: E402
 from sessionlake.silver.job import start as start_silver  # noqa: E402
 from sessionlake.silver.merge.merger import TableMerger  # noqa: E402
-from sessionlake.silver.rebuild.verify import verify  # noqa: E402
+from sessionlake.spark.session import spark_session  # noqa: E402
 
 
 def main(home: Path, servers: str, *more: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES
+from sessionlake.settings.model import Settings
 from support.lakes import write_rows
 
 QUERIES = Path(__file__).parents[2] / "resources" / "queries"

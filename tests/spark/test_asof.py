@@ -11,22 +11,22 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from sessionlake import cli
-from sessionlake.commands.query import fetch
-from sessionlake.commands.query_as_of import answer_as_of
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.cli import app as cli
+from sessionlake.cli.query import fetch
+from sessionlake.cli.query_as_of import answer_as_of
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.tables import Lake
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.as_of import AsOf
 from sessionlake.silver.tables.snapshots import ROW_KEY
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import plain, truth_of
 from support.lakes import write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
@@ -128,7 +128,7 @@ def call(captured: Captured, monkeypatch: pytest.MonkeyPatch, *words: str) -> Re
     content["capture"] = {"columns": rules.columns, "on_violation": rules.on_violation.value}
     content["silver"] = {"shards": 2}
     config.write_text(yaml.safe_dump(content), encoding="utf-8")
-    monkeypatch.setattr("sessionlake.commands.context.with_spark", None)  # these answers need none
+    monkeypatch.setattr("sessionlake.cli.context.with_spark", None)  # these answers need none
     return CliRunner().invoke(cli.app, ["--config", str(config), *words])
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from sessionlake.bronze.job import counted
-from sessionlake.config import Settings
-from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.names import MESSAGES
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import MESSAGES
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.ledger.entries import OffsetRange
+from sessionlake.settings.model import Settings
 from support.lakes import folder_of
 
 pytestmark = pytest.mark.spark

@@ -18,19 +18,19 @@ import pytest
 from sessionlake.bronze import sources
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.bronze.streamed import _Batch
-from sessionlake.commands.archive import messages_of
-from sessionlake.config import BronzeSettings, CaptureSettings, OnViolation, Settings, load_settings
+from sessionlake.cli.archive import messages_of
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import ERASURES
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import ConfigError, LakeError, LossError, OffsetHoleError
-from sessionlake.forgetting.forget import Forgetting
-from sessionlake.forgetting.journal import Journal
-from sessionlake.kafka_settings import KinesisSettings
-from sessionlake.lake.ledger import Ledger
-from sessionlake.lake.names import ERASURES
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.pipeline import Layer, run_once
+from sessionlake.ledger.entries import Ledger
+from sessionlake.local.signals import StopFlag
+from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.journal import Journal
+from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.protocol.erased import KEY
-from sessionlake.runtime.signals import StopFlag
+from sessionlake.settings.kafka import KinesisSettings
+from sessionlake.settings.model import BronzeSettings, CaptureSettings, OnViolation, Settings, load_settings
 from support import crash_worker
 from support.archives import capture
 from support.lakes import folder_of, rows_of

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import yaml
 
-from sessionlake.config import Integrity, Settings, load_settings
-from sessionlake.lake.names import GOLD, SILVER
-from sessionlake.silver.rebuild.verify import verify
+from sessionlake.delta.schemas.names import GOLD, SILVER
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.settings.model import Integrity, Settings, load_settings
 from sessionlake.streaming.checkpoint import planned
 from spark.test_resharding import arrive, assert_gold_is_exact
 from support.cluster_worker import executors

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.rebuild import rebuild_silver, verify_silver
-from sessionlake.config import CaptureSettings, GoldSettings, ProcessorSettings, Settings
+from sessionlake.cli.rebuild import rebuild_silver, verify_silver
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import AVERAGES, CHANGES, PRODUCTS, ROWS, SNAPSHOTS
 from sessionlake.errors import ConfigError, LakeError
-from sessionlake.forgetting.forget import Forgetting
 from sessionlake.gold import job as gold
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import AVERAGES, CHANGES, PRODUCTS, ROWS, SNAPSHOTS
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer
+from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.pipeline import Layer
+from sessionlake.operations.rebuild.processors import rebuild as rebuild_processor
+from sessionlake.operations.rebuild.replay import REPLAYED, Selection
+from sessionlake.operations.rebuild.silver import Rebuilt, rebuild
+from sessionlake.operations.resharding.reshard import reshard
 from sessionlake.processors import keyed
-from sessionlake.processors.rebuild import rebuild as rebuild_processor
-from sessionlake.resharding.reshard import reshard
-from sessionlake.silver.rebuild.rebuild import Rebuilt, rebuild
-from sessionlake.silver.rebuild.replay import REPLAYED, Selection
+from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
 from sessionlake.streaming.source_columns import other_column
+from sessionlake_lab.truth import KafkaMessage
 from spark.test_processors import KEYED, Counted, counted  # noqa: F401
 from spark.test_silver_law import Pipeline, streams, topic_of
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, rows_of
@@ -60,7 +60,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
                 died.append(name)
                 raise DeathError(name)
 
-        for module in ("silver.rebuild.rebuild", "silver.rebuild.endings", "lake.commit"):
+        for module in ("operations.rebuild.silver", "operations.rebuild.endings", "delta.commit"):
             monkeypatch.setattr(f"sessionlake.{module}.fault_point", fault_point)
         return died
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pyspark.sql.utils import ForeachBatchFunction
 
-from sessionlake.config import CaptureSettings, OnViolation, Settings
-from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.lake.names import SILVER
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import SILVER
+from sessionlake.ledger.entries import LedgerEntry
+from sessionlake.settings.model import CaptureSettings, OnViolation, Settings
 from sessionlake.silver import job
 from sessionlake.streaming import stores
 from sessionlake.streaming.query import LayerQuery

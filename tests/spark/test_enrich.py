@@ -12,16 +12,17 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from sessionlake import cli
-from sessionlake.config import GoldSettings, Settings
+from sessionlake.cli import app as cli
+from sessionlake.delta.commit import replace_rows
+from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import LakeError, MachineError
-from sessionlake.gold import job, recover
+from sessionlake.gold import job
 from sessionlake.gold.declared import tables_of
 from sessionlake.gold.verify import verify_gold
 from sessionlake.history.explain import explain
-from sessionlake.lake.commit import replace_rows
-from sessionlake.lake.names import LOOKUP_FAILURES
+from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
+from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from support.answers import Answer, Rows, answering, rows
 from support.lakes import limit, rows_of
@@ -171,7 +172,7 @@ def test_batches_and_corrections_that_die_at_any_commit_are_made_good(
         feed.write(stream(rng, 20 + 10 * i, 10))
         with monkeypatch.context() as patch:
             dying = Dying(place, 1)
-            patch.setattr("sessionlake.lake.commit.fault_point", dying)
+            patch.setattr("sessionlake.delta.commit.fault_point", dying)
             patch.setattr("sessionlake.gold.references.corrections.fault_point", dying)
             with pytest.raises((MachineError, LakeError), match="power cut"):
                 feed.run()
@@ -222,7 +223,7 @@ def failures(feed: Feed) -> dict[str, tuple[str, int]]:
 def test_a_file_is_put_into_a_reference_table_and_the_command_says_what_gold_has_taken(
     feed: Feed, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("sessionlake.runtime.spark.stop_spark", lambda: None)
+    monkeypatch.setattr("sessionlake.spark.session.stop_spark", lambda: None)
     config = tmp_path / "sessionlake.yml"
     config.write_text(yaml.safe_dump({"home": str(feed.settings.home), "gold": GOLD}))
 

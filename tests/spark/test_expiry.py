@@ -11,18 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.commands import gold as command
-from sessionlake.commands.query import answer, fetch
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import GoldSettings, Settings
+from sessionlake.cli import gold as command
+from sessionlake.cli.query import answer, fetch
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, RULE_EVENTS, RULE_STATUS
 from sessionlake.errors import LakeError, MachineError, NotThereError
-from sessionlake.gold import recover
 from sessionlake.gold.declared import products_of
 from sessionlake.gold.expiry import above, are_above, floors_in
 from sessionlake.gold.query import metrics
 from sessionlake.history.explain import explain
-from sessionlake.lake.names import METRICS_1D, METRICS_1H, METRICS_1M, RULE_EVENTS, RULE_STATUS
-from sessionlake.lake.retained import CLAIM, retained
+from sessionlake.ledger.retained import CLAIM, retained
+from sessionlake.operations.recover import gold as recover
+from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from spark.test_rules import require_exact, write_rules
 from support.lakes import limit, rows_of

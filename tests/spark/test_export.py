@@ -13,13 +13,13 @@ import pyarrow.dataset as ds
 import pytest
 from typer.testing import CliRunner
 
-from sessionlake.cli import app
-from sessionlake.commands.export import point_of, require_there, rows_of, size_of
-from sessionlake.config import Settings
+from sessionlake.cli.app import app
+from sessionlake.cli.export import point_of, require_there, rows_of, size_of
+from sessionlake.delta import export as module
+from sessionlake.delta.export import FileFormat, export
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.lake import export as module
-from sessionlake.lake.export import FileFormat, export
-from sessionlake.lake.tables import Lake
+from sessionlake.settings.model import Settings
 
 TABLE = "bronze.messages"
 TEXTS = ("capture.a", ' say "none",\n ', "", None)
@@ -167,7 +167,7 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
 
 
 def test_a_condition_that_fails_when_it_is_computed_is_told(spark, settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("sessionlake.commands.export.with_spark", lambda _, work: work(spark))
+    monkeypatch.setattr("sessionlake.cli.export.with_spark", lambda _, work: work(spark))
     wrong = ["export", TABLE, str(tmp_path / "o"), "--where", "offset / 0 = 1"]
     result = CliRunner().invoke(app, wrong, env={"SESSIONLAKE_HOME": str(settings.home)})
     assert result.exit_code == 1

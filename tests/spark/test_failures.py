@@ -16,25 +16,25 @@ from typing import Any
 import psutil
 import pytest
 
-from sessionlake import pipeline
-from sessionlake.commands import gold, maintain, rebuild, recover, rules, session, state
-from sessionlake.commands.archive import messages_of
-from sessionlake.commands.export import rows_of
-from sessionlake.commands.forget import forgotten
-from sessionlake.commands.options import Lost
-from sessionlake.commands.query import fetch
-from sessionlake.commands.query_as_of import answer_as_of
-from sessionlake.commands.reshard import reshard_all
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import Settings, load_settings
+from sessionlake.cli import gold, maintain, rebuild, recover, rules, session, state
+from sessionlake.cli.archive import messages_of
+from sessionlake.cli.export import rows_of
+from sessionlake.cli.forget import forgotten
+from sessionlake.cli.options import Lost
+from sessionlake.cli.query import fetch
+from sessionlake.cli.query_as_of import answer_as_of
+from sessionlake.cli.reshard import reshard_all
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, SessionlakeError, UsageError
 from sessionlake.history.explain import explain
+from sessionlake.history.report.page import write_report
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.tables import Lake
-from sessionlake.report.page import write_report
-from sessionlake.silver.rebuild.replay import Selection
+from sessionlake.operations import pipeline
+from sessionlake.operations.rebuild.replay import Selection
+from sessionlake.settings.model import Settings, load_settings
 from sessionlake.streaming.errors import read_at_once
 from support.notebooks import CONFIG, fill
 
@@ -159,7 +159,7 @@ def _data_files(own: Settings) -> list[Path]:
 def _begun(home: Path, *words: str) -> subprocess.Popen[str]:
     given = {key: value for key, value in os.environ.items() if key != "JDK_JAVA_OPTIONS"}
     return subprocess.Popen(
-        [sys.executable, "-c", "from sessionlake.cli import main; main()", *words],
+        [sys.executable, "-c", "from sessionlake.cli.app import main; main()", *words],
         env=given | {"SESSIONLAKE_HOME": str(home)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip

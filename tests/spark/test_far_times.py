@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Settings, SilverSettings
-from sessionlake.gold import job as gold
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.verify import verify_gold
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.lake.names import (
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
     LEDGER,
     MESSAGES,
 )
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.gold import job as gold
+from sessionlake.gold.declared import tables_of
+from sessionlake.gold.verify import verify_gold
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.verify import verify
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, write_bronze
 from support.streams import NO_TIME, START, YEAR_10000
 

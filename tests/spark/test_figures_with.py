@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.query import fetch
-from sessionlake.config import GoldSettings, Settings
+from sessionlake.cli.query import fetch
+from sessionlake.delta.schemas.names import METRICS_1M
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.declared import tables_of
 from sessionlake.history.explain import explain
-from sessionlake.lake.names import METRICS_1M
+from sessionlake.operations.rebuild.endings import reset_gold
 from sessionlake.protocol.types import Row
-from sessionlake.silver.rebuild.endings import reset_gold
+from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Feed, change
 from support.lakes import rows_of
 

@@ -12,15 +12,16 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from sessionlake.config import GoldSettings, Settings, load_settings
+from sessionlake.delta.schemas.definition import APPEND_ONLY
+from sessionlake.delta.schemas.names import GOLD as LAYER
+from sessionlake.delta.schemas.names import LATE_POINTS, LEDGER
 from sessionlake.errors import LakeError, MachineError
-from sessionlake.gold import job, recover
+from sessionlake.gold import job
 from sessionlake.gold.declared import products_of
 from sessionlake.gold.verify import verify_gold
-from sessionlake.lake.names import GOLD as LAYER
-from sessionlake.lake.names import LATE_POINTS, LEDGER
-from sessionlake.lake.table_schema import APPEND_ONLY
-from sessionlake.runtime.frames import as_frame
+from sessionlake.operations.recover import gold as recover
+from sessionlake.settings.model import GoldSettings, Settings, load_settings
+from sessionlake.spark.frames import as_frame
 from spark.test_gold import CHANGES, SECOND, Change, Dying, Feed, change
 from support.crashes import Death, die, run
 from support.lakes import limit, rows_of
@@ -114,7 +115,7 @@ def test_any_batches_and_deaths_append_each_final_row_once_and_it_stays(
         feed.write(changes[end - 80 : end])
         for place in places:
             with monkeypatch.context() as patch:
-                patch.setattr("sessionlake.lake.commit.fault_point", Dying(place, 1))
+                patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
                 with pytest.raises(MachineError, match="power cut"):
                     feed.run()
         with monkeypatch.context() as patch:
@@ -182,7 +183,7 @@ def test_within_a_version_that_is_read_in_parts_nothing_is_final_before_its_end(
         write_in_files(feed, changes[end - 120 : end])
         for nth in (3, 2) if number else ():  # what is known of a part that was read is known after a death, too
             with monkeypatch.context() as patch:
-                patch.setattr("sessionlake.lake.commit.fault_point", Dying("before:gold.metrics_1m", nth))
+                patch.setattr("sessionlake.delta.commit.fault_point", Dying("before:gold.metrics_1m", nth))
                 with pytest.raises(MachineError, match="power cut"):
                     feed.run()
             assert appended(feed) == by_hand(changes[:120])

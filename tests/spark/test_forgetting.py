@@ -16,24 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.commands.forget import _claimed
-from sessionlake.commands.gold import verify as verify_gold
-from sessionlake.commands.maintain import maintain, maintain_once
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
-from sessionlake.errors import ClaimedError, LakeError, UsageError
-from sessionlake.forgetting import rows
-from sessionlake.forgetting.forget import Forgetting
-from sessionlake.forgetting.journal import Journal
-from sessionlake.forgetting.receipt import _columns_with, remains
-from sessionlake.forgetting.search import search
-from sessionlake.gold import job as gold
-from sessionlake.gold.declared import schemas_of
-from sessionlake.history.trace import decoded
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.erasures import Erasure, erasures, hashed, store
-from sessionlake.lake.ledger import Ledger, LedgerEntry
-from sessionlake.lake.names import (
+from sessionlake.cli.forget import _claimed
+from sessionlake.cli.gold import verify as verify_gold
+from sessionlake.cli.maintain import maintain, maintain_once
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.schemas.names import (
     AVERAGES,
     CHANGES,
     CUTS,
@@ -49,18 +38,29 @@ from sessionlake.lake.names import (
     SESSIONS,
     SNAPSHOTS,
 )
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.table_schema import DELETION_VECTORS
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import REBUILD, Txn
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.txn import REBUILD, Txn
+from sessionlake.errors import ClaimedError, LakeError, UsageError
+from sessionlake.gold import job as gold
+from sessionlake.gold.declared import schemas_of
+from sessionlake.history.trace import decoded
+from sessionlake.ledger.entries import Ledger, LedgerEntry
+from sessionlake.ledger.erasures import Erasure, erasures, hashed, store
+from sessionlake.operations.forgetting import rows
+from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.journal import Journal
+from sessionlake.operations.forgetting.receipt import _columns_with, remains
+from sessionlake.operations.forgetting.search import search
+from sessionlake.operations.rebuild.processors import made_beside
+from sessionlake.operations.rebuild.verify import verify
 from sessionlake.processors import job as processors
-from sessionlake.processors.rebuild import made_beside
 from sessionlake.protocol.erased import KEY
+from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
-from sessionlake.silver.rebuild.verify import verify
 from sessionlake.streaming.aside import asking
 from sessionlake.streaming.carried import Files, rows_in
 from sessionlake.streaming.losses import gone_rows, refuse_lost_rows
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import rows_of, write_bronze, write_rows
 from support.layers import run_layers
 
@@ -226,7 +226,7 @@ def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
             raise DiedError
 
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.silver.rebuild.endings.fault_point", dying)
+        patch.setattr("sessionlake.operations.rebuild.endings.fault_point", dying)
         with pytest.raises(DiedError):
             Forgetting(spark, settings)._reset_gold(died)
     assert not checkpoint.exists()
@@ -321,8 +321,9 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
             raise DiedError
 
     with monkeypatch.context() as patch:
-        for module in ("forgetting.journal", "lake.commit", "silver.handover", "silver.rebuild.endings"):
-            patch.setattr(f"sessionlake.{module}.fault_point", dying)
+        own = ("operations.forgetting.journal", "operations.rebuild.endings")
+        for name in ("delta.commit", "streaming.handover", *own):
+            patch.setattr(f"sessionlake.{name}.fault_point", dying)
         while "after:forget:bronze" not in died:
             with pytest.raises(DiedError):
                 Forgetting(spark, settings).run(GONE)

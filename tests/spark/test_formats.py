@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import CaptureSettings, OnViolation, Settings, SilverSettings
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, RegistryError
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.tables import Lake
+from sessionlake.settings.model import CaptureSettings, OnViolation, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import rows_of, write_bronze
 from support.payloads import avro_schema, datum_of, header, serving
 

@@ -15,24 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.commands.explain import show_explained
-from sessionlake.commands.query import fetch
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import GoldSettings, Settings
-from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
-from sessionlake.gold import job, recover
-from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.declared import averages_of, products_of, tables_of
-from sessionlake.gold.figures_with import create_figures_with
-from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.query import metrics
-from sessionlake.gold.verify import verify_gold
-from sessionlake.gold_settings import AverageSettings, ProductSettings
-from sessionlake.history.explain import Offsets, explain
-from sessionlake.lake.commit import empty, remove_rows
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.ledger import Ledger, LedgerEntry
-from sessionlake.lake.names import (
+from sessionlake.cli.explain import show_explained
+from sessionlake.cli.query import fetch
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.commit import empty, remove_rows
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
     AVERAGES,
     LATE_POINTS,
     LEDGER,
@@ -44,10 +33,22 @@ from sessionlake.lake.names import (
     SENSOR_AVERAGES,
     SILVER,
 )
-from sessionlake.lake.retained import LIMITS, Retained, expired, note
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
+from sessionlake.gold import job
+from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.declared import averages_of, products_of, tables_of
+from sessionlake.gold.figures_with import create_figures_with
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.query import metrics
+from sessionlake.gold.verify import verify_gold
+from sessionlake.history.explain import Offsets, explain
+from sessionlake.ledger.entries import Ledger, LedgerEntry
+from sessionlake.ledger.retained import LIMITS, Retained, expired, note
+from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
+from sessionlake.settings.gold import AverageSettings, ProductSettings
+from sessionlake.settings.model import GoldSettings, Settings
 from sessionlake.streaming.carried import Files
 from support.checkpoints import lose_last_commit
 from support.lakes import limit, rows_of, write_rows
@@ -261,7 +262,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
         limit(monkeypatch, inline_bytes=inline)
         for place, nth in places:
             with monkeypatch.context() as patch:
-                patch.setattr("sessionlake.lake.commit.fault_point", Dying(place, nth))
+                patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, nth))
                 with pytest.raises(MachineError, match="power cut"):
                     feed.run()
         feed.run()

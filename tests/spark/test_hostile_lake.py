@@ -18,13 +18,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sessionlake import cli
-from sessionlake.commands.explain import show_explained
-from sessionlake.commands.query import answer
-from sessionlake.commands.show import OutputFormat
-from sessionlake.commands.state import show_session_state
-from sessionlake.config import load_settings
-from sessionlake.lab.truth import KafkaMessage
+from sessionlake.cli import app as cli
+from sessionlake.cli.explain import show_explained
+from sessionlake.cli.query import answer
+from sessionlake.cli.show import OutputFormat
+from sessionlake.cli.state import show_session_state
+from sessionlake.settings.model import load_settings
+from sessionlake_lab.truth import KafkaMessage
 from support.notebooks import CONFIG, fill_with
 
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -108,7 +108,7 @@ def home(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(home: Path, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "sessionlake.runtime.spark.stop_spark", lambda: None
+        "sessionlake.spark.session.stop_spark", lambda: None
     )  # doctor stops Spark, which these tests share
     rules = [{"name": "r", "when": f"price > 1 and status = '{TEXT}'"}]
     (tmp_path / "rules.yml").write_text(json.dumps({"rules": rules}))

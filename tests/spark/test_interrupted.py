@@ -13,26 +13,27 @@ from typing import Any, TypeVar
 
 import pytest
 
-from sessionlake.commands import gold as gold_commands
-from sessionlake.commands.options import Lost
-from sessionlake.commands.recover import recover
-from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.cli import gold as gold_commands
+from sessionlake.cli.options import Lost
+from sessionlake.cli.recover import recover
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, ERASURES
 from sessionlake.errors import LakeError, LossError, SessionlakeError, UsageError
-from sessionlake.forgetting.forget import Forgetting
-from sessionlake.forgetting.journal import Journal as ForgetJournal
 from sessionlake.gold import job as gold
-from sessionlake.lake.erasures import erasures
-from sessionlake.lake.names import CHANGES, ERASURES
-from sessionlake.lake.tables import Lake
+from sessionlake.ledger.erasures import erasures
+from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.journal import Journal as ForgetJournal
+from sessionlake.operations.rebuild import processors as processor_rebuild
+from sessionlake.operations.rebuild import silver as silver_rebuild
+from sessionlake.operations.rebuild.replay import REPLAYED
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.resharding import reshard as resharding
+from sessionlake.operations.resharding.journal import Journal as ReshardJournal
+from sessionlake.operations.resharding.layers import present
 from sessionlake.processors import job as processors
-from sessionlake.processors import rebuild as processor_rebuild
-from sessionlake.resharding import reshard as resharding
-from sessionlake.resharding.journal import Journal as ReshardJournal
-from sessionlake.resharding.layers import present
-from sessionlake.silver import handover, job
-from sessionlake.silver.rebuild import rebuild as silver_rebuild
-from sessionlake.silver.rebuild.replay import REPLAYED
-from sessionlake.silver.rebuild.verify import verify
+from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.silver import job
+from sessionlake.streaming import handover
 from sessionlake.streaming.guards import forget_journal, rebuild_journal, reshard_journal
 from spark.test_forgetting import GONE, OTHERS, TOPIC, run, stream
 from support.lakes import rows_of
@@ -40,8 +41,8 @@ from support.lakes import rows_of
 T = TypeVar("T")
 PROCESSOR = "processor-top"
 MODULES = (
-    "forgetting.journal", "lake.commit", "silver.handover", "silver.rebuild.endings", "silver.rebuild.rebuild",
-    "processors.rebuild", "resharding.reshard",
+    "delta.commit", "operations.forgetting.journal", "operations.rebuild.endings", "operations.rebuild.processors",
+    "operations.rebuild.silver", "operations.resharding.reshard", "streaming.handover",
 )  # fmt: skip
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]

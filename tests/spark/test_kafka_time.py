@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
 from sessionlake.history.asof import session_as_of
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.tables import Lake
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.verify import verify
 from sessionlake.silver.stream_times import stored_times
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze
 from support.streams import (
     COLUMNS,

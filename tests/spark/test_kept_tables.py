@@ -11,21 +11,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.commands.query import fetch
-from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.cli.query import fetch
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CUTS, SNAPSHOT_INDEX, SNAPSHOTS
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError
 from sessionlake.history.asof import session_as_of
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.lake.names import CUTS, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
+from sessionlake.ledger.entries import LedgerEntry
+from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.silver import job
 from sessionlake.silver.job import OnBatch
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.rebuild import rebuild
-from sessionlake.silver.rebuild.verify import verify
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, ROW_KEY
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import plain, truth_of
 from support.lakes import assert_silver_is_the_truth, limit, write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut

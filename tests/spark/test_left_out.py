@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands import gold as commands
-from sessionlake.config import GoldSettings, Settings
+from sessionlake.cli import gold as commands
+from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
 from sessionlake.errors import LakeError, LossError, MachineError
-from sessionlake.gold import job, recover
+from sessionlake.gold import job
 from sessionlake.gold.declared import products_of
-from sessionlake.gold_settings import AverageSettings, ProductSettings
-from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
-from sessionlake.lake.retained import Retained, note
+from sessionlake.ledger.retained import Retained, note
+from sessionlake.operations.recover import gold as recover
+from sessionlake.settings.gold import AverageSettings, ProductSettings
+from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from support.lakes import folder_of
 
@@ -115,11 +116,11 @@ def test_gold_that_died_as_it_was_emptied_twice_is_emptied_before_it_begins(
     feed.write([change("s", "r", i, i * SECOND, **values) for i in range(5)])
     recover.empty(feed.spark, feed.settings)
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.lake.commit.fault_point", Dying(f"before:{LEDGER}", 1))
+        patch.setattr("sessionlake.delta.commit.fault_point", Dying(f"before:{LEDGER}", 1))
         with pytest.raises(MachineError, match="power cut"):
             feed.run()
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.silver.rebuild.endings.fault_point", Dying(place, 1))
+        patch.setattr("sessionlake.operations.rebuild.endings.fault_point", Dying(place, 1))
         with pytest.raises(MachineError, match="power cut"):
             recover.empty(feed.spark, feed.settings)
     with pytest.raises(LossError, match="is new, but the gold tables already hold data"):

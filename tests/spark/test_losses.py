@@ -15,18 +15,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from sessionlake.commands import doctor
-from sessionlake.commands.doctor import Level
-from sessionlake.commands.options import Lost
-from sessionlake.commands.recover import recover
-from sessionlake.config import Settings
-from sessionlake.errors import LakeError, LossError
-from sessionlake.gold import job as gold
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake import positions
-from sessionlake.lake.books import Books
-from sessionlake.lake.ledger import RECOVERED, Ledger, LedgerEntry, TableOutput
-from sessionlake.lake.names import (
+from sessionlake.cli import doctor
+from sessionlake.cli.doctor import Level
+from sessionlake.cli.options import Lost
+from sessionlake.cli.recover import recover
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
     AVERAGES,
     CHANGES,
     DECISIONS,
@@ -46,15 +40,21 @@ from sessionlake.lake.names import (
     SILVER,
     TOPICS,
 )
-from sessionlake.lake.progress import ends
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.pipeline import Layer, run_once
-from sessionlake.silver import handover
-from sessionlake.silver.rebuild.rebuild import rebuild
-from sessionlake.silver.rebuild.replay import REPLAYED
-from sessionlake.silver.rebuild.verify import verify
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError, LossError
+from sessionlake.gold import job as gold
+from sessionlake.ledger import positions
+from sessionlake.ledger.books import Books
+from sessionlake.ledger.entries import RECOVERED, Ledger, LedgerEntry, TableOutput
+from sessionlake.ledger.progress import ends
+from sessionlake.operations.pipeline import Layer, run_once
+from sessionlake.operations.rebuild.replay import REPLAYED
+from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.settings.model import Settings
+from sessionlake.streaming import handover
 from sessionlake.streaming.losses import refuse_lost_rows, refuse_set_back, refuse_unreadable
+from sessionlake_lab.truth import KafkaMessage
 from spark.test_silver_law import Pipeline, streams
 from support.clocks import set_clock_back
 from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of, write_rows
@@ -256,7 +256,7 @@ def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
 
 
 def test_over_a_home_doctor_needs_no_spark(run: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sessionlake.runtime.spark.spark_session", power_cut)
+    monkeypatch.setattr("sessionlake.spark.session.spark_session", power_cut)
     assert faults(run.settings) == set()
     next(folder_of(run.lake, MESSAGES).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"files"}
@@ -274,7 +274,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     next(folder_of(run.lake, METRICS_1M).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"states", "files"}
     with monkeypatch.context() as dying:
-        dying.setattr("sessionlake.silver.rebuild.endings.empty", power_cut)
+        dying.setattr("sessionlake.operations.rebuild.endings.empty", power_cut)
         with pytest.raises(PowerCutError):
             recovered(run, Lost.GOLD)
     with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):

@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sessionlake.commands.maintain import COLUMNS, maintain_once
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import MaintainSettings, Settings
-from sessionlake.errors import LakeError, UsageError
-from sessionlake.lake import catalog, positions, tiers
-from sessionlake.lake.commit import append, merge
-from sessionlake.lake.faults import VARIABLE
-from sessionlake.lake.names import (
+from sessionlake.cli.maintain import COLUMNS, maintain_once
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.catalog import storage as catalog
+from sessionlake.delta.commit import append, merge
+from sessionlake.delta.folders.table_files import live, opened
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import DELETION_VECTORS, RETENTION
+from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
     EVENTS,
@@ -40,15 +40,17 @@ from sessionlake.lake.names import (
     SESSIONS,
     SILVER,
 )
-from sessionlake.lake.positions import require_true
-from sessionlake.lake.storage import writing
-from sessionlake.lake.table_files import live, opened
-from sessionlake.lake.table_schema import DELETION_VECTORS, RETENTION
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upkeep import Kept
-from sessionlake.lake.upsert import Upsert
-from sessionlake.maintenance import Maintained, Maintenance, Reader, readers
+from sessionlake.delta.storage import tiers
+from sessionlake.delta.storage.faults import VARIABLE
+from sessionlake.delta.storage.interface import writing
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.ledger import positions
+from sessionlake.ledger.positions import require_true
+from sessionlake.operations.maintenance import Maintained, Maintenance, Reader, readers
+from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from spark.test_silver_law import TABLES, Pipeline, streams
@@ -213,7 +215,7 @@ def test_a_stream_that_has_read_everything_starts_again_though_all_is_older_than
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark asks for the files of the last batch once more as it starts."""
-    monkeypatch.setattr("sessionlake.maintenance.Kept", lambda _, since, __: Kept(timedelta(0), since))
+    monkeypatch.setattr("sessionlake.operations.maintenance.Kept", lambda _, since, __: Kept(timedelta(0), since))
     pipeline, batches = Pipeline(spark, {"home": settings.home}), list(streams(seeds=1))[:3]
     pipeline.arrive(batches[0])
     pipeline.stream()
@@ -424,8 +426,8 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
     lake.ensure(spark, [EVENTS])
     append_events(lake, 50)
     script = (
-        "import sys; from pathlib import Path; from sessionlake.config import Settings;"
-        "from sessionlake.lake.folders import Folders;"
+        "import sys; from pathlib import Path; from sessionlake.settings.model import Settings;"
+        "from sessionlake.delta.folders.storage import Folders;"
         f"Folders(Settings(home=Path(sys.argv[1]))).compact(None, {EVENTS!r})"
     )
     folder = folder_of(lake, EVENTS)

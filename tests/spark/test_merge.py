@@ -13,17 +13,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.config import Settings
-from sessionlake.lake.commit import append, merge
-from sessionlake.lake.names import LEDGER, METRICS_1M, SESSIONS
-from sessionlake.lake.reading import TooLargeError, among
-from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.delta.commit import append, merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER, METRICS_1M, SESSIONS
+from sessionlake.delta.storage.reading import TooLargeError, among
+from sessionlake.delta.storage.spark_reader import SparkReader
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
-from sessionlake.runtime.frames import as_frame
-from sessionlake.runtime.interpreted import conf
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import as_frame
+from sessionlake.spark.interpreted import conf
 from support.lakes import folder_of, limit, rows_of
 
 KEYS = ("topic", "window_start")
@@ -67,7 +67,7 @@ def test_a_merge_does_the_same_by_every_engine(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, engine: str, rewritten: int, named: int
 ) -> None:
     limit(monkeypatch, rewritten_rows=rewritten)
-    monkeypatch.setattr("sessionlake.lake.spark_merge._NAMED", named)
+    monkeypatch.setattr("sessionlake.delta.storage.spark_merge._NAMED", named)
     lake = Lake(Settings(**location))
     lake.ensure(spark, [METRICS_1M])
     upsert = Upsert(KEYS, ("points",), bounded=KEYS[1:], deletes=True)

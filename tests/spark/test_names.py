@@ -17,28 +17,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sessionlake.commands import gold as gold_commands
-from sessionlake.commands.query import fetch
-from sessionlake.commands.rebuild import verify_silver
-from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings, TopicRule
+from sessionlake.cli import gold as gold_commands
+from sessionlake.cli.query import fetch
+from sessionlake.cli.rebuild import verify_silver
+from sessionlake.delta.commit import replace_rows
+from sessionlake.delta.export import FileFormat, export
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, ROWS
 from sessionlake.gold.figures_with import create_figures_with
 from sessionlake.gold.views import create_quality_since, create_views
-from sessionlake.gold_settings import AggregateKind, GoldSettings
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.commit import replace_rows
-from sessionlake.lake.export import FileFormat, export
-from sessionlake.lake.names import CHANGES, ROWS
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer, run_once
+from sessionlake.operations.pipeline import Layer, run_once
+from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.processors.difference import difference
 from sessionlake.protocol.columns import PUBLISHED
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import Messages
 from sessionlake.publish.outlets import outlet_of
+from sessionlake.settings.gold import AggregateKind, GoldSettings
+from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings, TopicRule
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, limit, rows_of, write_bronze
 from support.named_processors import NAMES as WRITTEN
 from support.named_processors import TEXTS, TIME

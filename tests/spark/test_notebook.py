@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from sessionlake.commands.remote_tables import LAST_HOUR
-from sessionlake.commands.sql_names import renamed
-from sessionlake.config import Settings, load_settings
+from sessionlake.cli.remote_tables import LAST_HOUR
+from sessionlake.cli.sql_names import renamed
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import NotThereError
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.tables import Lake
 from sessionlake.notebook.jupyter import as_jupyter, main
+from sessionlake.settings.model import Settings, load_settings
 from support.lakes import folder_of
 from support.notebooks import CONFIG, NOTEBOOKS, fill, require_true, run_all
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands import rules
-from sessionlake.commands.query import fetch
-from sessionlake.config import GoldSettings, Settings
+from sessionlake.cli import rules
+from sessionlake.cli.query import fetch
+from sessionlake.delta.schemas.names import AVERAGES, CHANGES, RULE_EVENTS, SENSOR_AVERAGES
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.declared import tables_of
 from sessionlake.gold.rules.document import read_file
 from sessionlake.gold.verify import verify_gold
 from sessionlake.history.explain import explain
-from sessionlake.lake.names import AVERAGES, CHANGES, RULE_EVENTS, SENSOR_AVERAGES
 from sessionlake.protocol.types import Row
+from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Feed
 from support.lakes import limit, rows_of, write_rows
 

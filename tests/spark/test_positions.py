@@ -10,23 +10,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.config import Settings
+from sessionlake.delta.folders import reader as folder_reader
+from sessionlake.delta.folders.reader import FolderReader
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER, POSITIONS
+from sessionlake.delta.storage.spark_reader import SparkReader
+from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.history import status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
-from sessionlake.lake import folder_reader
-from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.ledger import Ledger, LedgerEntry
-from sessionlake.lake.names import LEDGER, POSITIONS
-from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.positions import advance, require_true
-from sessionlake.lake.progress import batches_after, covering, has_taken_in, last_batch, last_merged
-from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import REBUILD, Txn
-from sessionlake.maintenance import Maintenance
+from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.entries import Ledger, LedgerEntry
+from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.ledger.positions import advance, require_true
+from sessionlake.ledger.progress import batches_after, covering, has_taken_in, last_batch, last_merged
+from sessionlake.operations.maintenance import Maintenance
+from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import _followed
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from support.clocks import set_clock_back
@@ -112,7 +112,7 @@ def test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same(
     spark: Any, lake: Lake, read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "kafka_ends", lambda _: None)
-    monkeypatch.setattr("sessionlake.lake.progress._REACHES", (timedelta(minutes=5), timedelta(minutes=20)))
+    monkeypatch.setattr("sessionlake.ledger.progress._REACHES", (timedelta(minutes=5), timedelta(minutes=20)))
     whole = {name: answer() for name, answer in asked(spark, lake).items()}
     assert whole["offsets"]["capture.a", 3] == LAST * 10 + 9
     (done,) = Maintenance(spark, lake.settings).once(LEDGER)
@@ -135,7 +135,7 @@ def test_sums_go_on_from_sums_and_are_those_of_all(spark: Any, lake: Lake, monke
     assert sum(row["batches"] for row in reader.rows(POSITIONS)) == ENTRIES + 900 - LATE - 1
     assert require_true(reader)
     late = LedgerEntry("gold", Txn("by a clock set back", 0), "x", NOON)
-    monkeypatch.setattr("sessionlake.lake.ledger.datetime", Clock)
+    monkeypatch.setattr("sessionlake.ledger.entries.datetime", Clock)
     Ledger(lake).write(spark, late)
     assert not Books(reader).in_short
     assert last_batch(reader, "gold", "by a clock set back") == 0

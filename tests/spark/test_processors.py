@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands import doctor
-from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.cli import doctor
+from sessionlake.delta.folders import removal as folder_removal
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, ROWS
 from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, LossError, ProcessorError
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import Decision
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake import folder_removal
-from sessionlake.lake.names import PROCESSOR_ERRORS, ROWS
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer, run_once
+from sessionlake.operations.pipeline import Layer, run_once
+from sessionlake.operations.rebuild.processors import compared, rebuild
 from sessionlake.processors import keyed
-from sessionlake.processors.rebuild import compared, rebuild
 from sessionlake.protocol.types import Row
+from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver.decisions import decide, stopped_at
+from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.clocks import set_clock_back
 from support.lakes import folder_of, rows_of, write_bronze, write_rows
@@ -221,7 +221,9 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     assert (changed.key, changed.before["seen"], changed.after["seen"]) == (one, 1, 11)  # type: ignore[index]
     assert counted.rows() == stored
 
-    monkeypatch.setattr("sessionlake.processors.rebuild.fault_point", _dies_at("after:publish:silver.counted"))
+    monkeypatch.setattr(
+        "sessionlake.operations.rebuild.processors.fault_point", _dies_at("after:publish:silver.counted")
+    )
     with pytest.raises(_DeathError):
         rebuild(counted.spark, counted.settings, "counted")
     refused = "was interrupted while .* run `sessionlake rebuild processor:counted`"
@@ -274,7 +276,7 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
     )
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.processors.rebuild.fault_point", _dies_at("after:publish:silver.counted"))
+        patch.setattr("sessionlake.operations.rebuild.processors.fault_point", _dies_at("after:publish:silver.counted"))
         with pytest.raises(_DeathError):
             rebuild(counted.spark, counted.settings, "counted")
     compared(counted.spark, counted.settings, "other")
@@ -289,7 +291,7 @@ def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
     counted.use("counted_v1", on_error="record")
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.lake.ledger.Ledger.write", _power_cut)
+        patch.setattr("sessionlake.ledger.entries.Ledger.write", _power_cut)
         with pytest.raises(LakeError, match="the power fails"):
             counted.run()
     assert (len(counted.errors()), counted.ledger()) == (1, [])

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands import gold, processors
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.cli import gold, processors
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared import schemas_of
-from sessionlake.gold_settings import GoldSettings
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.table_schema import TableSchema, Writes
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
-from sessionlake.pipeline import Layer, run_once
+from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.processors.output import HEAD
-from sessionlake.runtime.frames import as_frame
+from sessionlake.settings.gold import GoldSettings
+from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.spark.frames import as_frame
+from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.lakes import rows_of, write_bronze, write_rows
 

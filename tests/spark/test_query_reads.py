@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.commands.query import fetch
-from sessionlake.commands.query_as_of import answer_as_of
-from sessionlake.commands.remote_tables import require_reading
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import Settings
+from sessionlake.cli.query import fetch
+from sessionlake.cli.query_as_of import answer_as_of
+from sessionlake.cli.remote_tables import require_reading
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import UsageError
-from sessionlake.lake.tables import Lake
-from sessionlake.runtime.reading_plan import reads_of, require_condition
-from sessionlake.runtime.sql_functions import SAFE_FUNCTIONS, WHO
+from sessionlake.settings.model import Settings
+from sessionlake.spark.reading_plan import reads_of, require_condition
+from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
 
 S, Q = "silver.sessions", "silver.quarantine"
 FORMATS = ("csv", "json", "parquet", "delta", "binaryFile", "text", "orc", "avro", "xml")

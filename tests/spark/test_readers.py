@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from sessionlake.config import Settings
-from sessionlake.lake import tiers
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.table_files import opened
-from sessionlake.lake.table_schema import DELETION_VECTORS
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upkeep import Kept
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders.table_files import opened
+from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.storage import tiers
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.settings.model import Settings
 from support.table_life import SCHEMA, TABLE, YOUNGER, Life, comparable
 
 COLUMNS = [*SCHEMA.names, YOUNGER]

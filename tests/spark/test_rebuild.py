@@ -11,8 +11,23 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.query import fetch
-from sessionlake.config import (
+from sessionlake.cli.query import fetch
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, LEDGER, RULE_EVENTS
+from sessionlake.delta.schemas.names import RULES as RULES_TABLE
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold import job as gold
+from sessionlake.gold.declared import tables_of
+from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.verify import verify_gold
+from sessionlake.history.state import stats_of
+from sessionlake.integrity.state import ShardState
+from sessionlake.operations.rebuild.compare_states import VerifiedStates, compare_states
+from sessionlake.operations.rebuild.replay import Selection
+from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.settings.model import (
     CaptureSettings,
     GoldSettings,
     Integrity,
@@ -21,26 +36,12 @@ from sessionlake.config import (
     SilverSettings,
     TopicRule,
 )
-from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold import job as gold
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.enrich.table import Enriched
-from sessionlake.gold.verify import verify_gold
-from sessionlake.history.state import stats_of
-from sessionlake.integrity.state import ShardState
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import CHANGES, LEDGER, RULE_EVENTS
-from sessionlake.lake.names import RULES as RULES_TABLE
-from sessionlake.lake.tables import Lake
-from sessionlake.protocol.arrow import parts_of_key
-from sessionlake.silver import handover, job
+from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.compare_states import VerifiedStates, compare_states
-from sessionlake.silver.rebuild.rebuild import rebuild
-from sessionlake.silver.rebuild.replay import Selection
-from sessionlake.silver.rebuild.verify import verify
 from sessionlake.silver.states import last_batches, shard_states, state_frame
+from sessionlake.streaming import handover
 from sessionlake.streaming.guards import committing
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze, write_rows
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
@@ -220,7 +221,7 @@ def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tupl
     assert compare_states(spark, other, honest).skipped == "they are of 3 shards, and silver.shards is 5"
     batch, last = last_batches(spark, settings)
     with pytest.MonkeyPatch.context() as patch:  # as where a stream has died before its checkpoint
-        patch.setattr("sessionlake.silver.rebuild.compare_states.last_batches", lambda *_: (batch, last + 1))
+        patch.setattr("sessionlake.operations.rebuild.compare_states.last_batches", lambda *_: (batch, last + 1))
         skipped = compare_states(spark, settings, honest).skipped
     assert (
         skipped

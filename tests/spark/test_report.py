@@ -8,14 +8,14 @@ from operator import eq
 import pyarrow as pa
 import pytest
 
-from sessionlake.lake.names import SESSIONS
-from sessionlake.lake.reading import TableSize
-from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.table_schema import DELETION_VECTORS
-from sessionlake.lake.tables import Lake
-from sessionlake.report.contents import contents_of
-from sessionlake.report.page import page
-from sessionlake.runtime.frames import as_frame
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.schemas.names import SESSIONS
+from sessionlake.delta.storage.reading import TableSize
+from sessionlake.delta.storage.spark_reader import SparkReader
+from sessionlake.history.report.contents import contents_of
+from sessionlake.history.report.page import page
+from sessionlake.spark.frames import as_frame
 from support.lakes import folder_of
 from support.ledgers import NOON
 from support.reports import fill

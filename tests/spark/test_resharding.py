@@ -12,8 +12,23 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.reshard import reshard_all
-from sessionlake.config import (
+from sessionlake.cli.reshard import reshard_all
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
+from sessionlake.errors import ClaimedError, LakeError, UsageError
+from sessionlake.gold import job as gold
+from sessionlake.gold.declared import averages_of, tables_of
+from sessionlake.gold.fold.state import GoldShardState, decode_states
+from sessionlake.gold.verify import verify_gold
+from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.rebuild.processors import compared
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.recover import gold as recover
+from sessionlake.operations.resharding.journal import Journal
+from sessionlake.operations.resharding.layers import layers_of, present
+from sessionlake.operations.resharding.reshard import reshard
+from sessionlake.processors import job as processors
+from sessionlake.settings.model import (
     CaptureSettings,
     GoldSettings,
     Integrity,
@@ -23,25 +38,11 @@ from sessionlake.config import (
     SilverSettings,
     TopicRule,
 )
-from sessionlake.errors import ClaimedError, LakeError, UsageError
-from sessionlake.gold import job as gold
-from sessionlake.gold import recover
-from sessionlake.gold.declared import averages_of, tables_of
-from sessionlake.gold.fold.state import GoldShardState, decode_states
-from sessionlake.gold.verify import verify_gold
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer, claimed
-from sessionlake.processors import job as processors
-from sessionlake.processors.rebuild import compared
-from sessionlake.resharding.journal import Journal
-from sessionlake.resharding.layers import layers_of, present
-from sessionlake.resharding.reshard import reshard
-from sessionlake.silver import handover, job
+from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.verify import verify
 from sessionlake.silver.states import shard_of, state_frame
+from sessionlake.streaming import handover
+from sessionlake_lab.truth import KafkaMessage
 from spark.test_gold import SECOND, Feed, change
 from support.checkpoints import lose_last_commit
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze
@@ -269,7 +270,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
     for number, batch in ((2, second), (5, third)):  # gathered, then spread; of a handover's states, too
         other = of_shards(settings, number, number)
         with monkeypatch.context() as patch:
-            for module in ("silver.handover", "resharding.reshard"):
+            for module in ("streaming.handover", "operations.resharding.reshard"):
                 patch.setattr(f"sessionlake.{module}.fault_point", dying)
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):

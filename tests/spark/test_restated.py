@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from sessionlake.delta.schemas.gold import GOLD_TABLES
+from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.restated import breaches
-from sessionlake.lake.gold_schemas import GOLD_TABLES
-from sessionlake.lake.names import RESTATEMENTS
 from sessionlake.protocol.types import Row
 from support.seeds import seeds
 from unit.test_points import BY_SENSOR, BY_SESSION, HOUR, METRICS, Gold, change

@@ -13,29 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.commands import doctor
-from sessionlake.commands.doctor import Level, _as_booked, _contiguous
-from sessionlake.commands.maintain import maintain_once, told
-from sessionlake.commands.options import Lost
-from sessionlake.commands.query import fetch
-from sessionlake.commands.query_as_of import answer_as_of
-from sessionlake.commands.rebuild import verify_silver
-from sessionlake.commands.recover import recover
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
-from sessionlake.errors import LakeError, NotThereError, UsageError
-from sessionlake.forgetting.forget import Forgetting
-from sessionlake.forgetting.rows import clean_books
-from sessionlake.history.asof import find_session, table_as_of
-from sessionlake.history.batch_as_of import as_of_batch
-from sessionlake.history.status import layer_statuses
-from sessionlake.history.trace import trace
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.books import Sums
-from sessionlake.lake.commit import remove_rows
-from sessionlake.lake.commits import Commit
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange
-from sessionlake.lake.names import (
+from sessionlake.cli import doctor
+from sessionlake.cli.doctor import Level, _as_booked, _contiguous
+from sessionlake.cli.maintain import maintain_once, told
+from sessionlake.cli.options import Lost
+from sessionlake.cli.query import fetch
+from sessionlake.cli.query_as_of import answer_as_of
+from sessionlake.cli.rebuild import verify_silver
+from sessionlake.cli.recover import recover
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.commit import remove_rows
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
     BRONZE,
     CHANGES,
     CUTS,
@@ -51,8 +40,17 @@ from sessionlake.lake.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.lake.progress import ends
-from sessionlake.lake.retained import (
+from sessionlake.delta.storage.commits import Commit
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError, NotThereError, UsageError
+from sessionlake.history.asof import find_session, table_as_of
+from sessionlake.history.batch_as_of import as_of_batch
+from sessionlake.history.status import layer_statuses
+from sessionlake.history.trace import trace
+from sessionlake.ledger.books import Sums
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
+from sessionlake.ledger.progress import ends
+from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
     Retained,
@@ -65,23 +63,25 @@ from sessionlake.lake.retained import (
     note,
     retained,
 )
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.maintenance import Maintained
+from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.forgetting.rows import clean_books
+from sessionlake.operations.maintenance import Maintained
+from sessionlake.operations.rebuild.preflight import require_level
+from sessionlake.operations.rebuild.replay import Selection, replay
+from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.retention import by_session
+from sessionlake.operations.retention import removal as module
+from sessionlake.operations.retention.removal import Removed, Retention
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence
-from sessionlake.retention import by_session
-from sessionlake.retention import removal as module
-from sessionlake.retention.removal import Removed, Retention
+from sessionlake.settings.model import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.rebuild.preflight import require_level
-from sessionlake.silver.rebuild.rebuild import rebuild
-from sessionlake.silver.rebuild.replay import Selection, replay
 from sessionlake.silver.stream_times import StreamTimesLog, _of_bronze
 from sessionlake.silver.tables.as_of import AsOf
 from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import truth_of
 from support.lakes import assert_silver_is_the_truth, folder_of, rows_of, write_bronze, write_rows
 from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
@@ -438,7 +438,7 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
             aging.cut(1, CHANGES)
     (first, *_) = moved_last(aging.reader, heads(aging.reader)[CHANGES])["session_id"].to_pylist()
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.forgetting.rows.remove", stop)  # counted, and not yet removed
+        patch.setattr("sessionlake.operations.forgetting.rows.remove", stop)  # counted, and not yet removed
         with pytest.raises(StoppedError):
             Forgetting(spark, aging.settings, shorten=True).run(first)
     assert not heads(aging.reader)[CHANGES].pending

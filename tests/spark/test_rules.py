@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from sessionlake import cli
-from sessionlake.config import GoldSettings, Settings
+from sessionlake.cli import app as cli
+from sessionlake.delta.commit import replace_rows
+from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.errors import MachineError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.verify import verify_gold
-from sessionlake.lake.commit import replace_rows
-from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.protocol.types import Row
+from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from support.lakes import limit, rows_of
 
@@ -110,7 +110,7 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
         feed.write(changes[start : start + 50])
         for place in places[::step]:
             with monkeypatch.context() as patch:
-                patch.setattr("sessionlake.lake.commit.fault_point", Dying(place, 1))
+                patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
                 with pytest.raises(MachineError, match="power cut"):
                     feed.run()
             write_rules(feed, later)
@@ -138,7 +138,7 @@ def test_rules_that_are_to_look_at_all_once_more_do_so_though_the_last_batch_is_
 def test_a_late_point_retracts_and_the_commands_say_what_there_is_and_would_be(
     feed: Feed, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("sessionlake.runtime.spark.stop_spark", lambda: None)
+    monkeypatch.setattr("sessionlake.spark.session.stop_spark", lambda: None)
     feed.write([change("s", "r", 0, 0, price=5.0), change("s", "r", 1, 5 * MINUTE, price=1.0)]).run()
     assert not any(feed.lake.exists(feed.spark, table) for table in RULE_RESULTS)
     file = tmp_path / "rules.yml"

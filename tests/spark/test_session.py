@@ -15,22 +15,22 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from sessionlake.commands.query import fetch
-from sessionlake.config import Settings
-from sessionlake.lake import tables
-from sessionlake.lake.names import EVENTS, RULES
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.jars import cache_folder
-from sessionlake.runtime import frames
-from sessionlake.runtime.frames import as_frame, gathered
-from sessionlake.runtime.spark import spark_session
+from sessionlake.cli.query import fetch
+from sessionlake.delta import lake as tables
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import EVENTS, RULES
+from sessionlake.local.jars import cache_folder
+from sessionlake.settings.model import Settings
+from sessionlake.spark import frames
+from sessionlake.spark.frames import as_frame, gathered
+from sessionlake.spark.session import spark_session
 from support.lakes import write_rows
 
 # Starts a session, says the ids of the processes below it, and then does as the test wants.
 _PROGRAM = """
 import os, sys, time, psutil
-from sessionlake.config import load_settings
-from sessionlake.runtime.spark import spark_session, stop_spark
+from sessionlake.settings.model import load_settings
+from sessionlake.spark.session import spark_session, stop_spark
 begun = time.monotonic()
 spark = spark_session(load_settings(), recording="SESSIONLAKE_CACHE" in os.environ)
 print(time.monotonic() - begun, flush=True)
@@ -146,7 +146,7 @@ def test_only_loopback_is_listened_on(spark):
 
 @pytest.mark.soak
 def test_a_version_that_was_not_tested_is_started_by_pyspark_and_ends_as_well(tmp_path):
-    untested = "from sessionlake.laptop import gateway\ngateway.TESTED_SPARK = ()\n"
+    untested = "from sessionlake.local import gateway\ngateway.TESTED_SPARK = ()\n"
     then = """
 spark.range(3).write.format("delta").save(f"{sys.argv[1]}/t")
 print(spark.read.format("delta").load(f"{sys.argv[1]}/t").count(), spark.conf.get("spark.driver.memory"))
@@ -207,7 +207,7 @@ def test_the_classes_of_one_jvm_are_kept_and_taken_by_the_next(tmp_path):
     for jars in (folder for folder in cache_folder().glob("jars/*") if folder.is_dir()):
         (cache / jars.name).symlink_to(jars)
     then = """
-from sessionlake.laptop.classes import keep, kept
+from sessionlake.local.classes import keep, kept
 options = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
 before = kept()
 keep(spark)
@@ -223,9 +223,9 @@ stop_spark()
 
 _FAIL = """
 import sys
-from sessionlake.config import load_settings
+from sessionlake.settings.model import load_settings
 from sessionlake.errors import SessionlakeError
-from sessionlake.runtime.spark import spark_session
+from sessionlake.spark.session import spark_session
 try:
     spark_session(load_settings())
 except SessionlakeError as error:
@@ -279,7 +279,7 @@ def _talks_to_it(process: psutil.Process) -> bool:
 )
 def test_ctrl_c_while_spark_starts_ends_a_run_at_once_and_its_jvm_too(tmp_path, begun, number):
     process = subprocess.Popen(
-        [sys.executable, "-c", "from sessionlake.cli import main; main()", "run", "silver"],
+        [sys.executable, "-c", "from sessionlake.cli.app import main; main()", "run", "silver"],
         env={k: v for k, v in os.environ.items() if k != "JDK_JAVA_OPTIONS"} | {"SESSIONLAKE_HOME": str(tmp_path)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip

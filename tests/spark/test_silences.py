@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from sessionlake.bronze.silences import Silences
-from sessionlake.config import CaptureSettings, Settings, SilverSettings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import MESSAGES
-from sessionlake.lake.progress import last_merged
-from sessionlake.lake.silences import silences
-from sessionlake.lake.tables import Lake
-from sessionlake.pipeline import Layer, run_once
+from sessionlake.ledger.progress import last_merged
+from sessionlake.ledger.silences import silences
+from sessionlake.operations.pipeline import Layer, run_once
+from sessionlake.operations.rebuild.preflight import require_level
+from sessionlake.operations.rebuild.replay import Selection
+from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.verify import verify
 from sessionlake.protocol.silence import Silence
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.preflight import require_level
-from sessionlake.silver.rebuild.rebuild import rebuild
-from sessionlake.silver.rebuild.replay import Selection
-from sessionlake.silver.rebuild.verify import verify
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, write_bronze
 
 TOPIC, START, HOUR = "capture.a", 1_700_000_000_000, 3_600_000

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.doctor import Level, _session_ids
-from sessionlake.config import CaptureSettings, GoldSettings, OnViolation, Settings, SilverSettings
+from sessionlake.cli.doctor import Level, _session_ids
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import EVENTS, MESSAGES, METRICS_1H, METRICS_1M, ROWS, SENSOR_AVERAGES, SESSIONS
 from sessionlake.gold.declared import tables_of
 from sessionlake.gold.verify import verify_gold
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import EVENTS, MESSAGES, METRICS_1H, METRICS_1M, ROWS, SENSOR_AVERAGES, SESSIONS
-from sessionlake.lake.tables import Lake
-from sessionlake.silver.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.settings.model import CaptureSettings, GoldSettings, OnViolation, Settings, SilverSettings
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, in_order, rows_of, write_bronze
 from support.layers import run_layers
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut

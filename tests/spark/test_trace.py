@@ -17,23 +17,23 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from sessionlake import cli
-from sessionlake.config import CaptureSettings, OnViolation, Settings, SilverSettings
+from sessionlake.cli import app as cli
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.spark_reader import SparkReader
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.lake.names import LEDGER
-from sessionlake.lake.progress import spans
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.runtime.frames import as_frame
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
+from sessionlake.ledger.progress import spans
+from sessionlake.settings.model import CaptureSettings, OnViolation, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.spark.frames import as_frame
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import folder_of, write_bronze
 
 TOPIC, NOW = "capture.a", 1_700_000_000_000

@@ -52,8 +52,8 @@ def attached() -> Any | None:
 def main() -> None:
     """The command line, over the JVM that the environment names."""
     assert attached() is not None, f"{_PORT} names no JVM"
-    from sessionlake import cli
-    from sessionlake.runtime import spark
+    from sessionlake.cli import app as cli
+    from sessionlake.spark import session as spark
 
     spark.stop_spark = lambda: None
     cli.main()

@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sessionlake.config import CaptureSettings, OnViolation, Settings
-from sessionlake.laptop import classes
+from sessionlake.local import classes
+from sessionlake.settings.model import CaptureSettings, OnViolation, Settings
 
 JAVA_OPTIONS = "JDK_JAVA_OPTIONS"
 BRIEF = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -Dderby.stream.error.file=/dev/null"
@@ -21,11 +21,11 @@ BRIEF = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -Dderby.stream.e
 
 def make(home: Path) -> None:
     """Has a JVM do what the layers do, and write down what it has loaded."""
+    from sessionlake.delta.lake import Lake
     from sessionlake.gold import job as gold
-    from sessionlake.lake.tables import Lake
-    from sessionlake.runtime.spark import stop_spark
     from sessionlake.silver import job as silver
     from sessionlake.silver.merge.merger import TableMerger
+    from sessionlake.spark.session import stop_spark
     from support.lakes import write_bronze
     from support.sessions import without_generated_code
     from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker

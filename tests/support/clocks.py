@@ -16,4 +16,4 @@ def set_clock_back(patch: pytest.MonkeyPatch, hours: float) -> None:
         def now(_: tzinfo) -> datetime:
             return to
 
-    patch.setattr("sessionlake.lake.ledger.datetime", Clock)
+    patch.setattr("sessionlake.ledger.entries.datetime", Clock)

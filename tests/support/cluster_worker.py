@@ -14,15 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sessionlake.config import load_settings
+from sessionlake.delta.folders.storage import Folders
 from sessionlake.gold import job as gold
-from sessionlake.lake.folders import Folders
-from sessionlake.laptop.jars import pyspark_jars, spark_jars
-from sessionlake.resharding.reshard import reshard
-from sessionlake.runtime.spark import _LAPTOP, platform_conf, stop_spark
-from sessionlake.silver import handover
+from sessionlake.local.jars import pyspark_jars, spark_jars
+from sessionlake.operations.resharding.reshard import reshard
+from sessionlake.settings.model import load_settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.spark.session import _LAPTOP, platform_conf, stop_spark
+from sessionlake.streaming import handover
 from support.lakes import limit
 from support.sessions import without_generated_code
 

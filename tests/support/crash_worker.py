@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze import sources as bronze
-from sessionlake.config import Settings, load_settings
+from sessionlake.delta.schemas.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 from sessionlake.gold import job as gold
-from sessionlake.lake.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 from sessionlake.processors import job as processors
+from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
 from support.attached import attached

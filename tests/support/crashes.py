@@ -32,13 +32,13 @@ import yaml
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sessionlake.config import Settings, load_settings
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.faults import VARIABLE
-from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES
-from sessionlake.lake.tables import Lake
-from sessionlake.runtime.kafka import client_config
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, LEDGER, MESSAGES
+from sessionlake.delta.storage.faults import VARIABLE
+from sessionlake.kafka.clients import client_config
+from sessionlake.settings.model import Settings, load_settings
 from sessionlake.streaming.generations import Generations
+from sessionlake_lab.truth import KafkaMessage
 from support.attached import open_to_another
 from support.checkpoints import lose_last_commit
 from support.crash_worker import LAYERS, main, run_layer

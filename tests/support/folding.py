@@ -11,16 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import CaptureSettings, milliseconds
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook, decode_rules
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
+from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, are_of
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode
-from sessionlake.resharding.judging import JudgingResharder
+from sessionlake.settings.model import CaptureSettings, milliseconds
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -29,6 +28,7 @@ from sessionlake.silver.stream_times import ends_of, require_continued
 from sessionlake.silver.tables.net_changes import net_changes, refolded
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import split_events, split_sessions
+from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
 from support.streams import YEAR_10000, Fact
 
 INT64_MAX = 2**63 - 1

@@ -16,25 +16,25 @@ from typing import Any
 
 import yaml
 
-from sessionlake.commands import doctor, gold, processors
-from sessionlake.commands.doctor import Level
-from sessionlake.commands.forget import forgotten
-from sessionlake.commands.options import Lost
-from sessionlake.commands.recover import recover
-from sessionlake.commands.reshard import reshard_all
-from sessionlake.commands.rules import apply, check
-from sessionlake.commands.show import OutputFormat
-from sessionlake.config import Integrity, Settings, load_settings
+from sessionlake.cli import doctor, gold, processors
+from sessionlake.cli.doctor import Level
+from sessionlake.cli.forget import forgotten
+from sessionlake.cli.options import Lost
+from sessionlake.cli.recover import recover
+from sessionlake.cli.reshard import reshard_all
+from sessionlake.cli.rules import apply, check
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.gold.declared import tables_of
 from sessionlake.gold.verify import verify_gold
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.broker import down, up
-from sessionlake.maintenance import Maintenance
-from sessionlake.processors.rebuild import compared
+from sessionlake.local.broker import down, up
+from sessionlake.operations.maintenance import Maintenance
+from sessionlake.operations.rebuild.processors import compared
+from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.protocol.erased import KEY
-from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.settings.model import Integrity, Settings, load_settings
+from sessionlake_lab.truth import KafkaMessage
 from support.crash_worker import LAYERS, run_layer
 from support.crashes import Death, lose_last_commits
 from support.lakes import assert_silver_is_the_truth, rows_of

@@ -14,18 +14,18 @@ import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 
-from sessionlake.config import Settings, milliseconds
-from sessionlake.lab.truth import Tables
-from sessionlake.lake.catalog import Catalog
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.names import LEDGER, MESSAGES, ROWS, SILVER
-from sessionlake.lake.reading import Condition
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.delta.catalog.storage import Catalog
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER, MESSAGES, ROWS, SILVER
+from sessionlake.delta.storage.reading import Condition
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.silence import Silence, encode
-from sessionlake.runtime.frames import as_frame
+from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.spark.frames import as_frame
+from sessionlake_lab.truth import Tables
 from support.folding import capped, closed, cut_of, read_at, truth_of
 from support.streams import Fact
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sessionlake.config import Settings
 from sessionlake.gold import job as gold
+from sessionlake.settings.model import Settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
 

@@ -13,13 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings, load_settings
+from sessionlake.delta.catalog import leases
+from sessionlake.delta.lake import storage_of
+from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import SessionlakeError
-from sessionlake.lake import leases
-from sessionlake.lake.names import SILVER
-from sessionlake.lake.tables import storage_of
-from sessionlake.pipeline import Layer, run_live
-from sessionlake.runtime.signals import StopFlag
+from sessionlake.local.signals import StopFlag
+from sessionlake.operations.pipeline import Layer, run_live
+from sessionlake.settings.model import Settings, load_settings
 from support.sessions import without_generated_code
 
 if TYPE_CHECKING:

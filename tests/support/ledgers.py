@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from sessionlake.lake.books import SUMS, VERSIONS
-from sessionlake.lake.names import CHANGES, MESSAGES, ROWS, SESSIONS
-from sessionlake.lake.positions import SCHEMA
+from sessionlake.delta.schemas.names import CHANGES, MESSAGES, ROWS, SESSIONS
+from sessionlake.ledger.books import SUMS, VERSIONS
+from sessionlake.ledger.positions import SCHEMA
 
 LAYERS = ("bronze", "silver", "silver_tables", "gold")
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sessionlake.config import Settings
-from sessionlake.lab.simulate.generate import generate
-from sessionlake.lab.simulate.scenario import Faults, Scenario
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.lake.names import BRONZE, EVENTS, LEDGER, MESSAGES, METRICS_1M, QUARANTINE, SESSIONS
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, EVENTS, LEDGER, MESSAGES, METRICS_1M, QUARANTINE, SESSIONS
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
+from sessionlake.settings.model import Settings
+from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.scenario import Faults, Scenario
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import rows_of, write_bronze
 from support.layers import run_layers
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from sessionlake.commands.publish import publish
-from sessionlake.config import load_settings
-from sessionlake.lake.faults import VARIABLE
+from sessionlake.cli.publish import publish
+from sessionlake.delta.storage.faults import VARIABLE
+from sessionlake.kafka.clients import client_config
 from sessionlake.publish.job import Publication
-from sessionlake.runtime.kafka import client_config
+from sessionlake.settings.model import load_settings
 from support.attached import COMMAND, open_to_another
 
 if TYPE_CHECKING:

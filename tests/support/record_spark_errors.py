@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import sessionlake
-from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import LakeError, RegistryError, SessionlakeError
-from sessionlake.runtime.spark import spark_session, stop_spark
+from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.silver.fold.pack import Packer
+from sessionlake.spark.session import spark_session, stop_spark
 from sessionlake.streaming.query import Batch, LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
@@ -292,7 +292,7 @@ def _lost(case: Case, lose: Callable[[Any], object]) -> BaseException | None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 
-    from sessionlake.laptop import broker
+    from sessionlake.local import broker
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -10,7 +10,8 @@ from math import sin
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from sessionlake.lake.names import (
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
     AVERAGES,
     EVENTS,
     LEDGER,
@@ -21,7 +22,6 @@ from sessionlake.lake.names import (
     RESTATEMENTS,
     SESSIONS,
 )
-from sessionlake.lake.tables import Lake
 from support.lakes import folder_of
 from support.ledgers import NOON, PLACES, entries
 

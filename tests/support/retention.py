@@ -7,17 +7,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sessionlake.config import CaptureSettings, MaintainSettings, OnViolation, Settings, SilverSettings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
+    BRONZE,
+    CHANGES,
+    EVENTS,
+    MESSAGES,
+    METRICS_1M,
+    PROGRESS,
+    QUARANTINE,
+    SNAPSHOTS,
+)
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, SNAPSHOTS
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.retention.removal import Removed, Retention
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
+from sessionlake.operations.retention.removal import Removed, Retention
+from sessionlake.settings.model import CaptureSettings, MaintainSettings, OnViolation, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake_lab.truth import KafkaMessage
 from support.lakes import write_bronze
 
 TOPIC, START, MINUTE = "capture.a", 1_700_000_040_000, 60_000

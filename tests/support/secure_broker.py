@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sessionlake.config import KafkaSecurity, KafkaSettings
-from sessionlake.laptop import broker_config
-from sessionlake.laptop.broker import _java_command
-from sessionlake.laptop.probe import answers
+from sessionlake.local import broker_config
+from sessionlake.local.broker import _java_command
+from sessionlake.local.probe import answers
+from sessionlake.settings.model import KafkaSecurity, KafkaSettings
 from support.certificates import Authority, Identity
 from support.token_server import CLIENT, SECRET, token_server
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sessionlake.config import Settings
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import read_topics
-from sessionlake.runtime.kafka import client_config
+from sessionlake.delta.lake import Lake
+from sessionlake.kafka.clients import client_config
+from sessionlake.ledger.topics import read_topics
+from sessionlake.settings.model import Settings
+from sessionlake_lab.truth import KafkaMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

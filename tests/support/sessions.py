@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from sessionlake.config import Settings
-from sessionlake.runtime.spark import _LAPTOP, spark_session
+from sessionlake.settings.model import Settings
+from sessionlake.spark.session import _LAPTOP, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,10 +7,10 @@ import operator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import CaptureSettings
+from sessionlake.delta.schemas.names import CUTS, SNAPSHOT_INDEX
 from sessionlake.integrity.cuts import NO_OFFSET
-from sessionlake.lake.names import CUTS, SNAPSHOT_INDEX
 from sessionlake.protocol.arrow import SESSION, are_of, session_keys
+from sessionlake.settings.model import CaptureSettings
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.tables.snapshots import (

@@ -10,8 +10,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.config import load_settings
-from sessionlake.lake import faults
+from sessionlake.delta.storage import faults
+from sessionlake.settings.model import load_settings
 from support.attached import attached, open_to_another
 from support.crash_worker import run_layer
 from support.crashes import DRIVERS, SECONDS, Death

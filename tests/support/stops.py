@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import DECISIONS, LEDGER
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import DECISIONS, LEDGER
+from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import note_stop
 from sessionlake.silver.fold.schemas import Violation
 from support.lakes import folder_of

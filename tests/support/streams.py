@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from sessionlake.lab.truth import KafkaMessage
 from sessionlake.protocol.silence import Silence
+from sessionlake_lab.truth import KafkaMessage
 from support.malformed import MALFORMED, Broken
 
 Fact = KafkaMessage | Silence

@@ -12,13 +12,13 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from sessionlake.lake.expired import Expired
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.marked_merge import merged_by_marking
-from sessionlake.lake.table_files import opened
-from sessionlake.lake.table_schema import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, SKIPPING
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders.table_files import opened
+from sessionlake.delta.schemas.definition import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, SKIPPING
+from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
 
 TABLE = "gold.life"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.lake.reading import Condition, TableReader, TableSize
+from sessionlake.delta.storage.reading import Condition, TableReader, TableSize
 
 
 class Tables(TableReader):

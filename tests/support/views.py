@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sessionlake.commands.query import fetch
-from sessionlake.commands.show import Rows, collected
-from sessionlake.config import Settings
+from sessionlake.cli.query import fetch
+from sessionlake.cli.show import Rows, collected
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
 from sessionlake.gold.views import create_views
-from sessionlake.lab.truth import Tables
-from sessionlake.lake.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
-from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.settings.model import Settings
+from sessionlake_lab.truth import Tables
 from support.folding import truth_of
 from support.lakes import rows_of
 from support.streams import Fact, messages_of

@@ -20,13 +20,13 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from sessionlake import maintenance
-from sessionlake.config import Settings, load_settings
-from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.lake.names import BRONZE
-from sessionlake.lake.upkeep import Kept
-from sessionlake.pipeline import Layer, Pipeline, claimed
-from sessionlake.runtime.spark import spark_session, stop_spark
+from sessionlake.delta.schemas.names import BRONZE
+from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.ledger.entries import LedgerEntry
+from sessionlake.operations import maintenance
+from sessionlake.operations.pipeline import Layer, Pipeline, claimed
+from sessionlake.settings.model import Settings, load_settings
+from sessionlake.spark.session import spark_session, stop_spark
 
 LOOK_SECONDS = 0.1
 CLEANED_SECONDS = 2

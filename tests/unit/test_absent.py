@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.lake.absent import covered, runs_between
+from sessionlake.ledger.absent import covered, runs_between
 
 RUN = st.tuples(st.integers(0, 30), st.integers(1, 10)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 

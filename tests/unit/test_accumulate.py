@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 
-from sessionlake.config import Settings
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.table_schema import DELETION_VECTORS
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.settings.model import Settings
 from support.lakes import limit
 
 TABLE = "gold.sums"

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no arenas")
 COUNTED = """
 import ctypes, sys, threading
-from sessionlake.laptop.allocator import limit_arenas
+from sessionlake.local.allocator import limit_arenas
 
 if sys.argv[1:]:
     limit_arenas(int(sys.argv[1]))
@@ -55,7 +55,7 @@ def test_a_limit_that_was_given_from_outside_stands() -> None:
 
 LOADED = """
 import os, sys
-from sessionlake.laptop.allocator import limit_arenas
+from sessionlake.local.allocator import limit_arenas
 
 limit_arenas(int(sys.argv[1]))
 os.environ["_RJEM_MALLOC_CONF"] += ",stats_print:true"

@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
+from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.integrity.clock import LaneTime
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.reading import Condition
-from sessionlake.lake.retained import _SCHEMA
+from sessionlake.ledger.retained import _SCHEMA
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.protocol.types import Row
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.as_of import AsOf
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, plain, truth_of
 from support.seeds import seeds
 from support.snapshots import Cutter

@@ -8,9 +8,9 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from sessionlake.capture import TopicRule
-from sessionlake.config import KafkaSettings, ProcessorSettings
 from sessionlake.protocol.backtracking import hostile
+from sessionlake.settings.capture import TopicRule
+from sessionlake.settings.model import KafkaSettings, ProcessorSettings
 
 GOOD = [
     r"capture\..+",

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sessionlake import bounded_yaml, cli
-from sessionlake.bounded_yaml import MAX_BYTES, MAX_DEPTH, BoundedLoader
-from sessionlake.bundle.files import FileError, read_document
+from sessionlake.cli import app as cli
+from sessionlake.databricks.bundle.files import FileError, read_document
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.document import Problem, read_file, read_text
+from sessionlake.settings import bounded_yaml
+from sessionlake.settings.bounded_yaml import MAX_BYTES, MAX_DEPTH, BoundedLoader
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sessionlake.lake.catalog_history import at_least
-from sessionlake.lake.names import CHANGES, MESSAGES, ROWS
+from sessionlake.delta.catalog.history import at_least
+from sessionlake.delta.schemas.names import CHANGES, MESSAGES, ROWS
 
 
 def test_files_that_layers_may_yet_read_stay_though_the_platform_vacuums_by_itself():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.laptop import classes
+from sessionlake.local import classes
 
 
 @pytest.fixture

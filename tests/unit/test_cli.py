@@ -16,17 +16,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from sessionlake import cli, pipeline
-from sessionlake.commands.demo import run_demo
-from sessionlake.commands.show import OutputFormat, plain, show
-from sessionlake.commands.simulate import every_fault
-from sessionlake.commands.sql_names import names_in
-from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.cli import app as cli
+from sessionlake.cli.show import OutputFormat, plain, show
+from sessionlake.cli.sql_names import names_in
 from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError, ProcessorError
-from sessionlake.lab.simulate.scenario import Faults, Mix, Scenario
-from sessionlake.laptop.home import claim
-from sessionlake.runtime.failures import one_line
-from sessionlake.runtime.signals import StopFlag
+from sessionlake.local.home import claim
+from sessionlake.local.signals import StopFlag
+from sessionlake.operations import pipeline
+from sessionlake.settings.model import ProcessorSettings, Settings
+from sessionlake.spark.failures import one_line
+from sessionlake_lab.cli.demo import run_demo
+from sessionlake_lab.cli.simulate import every_fault
+from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
 
 
 @pytest.fixture
@@ -340,7 +341,7 @@ def test_the_first_processor_that_has_stopped_is_raised_and_the_others_are_told(
             raise ProcessorError(part)
         return True
 
-    monkeypatch.setattr("sessionlake.pipeline.to_the_end", to_the_end)
+    monkeypatch.setattr("sessionlake.operations.pipeline.to_the_end", to_the_end)
     processors = tuple(ProcessorSettings.model_validate({"name": name, "class": "a:B"}) for name in ("p", "q"))
     settings, told, stop = Settings(home=tmp_path, processors=processors), list[str](), threading.Event()
     with pytest.raises(ProcessorError, match="processor-p"):

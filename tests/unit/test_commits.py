@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.lake.commits import LoggedCommit, set_back
+from sessionlake.delta.storage.commits import LoggedCommit, set_back
 
 APPEND: tuple[str, dict[str, Any]] = ("WRITE", {"mode": "Append"})
 OVERWRITE: tuple[str, dict[str, Any]] = ("WRITE", {"mode": "Overwrite"})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import Settings
+from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import SILVER
-from sessionlake.silver.rebuild import compare_states
+from sessionlake.operations.rebuild import compare_states
+from sessionlake.settings.model import Settings
 
 ANY: Any = object()
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.lab.truth import KafkaMessage
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import fold, of_silver, of_truth, truth_of
 
 KINDS = {"s": "snapshot", "u": "update", "h": "heartbeat", "e": "end"}

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sessionlake.commands.resolve import resolve
-from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.cli.resolve import resolve
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.errors import ClaimedError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.names import DECISIONS, LEDGER
-from sessionlake.lake.tables import Lake
-from sessionlake.laptop.home import claim
+from sessionlake.ledger.entries import OffsetRange
+from sessionlake.local.home import claim
+from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import binding_decisions, decisions, note_going_on, stopped_at
 from sessionlake.streaming.guards import committing
 from support.lakes import folder_of

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessionlake.config import CaptureSettings
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lab.truth import text as truth_text
-from sessionlake.lab.truth.reading import MalformedError, MessageParser
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.jsontext import NoJsonError, load
 from sessionlake.protocol.reasons import CODES
+from sessionlake.settings.model import CaptureSettings
+from sessionlake_lab.truth import KafkaMessage
+from sessionlake_lab.truth import text as truth_text
+from sessionlake_lab.truth.reading import MalformedError, MessageParser
 from support.folding import INT64_MAX, truth_rules
 from support.malformed import MALFORMED
 from support.seeds import examples, seeds

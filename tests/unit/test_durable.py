@@ -17,16 +17,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from sessionlake.config import Settings
-from sessionlake.lake import folder_removal, tiers
-from sessionlake.lake.expired import Expired
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.marked_merge import merged_by_marking
-from sessionlake.lake.table_files import opened
-from sessionlake.lake.table_schema import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.delta.folders import removal as folder_removal
+from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders.table_files import opened
+from sessionlake.delta.schemas.definition import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS
+from sessionlake.delta.storage import tiers
+from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
+from sessionlake.settings.model import Settings
 
 TABLE = "gold.own"
 SCHEMA = pa.schema([("place", pa.string()), ("value", pa.int64())])

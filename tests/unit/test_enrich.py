@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.enrich.asof import OPEN
 from sessionlake.gold.enrich.reference import (
@@ -33,9 +33,9 @@ from sessionlake.gold.enrich.upsert import FIRST_MICROS, Given, Version, put, up
 from sessionlake.gold.references.step import _together, _without
 from sessionlake.gold.references.taken import read_reference
 from sessionlake.gold.references.writing import rows_of_file
-from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
-from sessionlake.reference_settings import JoinSettings, ReferenceSettings
+from sessionlake.settings.model import Settings
+from sessionlake.settings.references import JoinSettings, ReferenceSettings
 from support.lakes import folder_of
 from support.seeds import examples
 

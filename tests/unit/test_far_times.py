@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.commands.show import OutputFormat, show
-from sessionlake.config import Settings
+from sessionlake.cli.show import OutputFormat, show
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CUTS
+from sessionlake.delta.storage.far_times import FarTime, micros_of, ms_of, time_of, time_text
+from sessionlake.delta.storage.reading import Condition, among, of_keys
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.values import rows_of, value_of, values_of
 from sessionlake.history.state import readable
-from sessionlake.lake.far_times import FarTime, micros_of, ms_of, time_of, time_text
-from sessionlake.lake.names import CUTS
-from sessionlake.lake.reading import Condition, among, of_keys
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.values import rows_of, value_of, values_of
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
+from sessionlake.settings.model import Settings
 from support.lakes import folder_of
 
 INT64_MAX = 2**63 - 1

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import Integrity
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
+from sessionlake.settings.model import Integrity
 
 OFFSET, TAKEN_IN, LATER = 100, 7, 9
 UPDATE = Content("update", 5, 1_000, "s", changes=2)

@@ -18,16 +18,16 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.config import Settings
-from sessionlake.lake import tiers
-from sessionlake.lake.file_statistics import Statistics, correct, encode, parse
-from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.parquet import _adopted
-from sessionlake.lake.table_files import live
-from sessionlake.lake.table_schema import APPEND_ONLY, DELETION_VECTORS, SKIPPING
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.delta.folders.file_statistics import Statistics, correct, encode, parse
+from sessionlake.delta.folders.parquet import _adopted
+from sessionlake.delta.folders.reader import FolderReader
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders.table_files import live
+from sessionlake.delta.schemas.definition import APPEND_ONLY, DELETION_VECTORS, SKIPPING
+from sessionlake.delta.storage import tiers
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.settings.model import Settings
 from support.lakes import limit
 
 TABLE = "gold.own"

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
 from sessionlake.gold.aggregate.final import Closing, FinalTable, between, final_table
@@ -28,6 +27,7 @@ from sessionlake.gold.final import _conditions
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
+from sessionlake.settings.model import GoldSettings, Settings
 from support.seeds import examples
 
 SECOND, BUCKET = 1_000, 10_000

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sessionlake.config import Settings
+from sessionlake.delta.folders import staging as folder_staging
+from sessionlake.delta.folders.staging import Place, written
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.schemas.definition import APPEND_ONLY, DELETION_VECTORS
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.lake import folder_staging
-from sessionlake.lake.folder_staging import Place, written
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.table_schema import APPEND_ONLY, DELETION_VECTORS
-from sessionlake.lake.txn import Txn
+from sessionlake.settings.model import Settings
 
 TABLE = "gold.own"
 ROW = pa.table({"value": [1]})

@@ -18,18 +18,19 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 
-from sessionlake.config import Settings
+from sessionlake.delta.folders import removal as folder_removal
+from sessionlake.delta.folders import upkeep as folder_upkeep
+from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
+from sessionlake.delta.folders.staging import Place, StagedFiles
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders.table_files import live, opened
+from sessionlake.delta.schemas.definition import CHECKPOINTS, LOG_BY_AGE
+from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.lake import folder_removal, folder_upkeep
-from sessionlake.lake.expired import Expired
-from sessionlake.lake.folder_staging import Place, StagedFiles
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.marked_merge import merged_by_marking
-from sessionlake.lake.parquet import FileWriter, WrittenFile
-from sessionlake.lake.table_files import live, opened
-from sessionlake.lake.table_schema import CHECKPOINTS, LOG_BY_AGE
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.settings.model import Settings
 
 TABLE = "gold.own"
 ROWS = pa.table({"place": ["a"], "value": [500]})

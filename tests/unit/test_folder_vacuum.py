@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sessionlake.config import Settings
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.table_schema import RETENTION, interval
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upkeep import Kept, Vacuumed
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.schemas.definition import RETENTION, interval
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upkeep import Kept, Vacuumed
+from sessionlake.settings.model import Settings
 
 TABLE = "gold.own"
 KEEP = timedelta(hours=6)

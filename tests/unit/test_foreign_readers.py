@@ -15,17 +15,17 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaProtocolError
 from typer.testing import CliRunner, Result
 
-from sessionlake import cli
-from sessionlake.config import Settings
+from sessionlake.cli import app as cli
+from sessionlake.delta.catalog.storage import Catalog
+from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders.table_files import opened
+from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.schemas.names import ROWS
+from sessionlake.delta.storage import tiers
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
-from sessionlake.lake import tiers
-from sessionlake.lake.catalog import Catalog
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.marked_merge import merged_by_marking
-from sessionlake.lake.names import ROWS
-from sessionlake.lake.table_files import opened
-from sessionlake.lake.table_schema import DELETION_VECTORS
-from sessionlake.lake.upsert import Upsert
+from sessionlake.settings.model import Settings
 from support.table_life import SCHEMA, TABLE, TEXTS, YOUNGER, Life, comparable
 
 

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.config import GoldSettings, Integrity, Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import CHANGE_FEED
 from sessionlake.errors import LakeError
-from sessionlake.forgetting.publications import first_needed, refuse_given_up
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.table_schema import CHANGE_FEED
-from sessionlake.lake.tables import Lake
+from sessionlake.operations.forgetting.publications import first_needed, refuse_given_up
 from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.parse import key_reason
+from sessionlake.settings.model import GoldSettings, Integrity, Settings
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row
 from support.lakes import folder_of
 from support.streams import LIGHT, WILD, StreamMaker, cut

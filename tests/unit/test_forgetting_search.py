@@ -15,20 +15,20 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.config import Settings
-from sessionlake.forgetting import receipt
-from sessionlake.forgetting.rows import topics_of
-from sessionlake.forgetting.search import Found, search
-from sessionlake.forgetting.states import left_of
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import DECISIONS, EVENTS, QUARANTINE
+from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.integrity.state import ShardState
-from sessionlake.lake.erasures import hashed
-from sessionlake.lake.names import DECISIONS, EVENTS, QUARANTINE
-from sessionlake.lake.session_rows import SessionRows
-from sessionlake.lake.tables import Lake
+from sessionlake.ledger.erasures import hashed
+from sessionlake.operations.forgetting import receipt
+from sessionlake.operations.forgetting.rows import topics_of
+from sessionlake.operations.forgetting.search import Found, search
+from sessionlake.operations.forgetting.states import left_of
 from sessionlake.processors.memory import Kept, ProcessorMemory
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.erased import KEY
+from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join, split
 from sessionlake.streaming import aside
 from support.lakes import folder_of

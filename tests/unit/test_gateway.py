@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from sessionlake.laptop import gateway
-from sessionlake.laptop.gateway import TESTED_SPARK, Jvm, starting
-from sessionlake.runtime.spark import DATABRICKS_VARIABLE, stop_spark
+from sessionlake.local import gateway
+from sessionlake.local.gateway import TESTED_SPARK, Jvm, starting
+from sessionlake.spark.session import DATABRICKS_VARIABLE, stop_spark
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def jvm(tmp_path: Path) -> Jvm:
 def test_the_installed_pyspark_is_one_that_the_launcher_was_tested_with():
     found = version("pyspark")
     assert found in TESTED_SPARK, (
-        f"pyspark {found} is installed, and sessionlake.laptop.gateway was tested with {', '.join(TESTED_SPARK)}: make "
+        f"pyspark {found} is installed, and sessionlake.local.gateway was tested with {', '.join(TESTED_SPARK)}: make "
         "tests/spark/test_session.py pass with it in TESTED_SPARK, or leave it to pyspark's own, slower launcher"
     )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sessionlake.bronze.offsets import planned_ranges
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, LossError
-from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generations, require_whole
 
 A, B = ("a", 0), ("b", 0)

@@ -12,15 +12,15 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.config import Settings
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.aggregate.tiers import MINUTE, TIERS, answer_by, spans
 from sessionlake.gold.products import LOGIC
 from sessionlake.gold.query import KEYS, answered, metrics
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.tables import Lake
+from sessionlake.settings.model import Settings
 from support.seeds import examples
 
 HOUR, DAY = 60 * MINUTE, 1440 * MINUTE

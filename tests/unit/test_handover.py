@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import Settings, SilverSettings
+from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import SILVER
-from sessionlake.silver import handover
-from sessionlake.silver.handover import HandedOver, Handover
+from sessionlake.settings.model import Settings, SilverSettings
+from sessionlake.streaming import handover
+from sessionlake.streaming.handover import HandedOver, Handover
 
 NOTED = {"reservoirId": "a", "index": -1, "isStartingVersion": False}
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from sessionlake.commands import doctor
-from sessionlake.config import Settings
+from sessionlake.cli import doctor
 from sessionlake.errors import MachineError
-from sessionlake.laptop.home import require_home, turn
-from sessionlake.laptop.paths import process_folder
+from sessionlake.local.home import require_home, turn
+from sessionlake.local.paths import process_folder
+from sessionlake.settings.model import Settings
 
 
 def test_the_home_and_its_folders_are_made_and_left_empty(tmp_path):

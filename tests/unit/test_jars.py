@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sessionlake.errors import MachineError
-from sessionlake.laptop import jars
-from sessionlake.laptop.jars import MANIFEST, JarSet, cache_folder, resolve
+from sessionlake.local import jars
+from sessionlake.local.jars import MANIFEST, JarSet, cache_folder, resolve
 
 _PINNED = {"one-1.0.jar": hashlib.sha256(b"12345").hexdigest(), "two-2.0.jar": hashlib.sha256(b"123").hexdigest()}
 _SET = JarSet("tiny", ("org.example:one:1.0",), pinned=_PINNED)

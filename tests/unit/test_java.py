@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sessionlake.errors import MachineError
-from sessionlake.laptop.java import require_java
+from sessionlake.local.java import require_java
 
 
 def _runtime(home: Path, script: str, release: str | None = None) -> Path:

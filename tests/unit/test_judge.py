@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sessionlake.config import Integrity, OnViolation
 from sessionlake.errors import LakeError
 from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import Clock, LaneTime
@@ -31,6 +30,7 @@ from sessionlake.integrity.state import FORMAT, ShardState
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.protocol.message import INT64_MAX
+from sessionlake.settings.model import Integrity, OnViolation
 
 TIMEOUT, LATENESS, GAP_TIMEOUT = 1_000, 10, 100
 TYPES = {"s": 0, "u": 1, "h": 2, "e": 3}

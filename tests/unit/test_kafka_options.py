@@ -6,10 +6,8 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from sessionlake.config import CaptureSettings, KafkaSettings, Settings
 from sessionlake.errors import BrokerError, ConfigError
-from sessionlake.laptop.probe import addresses, is_loopback
-from sessionlake.runtime.kafka import (
+from sessionlake.kafka.clients import (
     client_config,
     consumer_config,
     java_client_options,
@@ -17,6 +15,8 @@ from sessionlake.runtime.kafka import (
     spark_kafka_options,
     spark_source_options,
 )
+from sessionlake.local.probe import addresses, is_loopback
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 
 
 def _settings(servers: str = "127.0.0.1:9092", **options: str) -> Settings:
@@ -126,13 +126,13 @@ def test_no_broker_on_this_machine_fails_at_once_and_names_the_command(free_port
 
 
 def test_one_reachable_server_among_several_is_enough_to_go_on(free_port, monkeypatch):
-    monkeypatch.setattr("sessionlake.runtime.kafka.unanswered", lambda _config, _seconds: None)
+    monkeypatch.setattr("sessionlake.kafka.clients.unanswered", lambda _config, _seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         require_broker(_settings(f"127.0.0.1:{free_port},127.0.0.1:{listening.getsockname()[1]}"))
 
 
 def test_a_port_that_listens_but_speaks_no_kafka_is_no_broker(monkeypatch):
-    monkeypatch.setattr("sessionlake.runtime.kafka._METADATA_SECONDS", 0.5)
+    monkeypatch.setattr("sessionlake.kafka.clients._METADATA_SECONDS", 0.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         pytest.raises(BrokerError, match="something listens there but does not answer as Kafka does"),

@@ -12,11 +12,11 @@ from confluent_kafka.admin import AdminClient
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from sessionlake.config import KafkaSecurity, KafkaSettings, Settings, load_settings
 from sessionlake.errors import AccessError, ConfigError
-from sessionlake.runtime.kafka import client_config, java_client_options, refused, spark_kafka_options
-from sessionlake.runtime.kafka_security import without_secrets
-from sessionlake.runtime.tls import tls_fault
+from sessionlake.kafka.clients import client_config, java_client_options, refused, spark_kafka_options
+from sessionlake.kafka.security import without_secrets
+from sessionlake.kafka.tls import tls_fault
+from sessionlake.settings.model import KafkaSecurity, KafkaSettings, Settings, load_settings
 from sessionlake.streaming.errors import explain
 from support.certificates import Authority
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.lab.truth import KafkaMessage
 from sessionlake.protocol import kafka_time
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.silence import Silence
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Silver, of_silver, of_truth, truth_of
 from support.seeds import seeds
 from support.streams import COLUMNS, NO_TIME, SESSION_TIMEOUT, SKEW, START, YEAR_10000, Fact, Times, cut, with_silences

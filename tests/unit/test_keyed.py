@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.config import CaptureSettings, ProcessorSettings, Settings
 from sessionlake.errors import ConfigError
-from sessionlake.maintenance import readers
+from sessionlake.operations.maintenance import readers
 from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
 from sessionlake.processors.by_class import _ERROR, _Groups
@@ -26,6 +25,7 @@ from sessionlake.processors.job import require_usable
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.processors.load import ProcessorRef, ref_of
 from sessionlake.processors.testing import Sent, run, run_keyed
+from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings
 
 
 @dataclass

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sessionlake.config import Settings
 from sessionlake.history.missing import why_unjudged, why_unread
-from sessionlake.lake.progress import Span
+from sessionlake.ledger.progress import Span
+from sessionlake.settings.model import Settings
 
 SPANS = [
     Span("bronze", "capture.a", 0, 100, 4711, 4612),

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
 from sessionlake.gold.aggregate.late import APPLIED, LATE_KEYS, NEVER, by_topic, first_kept, is_late, stream_times
@@ -26,6 +25,7 @@ from sessionlake.gold.declared import products_of
 from sessionlake.gold.expiry import due
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
+from sessionlake.settings.model import GoldSettings, Settings
 
 DECLARED = Declared(("price",), ("status",))
 SECOND = 1_000

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.integrity.state_difference import first_difference
-from sessionlake.lab.truth import KafkaMessage, Truth, Violation
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import Reason
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, TopicRule
+from sessionlake_lab.truth import KafkaMessage, Truth, Violation
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
 from support.seeds import long_beyond, seeds
 from support.streams import (

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sessionlake.config import Settings
+from sessionlake.delta.catalog import leases
+from sessionlake.delta.catalog.leases import LENGTH, Claim, Lease, Moment, holding, require_held, token_of
 from sessionlake.errors import ClaimedError
-from sessionlake.lake import leases
-from sessionlake.lake.leases import LENGTH, Claim, Lease, Moment, holding, require_held, token_of
+from sessionlake.settings.model import Settings
 
 SECOND = timedelta(seconds=1)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Settings
 from sessionlake.errors import OffsetHoleError
-from sessionlake.lake.ledger import OffsetRange, config_hash
-from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.ledger.entries import OffsetRange, config_hash
+from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.settings.model import CaptureSettings, Settings
 
 
 def span(first: int, last: int, messages: int | None = None, partition: int = 0) -> OffsetRange:

@@ -11,18 +11,18 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, TableFeatures
 from deltalake.schema import PrimitiveType
 
-from sessionlake.config import Settings
+from sessionlake.delta.folders.commits import settle
+from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
+from sessionlake.delta.folders.staging import Place, StagedFiles
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders.table_files import live
+from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
+from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.lake.expired import Expired
-from sessionlake.lake.folder_commits import settle
-from sessionlake.lake.folder_staging import Place, StagedFiles
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.marked_merge import merged_by_marking
-from sessionlake.lake.parquet import FileWriter, WrittenFile
-from sessionlake.lake.table_files import live
-from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.settings.model import Settings
 
 TABLE = "gold.own"
 SCHEMA = pa.schema([("place", pa.string()), ("value", pa.int64())])

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from sessionlake.gold.references.lookup import HttpLookup, LookupFailedError
-from sessionlake.reference_settings import LookupSettings
+from sessionlake.settings.references import LookupSettings
 from support.answers import Answer, Rows, answering, rows
 
 KEYS = [{"device": "a"}, {"device": "b"}]

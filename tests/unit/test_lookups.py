@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.config import Settings
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LOOKUP_FAILURES
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.enrich.reference import Reference
 from sessionlake.gold.enrich.table import OF_CHANGE, Enriched, Join
 from sessionlake.gold.references.lookups import Lookups
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.names import LOOKUP_FAILURES
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
-from sessionlake.reference_settings import LookupSettings
+from sessionlake.settings.model import Settings
+from sessionlake.settings.references import LookupSettings
 from support.lakes import limit
 
 OWNERS = Reference("owners", (("device", "string"),), (("owner", "string"), ("since", "timestamp")))

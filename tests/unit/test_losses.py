@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sessionlake.config import Settings
+from sessionlake.delta.schemas.names import LEDGER, SILVER
 from sessionlake.errors import LossError
-from sessionlake.lake.names import LEDGER, SILVER
+from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import require_whole
 from sessionlake.streaming.losses import refuse_old_ledger
 from support.ledgers import LEDGER_SCHEMA

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from sessionlake.config import MaintainSettings, ProcessorSettings, Settings
+from sessionlake.delta.schemas.names import CHANGES, MESSAGES, ROWS, SESSIONS
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import CHANGES, MESSAGES, ROWS, SESSIONS
-from sessionlake.maintenance import Maintained, Maintenance, Reader, readers
-from sessionlake.silver import handover
-from sessionlake.silver.handover import Handover
+from sessionlake.operations.maintenance import Maintained, Maintenance, Reader, readers
+from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
+from sessionlake.streaming import handover
+from sessionlake.streaming.handover import Handover
 
 
 def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | None, offset: Any) -> Path:
@@ -119,7 +119,7 @@ def test_a_table_that_fails_is_told_of_and_the_others_have_their_turn(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = settings.model_copy(update={"maintain": MaintainSettings.model_construct(interval=timedelta(0))})
-    monkeypatch.setattr("sessionlake.maintenance.own_session", lambda spark: spark)
+    monkeypatch.setattr("sessionlake.operations.maintenance.own_session", lambda spark: spark)
     monkeypatch.setattr(Maintenance, "_tables", lambda _: [CHANGES, ROWS])
 
     def maintain(_: Maintenance, table: str, *, at_leisure: bool) -> Maintained:

@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 
+from sessionlake.delta.folders import commits as folder_commits
+from sessionlake.delta.folders import deletion_vectors, table_files
+from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
+from sessionlake.delta.folders.table_files import live
+from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.lake import deletion_vectors, folder_commits, table_files
-from sessionlake.lake.marked_merge import merged_by_marking
-from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
-from sessionlake.lake.table_files import live
-from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED
-from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN
 from support.seeds import seeds
 

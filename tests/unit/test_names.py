@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.config import CaptureSettings, Settings, load_settings
+from sessionlake.delta.schemas.definition import listed, names_listed
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import Declared, order_field
 from sessionlake.gold.declared import product_of, schemas_of
@@ -23,16 +23,16 @@ from sessionlake.gold.enrich.reference import difference as reference_difference
 from sessionlake.gold.enrich.table import Join
 from sessionlake.gold.rules.parse import Scope, parse
 from sessionlake.gold.rules.tree import Selection, leaves
-from sessionlake.gold_settings import AggregateKind, GoldSettings, ProductSettings
-from sessionlake.lab.simulate.generate import generate
-from sessionlake.lab.simulate.scenario import Scenario
-from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.table_schema import listed, names_listed
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import module_of
 from sessionlake.protocol.arrow import among_keys, sort_rows
 from sessionlake.protocol.columns import PUBLISHED
 from sessionlake.protocol.names import INTERNAL, check_columns, folded, internal
+from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
+from sessionlake.settings.model import CaptureSettings, Settings, load_settings
+from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.scenario import Scenario
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import fold, of_silver, of_truth, truth_of
 from support.names import STRANGE, own_names, usable
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sessionlake.config import Settings
 from sessionlake.errors import ConfigError
 from sessionlake.notebook.book import Book
+from sessionlake.settings.model import Settings
 
 FILE = """
 capture: {columns: {price: double}}

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.capture import CaptureSettings
 from sessionlake.gold.aggregate.functions import Endmost
 from sessionlake.gold.aggregate.order import (
     LIFE,
@@ -29,6 +28,7 @@ from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_
 from sessionlake.gold.fold.pack import ChangePacker, owners_of
 from sessionlake.gold.rules.patterns import MATCH, alerts, events_of
 from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
+from sessionlake.settings.capture import CaptureSettings
 from unit.test_points import _SCHEMA, METRICS, SERIES, Gold, change, left_sum
 
 Change = dict[str, Any]

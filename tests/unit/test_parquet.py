@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.folder_staging import Place, StagedFiles
-from sessionlake.lake.parquet import FileWriter, _adopted
-from sessionlake.lake.txn import Txn
+from sessionlake.delta.folders.parquet import FileWriter, _adopted
+from sessionlake.delta.folders.reader import FolderReader
+from sessionlake.delta.folders.staging import Place, StagedFiles
+from sessionlake.delta.storage.txn import Txn
 
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema([("text", pa.string()), ("number", pa.int64()), ("at", TIME), ("value", pa.binary())])

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.config import Settings
+from sessionlake.delta.folders.table_files import folder_of, live, opened
 from sessionlake.errors import MachineError
-from sessionlake.lake.table_files import folder_of, live, opened
-from sessionlake.laptop.home import require_home
-from sessionlake.laptop.paths import file_of, log_path, path_of, plain_link, relative_path, uri_of
+from sessionlake.local.home import require_home
+from sessionlake.local.paths import file_of, log_path, path_of, plain_link, relative_path, uri_of
+from sessionlake.settings.model import Settings
 
 NAME = "a b#c%20d+ü&=;?*'\"😀"
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(

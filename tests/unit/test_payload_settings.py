@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sessionlake.config import Settings, load_settings
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.history.trace import decoded
-from sessionlake.lab.simulate import run_simulation
-from sessionlake.lake.ledger import config_hash
-from sessionlake.pipeline import Layer, preflight
+from sessionlake.ledger.entries import config_hash
+from sessionlake.operations.pipeline import Layer, preflight
+from sessionlake.settings.model import Settings, load_settings
+from sessionlake_lab.simulate.run import run_simulation
 from support.payloads import avro, avro_schema
 from support.streams import COLUMNS
 

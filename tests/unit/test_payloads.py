@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessionlake.config import CaptureSettings
 from sessionlake.protocol.columns import Column, JsonType
 from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.payload import GivenSchemas, Payload, PayloadFormat
 from sessionlake.protocol.reasons import CODES
+from sessionlake.settings.model import CaptureSettings
 from support.payloads import (
     AVRO_ROW,
     MESSAGE,

@@ -16,7 +16,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold import making
 from sessionlake.gold.aggregate.sources import PARTITION, Declared
@@ -44,9 +43,10 @@ from sessionlake.gold.fold.pack import (
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
-from sessionlake.gold_settings import ProductSettings
 from sessionlake.protocol.arrow import dense
 from sessionlake.protocol.chunk import write_ipc
+from sessionlake.settings.gold import ProductSettings
+from sessionlake.settings.model import Settings
 
 METRICS = ("price", "qty")
 WINDOW = 3

@@ -13,20 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, EVENTS, LEDGER, POSITIONS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
+from sessionlake.delta.schemas.tables import COUNTS
+from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
-from sessionlake.lake import books, positions, progress
-from sessionlake.lake.books import SUMS, VERSIONS, Books, rows_of, stored_sums
-from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, POSITIONS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
-from sessionlake.lake.positions import SCHEMA, carried_to, require_true, summed
-from sessionlake.lake.progress import batches_after, changes_taken_in, covering, ends, last_batch, last_merged, spans
-from sessionlake.lake.retained import Retained
-from sessionlake.lake.schemas import COUNTS
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import REBUILD, Txn
-from sessionlake.retention.ledger import due
+from sessionlake.ledger import books, positions, progress
+from sessionlake.ledger.books import SUMS, VERSIONS, Books, rows_of, stored_sums
+from sessionlake.ledger.positions import SCHEMA, carried_to, require_true, summed
+from sessionlake.ledger.progress import batches_after, changes_taken_in, covering, ends, last_batch, last_merged, spans
+from sessionlake.ledger.retained import Retained
+from sessionlake.operations.retention.ledger import due
+from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _followed
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.losses import versions_left

@@ -10,10 +10,10 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.lab.truth import KafkaMessage
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.testing import Result, fold_raw
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import fold as fold_silver
 from support.folding import raw_table
 from support.seeds import seeds

@@ -7,17 +7,17 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from sessionlake.commands.run import narrowed
-from sessionlake.config import CaptureSettings, Settings, load_settings
+from sessionlake.cli.run import narrowed
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError, LakeError, ProcessorError, SessionlakeError, UsageError
 from sessionlake.examples.logins import Logins
-from sessionlake.lake.schemas import TABLES
-from sessionlake.pipeline import Layer, Pipeline, parts_of
+from sessionlake.operations.pipeline import Layer, Pipeline, parts_of
 from sessionlake.processors import Row
 from sessionlake.processors.job import configured, load
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import module_of
+from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 
 LOGINS = "sessionlake.examples.logins:Logins"
 GOOD = """

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from sessionlake.config import CaptureSettings, OnViolation
 from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorError
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import FORMAT, Kept, ProcessorMemory, StateCodec
 from sessionlake.processors.testing import TOPIC, Sent, fold, run
 from sessionlake.protocol.arrow import session_key
+from sessionlake.settings.model import CaptureSettings, OnViolation
 
 HOUR = 3_600_000
 """The session timeout."""

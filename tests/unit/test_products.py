@@ -20,16 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.config import Settings
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1D, METRICS_1H, METRICS_1M, STANDARD
 from sessionlake.gold.declared import products_of, schemas_of
-from sessionlake.gold_settings import AggregateKind, GoldSettings, ProductSettings
-from sessionlake.lake.schemas import TABLES
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
+from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
+from sessionlake.settings.model import Settings
 from support.seeds import examples
 
 Change = tuple[str, str, int, int, float | None, float | None, str | None]

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from yaml import safe_dump
 
-from sessionlake.config import ProcessorSettings, Settings, load_settings
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import order_field
 from sessionlake.gold.declared import product_of, schemas_of, tables_of
-from sessionlake.gold_settings import AggregateKind, GoldSettings
 from sessionlake.history.explain import explain
-from sessionlake.maintenance import readers
+from sessionlake.operations.maintenance import readers
 from sessionlake.processors.job import require_usable
 from sessionlake.publish.outlets import outlet_of
+from sessionlake.settings.gold import AggregateKind, GoldSettings
+from sessionlake.settings.model import ProcessorSettings, Settings, load_settings
 from support.seeds import examples
 
 FILLS = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import OffsetRange
+from sessionlake.ledger.entries import OffsetRange
+from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.streaming.guards import begun, committing, forget_begun
 
 RANGES = [OffsetRange("t", 0, 4, 6, 3)]

@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from sessionlake import cli
-from sessionlake.config import GoldSettings, KafkaSettings, Settings
+from sessionlake.cli import app as cli
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import AVERAGES, METRICS_1D, METRICS_1H, METRICS_1M, SENSOR_AVERAGES
+from sessionlake.delta.schemas.names import ROWS as ROWS_TABLE
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared import tables_of
 from sessionlake.gold.products import hold_feeds
-from sessionlake.lake.names import AVERAGES, METRICS_1D, METRICS_1H, METRICS_1M, SENSOR_AVERAGES
-from sessionlake.lake.names import ROWS as ROWS_TABLE
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
 from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
 from sessionlake.publish.job import Publication, require_feed
 from sessionlake.publish.outlets import outlets
+from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
 from support.lakes import folder_of
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.commands.query_as_of import as_views
-from sessionlake.commands.session import moment_of
+from sessionlake.cli.query_as_of import as_views
+from sessionlake.cli.session import moment_of
 from sessionlake.errors import UsageError
 from sessionlake.silver.tables.as_of import AsOf
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER
+from sessionlake.delta.storage.reading import among, begins_with, is_null
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import LEDGER
-from sessionlake.lake.progress import Span, covering, ends, spans
-from sessionlake.lake.reading import among, begins_with, is_null
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.ledger.progress import Span, covering, ends, spans
+from sessionlake.settings.model import Settings
 from support.lakes import folder_of
 
 NUMBERS = [(name, pa.int64()) for name in ("first", "last", "messages")]

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from sessionlake.config import CaptureSettings
 from sessionlake.errors import ConfigError, RegistryError
+from sessionlake.kafka import registry as client
+from sessionlake.kafka.registry import RegistrySchemas
 from sessionlake.protocol.binary import decoder_of
 from sessionlake.protocol.payload import Payload, PayloadFormat
-from sessionlake.runtime import registry as client
-from sessionlake.runtime.registry import RegistrySchemas
+from sessionlake.settings.model import CaptureSettings
 from sessionlake.streaming.payloads import payload_of
 from support.payloads import AVRO_ROW, MESSAGE, Registry, avro_schema, descriptor_set, proto_file, serving
 from support.streams import COLUMNS

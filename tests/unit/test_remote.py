@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
-from sessionlake import cli
-from sessionlake.config import Settings
+from sessionlake.cli import app as cli
+from sessionlake.databricks.remote import runs, statements
+from sessionlake.delta.lake import Lake
 from sessionlake.integrity.rules import Decision
-from sessionlake.lake.tables import Lake
-from sessionlake.remote import runs, statements
+from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import decisions
 from support.stops import make_home, stop
 from support.workspace import TOKEN, USER, Workspace, serving

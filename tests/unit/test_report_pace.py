@@ -8,10 +8,10 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from sessionlake.lake.names import CHANGES, QUARANTINE
-from sessionlake.report import pace
-from sessionlake.report.batches import Batch, few_enough
-from sessionlake.report.pace import lags, throughput
+from sessionlake.delta.schemas.names import CHANGES, QUARANTINE
+from sessionlake.history.report import pace
+from sessionlake.history.report.batches import Batch, few_enough
+from sessionlake.history.report.pace import lags, throughput
 from support.ledgers import NOON
 
 

@@ -11,17 +11,26 @@ import pytest
 from deltalake import write_deltalake
 from typer.testing import CliRunner
 
-from sessionlake import cli
-from sessionlake.config import Settings
-from sessionlake.lake.names import AVERAGES, EVENTS, LEDGER, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, RULE_EVENTS
-from sessionlake.lake.tables import Lake
-from sessionlake.report import contents as contents_module
-from sessionlake.report import words
-from sessionlake.report.alerts import latest_alerts
-from sessionlake.report.answers import Verdict, answers
-from sessionlake.report.contents import contents_of
-from sessionlake.report.crosstab import crosstab
-from sessionlake.report.page import page, write_report
+from sessionlake.cli import app as cli
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
+    AVERAGES,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    METRICS_1M,
+    PROGRESS,
+    QUARANTINE,
+    RULE_EVENTS,
+)
+from sessionlake.history.report import contents as contents_module
+from sessionlake.history.report import words
+from sessionlake.history.report.alerts import latest_alerts
+from sessionlake.history.report.answers import Verdict, answers
+from sessionlake.history.report.contents import contents_of
+from sessionlake.history.report.crosstab import crosstab
+from sessionlake.history.report.page import page, write_report
+from sessionlake.settings.model import Settings
 from support.lakes import folder_of
 from support.ledgers import NOON, entries
 from support.reports import END, Seen, fill, minute, point, write

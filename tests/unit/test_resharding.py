@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.resharding import GoldResharder, MarkedShards
@@ -22,14 +21,14 @@ from sessionlake.integrity.rules import RuleBook
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.lab.truth import KafkaMessage
+from sessionlake.operations.resharding.journal import Journal
+from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.session import Limits, workings
 from sessionlake.processors.shard import MessageByMessage
 from sessionlake.processors.testing import Result, _folded, _keep
-from sessionlake.resharding.journal import Journal
-from sessionlake.resharding.judging import JudgingResharder
+from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
@@ -37,6 +36,7 @@ from sessionlake.silver.job import total
 from sessionlake.silver.stream_times import ends_of
 from sessionlake.streaming.guards import refuse_half_changed, refuse_interrupted_rebuild
 from sessionlake.streaming.payloads import rules_of
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, of_silver, of_truth, raw_table, resharded, shard_of, truth_of
 from support.seeds import examples, seeds
 from support.streams import cut

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.config import RetentionSettings, Settings
-from sessionlake.lake.expired import Expired
-from sessionlake.lake.names import LEDGER
-from sessionlake.lake.progress import latest_since
-from sessionlake.lake.retained import LIMITS
-from sessionlake.lake.tables import Lake
-from sessionlake.retention import removal, rules
-from sessionlake.retention.removal import Retention
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER
+from sessionlake.delta.storage.expired import Expired
+from sessionlake.ledger.progress import latest_since
+from sessionlake.ledger.retained import LIMITS
+from sessionlake.operations.retention import removal, rules
+from sessionlake.operations.retention.removal import Retention
+from sessionlake.settings.model import RetentionSettings, Settings
 from support import ledgers
 from support.lakes import folder_of
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sessionlake.delta.folders import file_keys, file_rows, key_index, rows_by_key
+from sessionlake.delta.folders.file_rows import Footer, read_rows
+from sessionlake.delta.folders.key_index import KeyIndex, Keys
+from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
+from sessionlake.delta.folders.table_files import TableFile
+from sessionlake.delta.storage.reading import TooLargeError
 from sessionlake.errors import LakeError
-from sessionlake.lake import file_keys, file_rows, key_index, rows_by_key
-from sessionlake.lake.file_rows import Footer, read_rows
-from sessionlake.lake.key_index import KeyIndex, Keys
-from sessionlake.lake.reading import TooLargeError
-from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
-from sessionlake.lake.table_files import TableFile
 
 KEYS = ("topic", "row", "at")
 SCHEMA = pa.schema(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Settings
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.table_schema import DECLARED
+from sessionlake.delta.schemas.definition import DECLARED
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.protocol.columns import PUBLISHED
+from sessionlake.settings.model import CaptureSettings, Settings
 
 WITH_DECLARED = {
     name: table for name, table in TABLES.items() if any(column == DECLARED for column, _ in table.columns)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.protocol.arrow import SESSION, are_of
 from sessionlake.protocol.names import DELETE
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import refolded

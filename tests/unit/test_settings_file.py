@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sessionlake import __version__, build
-from sessionlake.config import Settings, load_settings
 from sessionlake.errors import ConfigError
+from sessionlake.settings.model import Settings, load_settings
 from support.dbutils import give_secrets
 
 FILE = """

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from sessionlake.config import CaptureSettings
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state_difference import first_difference
-from sessionlake.lab.truth import KafkaMessage
 from sessionlake.protocol.silence import Silence, decode, encode
+from sessionlake.settings.model import CaptureSettings
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, fold, of_silver, of_truth, truth_of
 from support.seeds import seeds
 from support.streams import COLUMNS, SESSION_TIMEOUT, START, Fact, cut, with_silences

@@ -10,12 +10,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sessionlake.config import CaptureSettings, KafkaSettings, Settings
 from sessionlake.errors import UsageError
-from sessionlake.lab.simulate import PLAIN, Faults, Mix, Scenario, build_scenario, generate, simulate
-from sessionlake.lab.simulate.malformed import Victim, odd_forms, variants
-from sessionlake.lab.truth import KafkaMessage, Rules, Truth
 from sessionlake.protocol.columns import parse_columns
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
+from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.malformed import Victim, odd_forms, variants
+from sessionlake_lab.simulate.run import build_scenario, simulate
+from sessionlake_lab.simulate.scenario import PLAIN, Faults, Mix, Scenario
+from sessionlake_lab.truth import KafkaMessage, Rules, Truth
 
 DEFAULT = parse_columns({"price": "double", "qty": "bigint", "status": "string"})
 EVERY_TYPE = parse_columns(

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.config import Settings
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, Sketch, unpacked
 from sessionlake.gold.declared import products_of
-from sessionlake.gold_settings import GoldSettings, ProductSettings
 from sessionlake.protocol.arrow import one
+from sessionlake.settings.gold import GoldSettings, ProductSettings
+from sessionlake.settings.model import Settings
 from support.seeds import examples
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.lab.truth import KafkaMessage
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, changes_schema
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, rows_schema, snapshots
 from sessionlake.silver.tables.weights import since_kept
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import seeds
 from support.snapshots import INDEX_SCHEMA, Cutter

@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner, Result
 
-from sessionlake import cli
-from sessionlake.lake.schemas import TABLES
+from sessionlake.cli import app as cli
+from sessionlake.delta.schemas.tables import TABLES
 
 COMMANDS = {
     "query": ["query", "SELECT * FROM silver.sessions"],

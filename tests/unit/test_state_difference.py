@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import FIELDS, Hole, SeqMemory, decode_memory, encode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import StateDifference, first_difference
-from sessionlake.lab.truth import KafkaMessage
 from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.protocol.chunk import change_fields, chunk_schema
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, TopicRule
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder
 from support.streams import SESSION_TIMEOUT, START
 

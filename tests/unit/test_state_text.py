@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sessionlake.commands import state as command
-from sessionlake.commands.show import OutputFormat, show
-from sessionlake.config import Settings
+from sessionlake.cli import state as command
+from sessionlake.cli.show import OutputFormat, show
 from sessionlake.history.state import readable, session_state
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import CURSOR, Cursor, Hole, encode_memory
 from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import session_key
+from sessionlake.settings.model import Settings
 
 NOON = 1_767_355_200_000  # 2026-01-02
 CURSOR_OF_S = Cursor(

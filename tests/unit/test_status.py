@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.config import Settings
+from sessionlake.delta.schemas.names import CHANGES, LEDGER
+from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.history import status
-from sessionlake.lake.names import CHANGES, LEDGER
-from sessionlake.lake.positions import SCHEMA
-from sessionlake.lake.schemas import COUNTS
+from sessionlake.ledger.positions import SCHEMA
+from sessionlake.settings.model import Settings
 from support.tables import Tables
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sessionlake.errors import ClaimedError
-from sessionlake.runtime.spark import DATABRICKS_VARIABLE
+from sessionlake.spark.session import DATABRICKS_VARIABLE
 from sessionlake.streaming import stores
 from sessionlake.streaming.stores import put_aside
 

@@ -24,8 +24,8 @@ from sessionlake.errors import (
     note_place,
 )
 from sessionlake.publish.failures import PublishQuery
-from sessionlake.runtime.failures import RESULT_TOO_BIG, JvmException, Raised, failure_of, parse
 from sessionlake.silver.fold.pack import Packer
+from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, Raised, failure_of, parse
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import explain, readable, refused

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.integrity import stream_times
 from sessionlake.integrity.clock import BEGINNING, LaneTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.bronze.topic_rules import Absences, Seen, TopicUpdate, decide
-from sessionlake.config import OnTopicChange
 from sessionlake.errors import OffsetHoleError
-from sessionlake.lake.absent import AbsentOffsets
-from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, jumps, latest
+from sessionlake.ledger.absent import AbsentOffsets
+from sessionlake.ledger.entries import OffsetRange
+from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState, jumps, latest
+from sessionlake.settings.model import OnTopicChange
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
 WEEK = timedelta(days=7)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.show import OutputFormat
-from sessionlake.commands.trace import show_trace
+from sessionlake.cli.show import OutputFormat
+from sessionlake.cli.trace import show_trace
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import BatchCommit, Judgement, Trace, TracedMessage
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, UsageError
-from sessionlake.lab.truth import (
+from sessionlake_lab.truth import (
     KafkaMessage,
     Rules,
     Tables,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
+from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
 
 START = 1_700_000_000_000
 COLUMNS = {

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.bronze.unreadable import Ranges, first_unreadable
-from sessionlake.lake.offset_ranges import without
+from sessionlake.delta.storage.offset_ranges import without
 
 PLACE = st.tuples(st.sampled_from("ab"), st.integers(0, 2))
 RUN = st.tuples(st.integers(0, 40), st.integers(1, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))

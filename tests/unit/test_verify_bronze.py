@@ -16,11 +16,11 @@ from sessionlake.bronze.compare import FIELDS, OFFSET, Compared, Difference, com
 from sessionlake.bronze.overlap import Overlap, overlap
 from sessionlake.bronze.topic_rules import Seen
 from sessionlake.bronze.verify import VerifiedBronze, _left
-from sessionlake.commands.verify_bronze import told
-from sessionlake.lake.offset_ranges import slices
-from sessionlake.lake.progress import Span
-from sessionlake.lake.retained import Beginning
-from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState
+from sessionlake.cli.verify_bronze import told
+from sessionlake.delta.storage.offset_ranges import slices
+from sessionlake.ledger.progress import Span
+from sessionlake.ledger.retained import Beginning
+from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
 NEVER = 2**63 - 1

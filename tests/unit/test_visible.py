@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sessionlake
-from sessionlake.commands.context import say
-from sessionlake.commands.show import OutputFormat, console_on, show, table_of, text_of, write_line, write_text
+import sessionlake_lab
+from sessionlake.cli.context import say
+from sessionlake.cli.show import OutputFormat, console_on, show, table_of, text_of, write_line, write_text
 from sessionlake.visible import encodable, json_line, visible, visible_stream
 
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -128,9 +129,9 @@ def test_whatever_is_written_to_standard_error_is_visible(text, monkeypatch):
 
 def test_no_command_writes_past_the_one_way_out():
     """`show.py` alone touches standard output or makes a console; standard error is made visible where it begins."""
-    root = Path(sessionlake.__file__).parent
+    root, lab = Path(sessionlake.__file__).parent, Path(sessionlake_lab.__file__).parent
     found = []
-    for file in [*root.glob("commands/*.py"), root / "cli.py"]:
+    for file in [*root.glob("cli/*.py"), *lab.glob("cli/*.py")]:
         if file.name == "show.py":
             continue
         tree = ast.parse(file.read_text())

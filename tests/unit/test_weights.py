@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.lab.truth import KafkaMessage
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
+from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import long_beyond
 from support.snapshots import Cutter

@@ -14,20 +14,21 @@ import pytest
 from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
-from sessionlake.config import Settings
+from sessionlake.delta.folders import removal as folder_removal
+from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.staging import StagedFiles
+from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders.table_files import live, opened
+from sessionlake.delta.folders.writable import obstacle
+from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
+from sessionlake.delta.storage import tiers
+from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.lake import folder_removal, tiers
-from sessionlake.lake.expired import Expired
-from sessionlake.lake.folder_staging import StagedFiles
-from sessionlake.lake.folders import Folders
-from sessionlake.lake.marked_merge import merged_by_marking
-from sessionlake.lake.table_files import live, opened
-from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upkeep import Kept
-from sessionlake.lake.upsert import Upsert
-from sessionlake.lake.writable import obstacle
 from sessionlake.protocol.names import DELETE
+from sessionlake.settings.model import Settings
 
 TABLE = "gold.own"
 SCHEMA = pa.schema([("place", pa.string()), ("value", pa.int64())])

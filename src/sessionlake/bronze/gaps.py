@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.lake.absent import Reason, Run, note_absent, runs_between
-from sessionlake.lake.names import BRONZE
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.kafka.transactions import without_message
+from sessionlake.ledger.absent import Reason, Run, note_absent, runs_between
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.transactions import without_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

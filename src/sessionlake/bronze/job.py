@@ -18,29 +18,29 @@ from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.bronze.unreadable import explain_unreadable, note_going_on
-from sessionlake.config import Settings
+from sessionlake.delta.commit import retire, staged
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
+from sessionlake.delta.storage.offset_ranges import within
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, LossError, SessionlakeError
-from sessionlake.lake.commit import retire, staged
-from sessionlake.lake.erasures import Erasure, blanked, erasures
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
-from sessionlake.lake.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
-from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.offset_ranges import within
-from sessionlake.lake.progress import last_batch
-from sessionlake.lake.silences import messages_of
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import latest, read_topics
-from sessionlake.lake.txn import Txn
-from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.frames import Rows
-from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.kafka import (
+from sessionlake.kafka.clients import (
     POLLED_BYTES,
     POLLED_BYTES_AFTER_FAILURE,
     POLLED_BYTES_OF_MANY,
     require_broker,
     spark_source_options,
 )
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
+from sessionlake.ledger.erasures import Erasure, blanked, erasures
+from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.ledger.progress import last_batch
+from sessionlake.ledger.silences import messages_of
+from sessionlake.ledger.topics import latest, read_topics
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import Rows
+from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.checkpoint import last_committed, last_planned, way_on
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, LossError
-from sessionlake.lake.names import BRONZE
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.checkpoint import way_on
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sessionlake.bronze.topic_rules import Seen, change_of
-from sessionlake.lake.offset_ranges import OffsetRanges
-from sessionlake.lake.progress import Span
-from sessionlake.lake.topics import Topic, TopicState
+from sessionlake.delta.storage.offset_ranges import OffsetRanges
+from sessionlake.ledger.progress import Span
+from sessionlake.ledger.topics import Topic, TopicState
 from sessionlake.protocol.types import TopicPartition
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from sessionlake.bronze.offsets import Offsets
 from sessionlake.bronze.subscription import QueryOffsets, starting_offsets
 from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, OffsetHoleError, SessionlakeError
-from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.query import LayerQuery
 

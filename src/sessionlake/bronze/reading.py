@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.subscription import starting_offsets
-from sessionlake.config import Settings
-from sessionlake.lake.absent import Run
+from sessionlake.kafka.clients import spark_source_options
+from sessionlake.ledger.absent import Run
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.kafka import spark_source_options
+from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
+from sessionlake.bronze.kafka_times import said_time
 from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.config import Settings
+from sessionlake.delta.catalog.leases import Moment
+from sessionlake.delta.commit import append, retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, MESSAGES
+from sessionlake.delta.schemas.tables import arrow_schema
+from sessionlake.delta.storage.offset_ranges import within
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.lake.commit import append, retire
-from sessionlake.lake.kafka_times import said_time
-from sessionlake.lake.leases import Moment
-from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.names import BRONZE, MESSAGES
-from sessionlake.lake.offset_ranges import within
-from sessionlake.lake.progress import latest_since
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.schemas import arrow_schema
-from sessionlake.lake.silences import messages_of, silences
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.ledger.entries import OffsetRange
+from sessionlake.ledger.progress import latest_since
+from sessionlake.ledger.silences import messages_of, silences
 from sessionlake.protocol.silence import Silence, decode, encode
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import write_whole
 
 if TYPE_CHECKING:

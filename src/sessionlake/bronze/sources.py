@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.bronze import job, streamed
 from sessionlake.bronze.archive import source as archives
 from sessionlake.bronze.streamed import Streamed
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import ConfigError, LossError
-from sessionlake.kafka_settings import ArchiveSettings, KinesisSettings, SourceKind
-from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.lake.names import BRONZE
-from sessionlake.lake.tables import Lake
+from sessionlake.kafka.clients import require_broker
+from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.kafka import require_broker
-from sessionlake.runtime.spark import on_platform
+from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
+from sessionlake.settings.model import Settings
+from sessionlake.spark.session import on_platform
 from sessionlake.streaming.checkpoint import last_planned, way_on
 from sessionlake.streaming.query import LayerQuery
 

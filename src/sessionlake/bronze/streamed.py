@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sessionlake.bronze.archive.source import SKIP
 from sessionlake.bronze.job import LAYER, entry_of, ranges_behind, versions_beside
-from sessionlake.config import Settings
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, OffsetHoleError
-from sessionlake.kafka_settings import SourceKind
-from sessionlake.lake.commit import append
-from sessionlake.lake.erasures import Erasure, blanked, erasures
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange
-from sessionlake.lake.names import DAMAGED, LEDGER, MESSAGES, TOPICS
-from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
+from sessionlake.ledger.erasures import Erasure, blanked, erasures
+from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.frames import on_disk
+from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import on_disk
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
 from sessionlake.streaming.losses import refuse_lost_tables

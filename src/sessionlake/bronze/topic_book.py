@@ -12,18 +12,18 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.topic_rules import GONE, READ, Absences, Seen, TopicUpdate, decide
-from sessionlake.config import Settings
+from sessionlake.delta.commit import retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, TOPICS
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, TopicChangedError, UnknownTopicError
-from sessionlake.lake.absent import NO_END, behind, noted
-from sessionlake.lake.commit import retire
-from sessionlake.lake.ledger import OffsetRange, TableOutput
-from sessionlake.lake.names import BRONZE, TOPICS
-from sessionlake.lake.progress import spans
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, latest, read_topics, write_topics
-from sessionlake.lake.txn import Txn
+from sessionlake.kafka.admin import KafkaAdmin
+from sessionlake.ledger.absent import NO_END, behind, noted
+from sessionlake.ledger.entries import OffsetRange, TableOutput
+from sessionlake.ledger.progress import spans
+from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState, latest, read_topics, write_topics
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.kafka_admin import KafkaAdmin
+from sessionlake.settings.model import Settings
 from sessionlake.streaming.losses import refuse_unknown_topics
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from sessionlake.config import OnTopicChange
-from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState
+from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState
+from sessionlake.settings.model import OnTopicChange
 
 READ = frozenset({TopicState.ACTIVE})
 """States of topics that are subscribed to."""

@@ -15,12 +15,12 @@ import msgspec
 
 from sessionlake.bronze.offsets import planned_ranges
 from sessionlake.bronze.reading import messages_within
-from sessionlake.config import Settings
+from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, UnreadableMessageError
-from sessionlake.lake.absent import Run
-from sessionlake.lake.names import BRONZE
+from sessionlake.ledger.absent import Run
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.failures import KnownFailure, failure_of
+from sessionlake.settings.model import Settings
+from sessionlake.spark.failures import KnownFailure, failure_of
 from sessionlake.streaming.generations import Generation
 
 if TYPE_CHECKING:

@@ -21,20 +21,20 @@ from sessionlake.bronze.job import as_stored
 from sessionlake.bronze.overlap import Overlap, overlap
 from sessionlake.bronze.reading import messages_within
 from sessionlake.bronze.topic_book import seen_topics
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, MESSAGES
+from sessionlake.delta.storage.offset_ranges import OffsetRanges, slices, within, without
+from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError, LakeError
-from sessionlake.lake.absent import NO_END, Reason, covered, noted
-from sessionlake.lake.names import BRONZE, MESSAGES
-from sessionlake.lake.offset_ranges import OffsetRanges, slices, within, without
-from sessionlake.lake.progress import Span, spans
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import Beginning, beginnings, heads
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import latest, read_topics
+from sessionlake.kafka.admin import KafkaAdmin
+from sessionlake.ledger.absent import NO_END, Reason, covered, noted
+from sessionlake.ledger.progress import Span, spans
+from sessionlake.ledger.retained import Beginning, beginnings, heads
+from sessionlake.ledger.topics import latest, read_topics
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.failures import failure_of
-from sessionlake.runtime.kafka_admin import KafkaAdmin
+from sessionlake.settings.model import Settings
+from sessionlake.spark.failures import failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.delta.commit import append, merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import RESTATEMENTS
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.fold.outputs import RowRange, SeriesOutput
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.folded import Part, rows_of
 from sessionlake.gold.slow import beyond_ddl, recomputed, recomputed_at_hand
-from sessionlake.lake.commit import append, merge
-from sessionlake.lake.ledger import TableOutput
-from sessionlake.lake.names import RESTATEMENTS
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.names import quote
-from sessionlake.runtime.frames import Mapped, Rows, as_frame
+from sessionlake.spark.frames import Mapped, Rows, as_frame
 from sessionlake.streaming.carried import unpack
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from sessionlake.gold.fold.outputs import CHANGES, RowRange, encoded, product_ta
 from sessionlake.gold.fold.series import OF_SESSION
 from sessionlake.gold.folded import Part, read_rows
 from sessionlake.protocol.chunk import write_ipc
-from sessionlake.runtime.frames import Mapped
+from sessionlake.spark.frames import Mapped
 from sessionlake.streaming.carried import unpack
 
 if TYPE_CHECKING:

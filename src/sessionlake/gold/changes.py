@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopics, session_mark_sql
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.protocol.names import quote
+from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -7,7 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from sessionlake.config import Settings, milliseconds
+from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.schemas.names import VIEWS
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
@@ -18,7 +20,8 @@ from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
 from sessionlake.gold.references.declared import enriched_of, enriched_schema, reference_schemas
-from sessionlake.gold_settings import (
+from sessionlake.protocol.names import internal, same_but_for_case, same_name_text
+from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
     AggregateKind,
     AverageSettings,
@@ -27,11 +30,8 @@ from sessionlake.gold_settings import (
     ProductSettings,
     lacking_for_append,
 )
-from sessionlake.lake.names import VIEWS
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.table_schema import TableSchema, Writes
-from sessionlake.protocol.names import internal, same_but_for_case, same_name_text
-from sessionlake.runtime.named_code import NamedCodeError, named_code
+from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.named_code import NamedCodeError, named_code
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
 _KINDS: dict[AggregateKind, Aggregate | Derived] = {

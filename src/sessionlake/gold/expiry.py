@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from sessionlake.delta.commit import delete_rows, next_txn
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.conflicts import repeated
+from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, first_kept
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.tiers import TIERS
-from sessionlake.lake.commit import delete_rows, next_txn
-from sessionlake.lake.conflicts import repeated
-from sessionlake.lake.faults import fault_point
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
-from sessionlake.lake.tables import Lake
+from sessionlake.ledger.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 

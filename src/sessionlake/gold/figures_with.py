@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
+from sessionlake.delta.schemas.tables import own_columns
+from sessionlake.delta.storage.interface import text
+from sessionlake.delta.storage.txn import REBUILD
+from sessionlake.delta.table_function import create_table_function, relation
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.changes import declared_in, late
 from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.lake.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
-from sessionlake.lake.schemas import own_columns
-from sessionlake.lake.storage import text
-from sessionlake.lake.table_function import create_table_function, relation
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 

@@ -22,6 +22,13 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import APPEND_ONLY
+from sessionlake.delta.schemas.names import CHANGES, GOLD
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
+from sessionlake.delta.storage.spark_reader import literal
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import BATCH, Closing, FinalTable, Limits, between, of_rows
 from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
@@ -29,19 +36,12 @@ from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared import finals_of
 from sessionlake.gold.expiry import Expiry, above, are_above
-from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import TableOutput
-from sessionlake.lake.names import CHANGES, GOLD
-from sessionlake.lake.reading import Condition, TableReader, TooLargeError, among
-from sessionlake.lake.spark_reader import literal
-from sessionlake.lake.table_schema import APPEND_ONLY
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
-from sessionlake.runtime.frames import Rows, as_frame
-from sessionlake.silver import handover
+from sessionlake.spark.frames import Rows, as_frame
+from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sessionlake.gold.fold.outputs import GoldReport, SeriesOutput, total
 from sessionlake.protocol.arrow import dense
 from sessionlake.protocol.types import Payloads
-from sessionlake.runtime.frames import Mapped, Rows, as_frame
+from sessionlake.spark.frames import Mapped, Rows, as_frame
 from sessionlake.streaming.carried import rows_in, unpack
 from sessionlake.streaming.folded import Folded, collect, taken_apart
 from sessionlake.streaming.sharded import folded_table

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings, milliseconds
+from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
@@ -42,15 +44,13 @@ from sessionlake.gold.products import (
 )
 from sessionlake.gold.references.beside import AccompaniedQuery
 from sessionlake.gold.references.keeping import References, make_ready
-from sessionlake.lake.ledger import Ledger, LedgerEntry, config_hash
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
-from sessionlake.lake.tables import PASSING_REMOVALS, Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.runtime.interpreted import interpreted
-from sessionlake.silver.handover import HandedOver, Handover, folder, in_force
+from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
+from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.carried import Files
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.streaming.handover import HandedOver, Handover, folder, in_force
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
 if TYPE_CHECKING:

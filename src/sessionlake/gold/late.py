@@ -10,19 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.commit import append, delete_rows
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LATE_POINTS
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.late import LATE_COLUMNS
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
 from sessionlake.gold.folded import Part, rows_of
 from sessionlake.gold.recompute import EachBatch
-from sessionlake.lake.commit import append, delete_rows
-from sessionlake.lake.ledger import TableOutput
-from sessionlake.lake.names import LATE_POINTS
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.names import quote
-from sessionlake.runtime.frames import as_frame
+from sessionlake.spark.frames import as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,11 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.config import Settings
+from sessionlake.delta.commit import next_txn, retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import GOLD, LEASES, SESSIONS
+from sessionlake.delta.storage.interface import writing
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.pack import SEPARATOR
@@ -21,14 +25,10 @@ from sessionlake.gold.fold.resharding import MarkedShards
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import Kept
 from sessionlake.gold.fold.state import marks_of
-from sessionlake.lake.commit import next_txn, retire
-from sessionlake.lake.names import GOLD, LEASES, SESSIONS
-from sessionlake.lake.storage import writing
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.names import quote
-from sessionlake.silver import handover
+from sessionlake.settings.model import Settings
+from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import write_whole
 
 if TYPE_CHECKING:

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.commit import accumulate, append, merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.late import NEVER
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch_rows import BatchRows, is_of_session
 from sessionlake.gold.expiry import Expiry, above, are_above
 from sessionlake.gold.final import Finals
 from sessionlake.gold.recompute import GROUPS
-from sessionlake.lake.commit import accumulate, append, merge
-from sessionlake.lake.ledger import TableOutput
-from sessionlake.lake.reading import Condition, TooLargeError, among
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.names import internal, quote
-from sessionlake.runtime.frames import Mapped, Rows, as_frame, map_groups
+from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

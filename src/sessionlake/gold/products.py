@@ -6,7 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from sessionlake.config import Settings
+from sessionlake.delta.commit import retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import CHANGE_FEED
+from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, RESTATEMENTS
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import by_topic
@@ -18,18 +22,14 @@ from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.expiry import above, due, note_floors
 from sessionlake.gold.final import make_final_anew, places_of
 from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.kept_up import kept_up, note_names
 from sessionlake.gold.late import make_late_anew
 from sessionlake.gold.making import note_making, replace_table
 from sessionlake.gold.recompute import changes_read, recomputed, refuse_removed, version_read
 from sessionlake.gold.references.joined import enriched_rows
-from sessionlake.lake.commit import retire
-from sessionlake.lake.kept_up import kept_up, note_names
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, RESTATEMENTS
-from sessionlake.lake.table_schema import CHANGE_FEED
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.silver.handover import next_batch
+from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.handover import next_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

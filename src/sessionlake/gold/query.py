@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.config import Settings, milliseconds
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.reading import Condition, TableReader, among
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.aggregate.tiers import MINUTE, TIERS, Span, answer_by, spans
 from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.products import whole
-from sessionlake.lake.reading import Condition, TableReader, among
-from sessionlake.lake.tables import Lake
+from sessionlake.settings.model import Settings, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, Declared
@@ -16,13 +17,12 @@ from sessionlake.gold.changes import changes_of, events_of, with_seq_order
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.slow import new_points
-from sessionlake.lake.names import CHANGES, GOLD
-from sessionlake.lake.retained import heads
-from sessionlake.lake.tables import Lake
+from sessionlake.ledger.retained import heads
 from sessionlake.protocol.arrow import dense
 from sessionlake.protocol.names import quote
-from sessionlake.runtime.frames import gathered, map_groups
-from sessionlake.silver import handover
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import gathered, map_groups
+from sessionlake.streaming import handover
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.compare import Compared
 from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.making import made_behind
-from sessionlake.lake.names import RESTATEMENTS
-from sessionlake.lake.tables import Lake
 from sessionlake.protocol.names import quote
-from sessionlake.runtime.frames import gathered
+from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

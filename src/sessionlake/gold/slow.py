@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.storage.interface import Limits
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, of_keys
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.outputs import reported
 from sessionlake.gold.fold.pack import PLACE_BITS, ReadChanges, place_of
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute, series_names
 from sessionlake.gold.references.taken import PART
-from sessionlake.lake.reading import TableReader, TooLargeError, of_keys
-from sessionlake.lake.storage import Limits
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Payloads
-from sessionlake.runtime.frames import map_groups
+from sessionlake.spark.frames import map_groups
 from sessionlake.streaming.carried import sent
 from sessionlake.streaming.sharded import FOLDED_SCHEMA, folded_table
 

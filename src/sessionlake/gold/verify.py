@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
@@ -21,11 +22,10 @@ from sessionlake.gold.recompute import changes_read, refuse_removed, version_rea
 from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.gold.references.verify import verify_references
 from sessionlake.gold.restated import verify_restatements
-from sessionlake.lake.names import CHANGES, LATE_POINTS
-from sessionlake.lake.tables import Lake
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
-from sessionlake.runtime.frames import gathered
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sessionlake.lake.names import (
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import DECLARED
+from sessionlake.delta.schemas.names import (
     CHANGES,
     DATA_QUALITY,
     EVENTS,
@@ -20,12 +22,10 @@ from sessionlake.lake.names import (
     SILVER,
     VIEWS,
 )
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import text
-from sessionlake.lake.table_function import create_table_function, relation
-from sessionlake.lake.table_schema import DECLARED
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import REBUILD
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.interface import text
+from sessionlake.delta.storage.txn import REBUILD
+from sessionlake.delta.table_function import create_table_function, relation
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.names import quote

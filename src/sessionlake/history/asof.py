@@ -13,23 +13,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import Integrity, Settings
+from sessionlake.bronze.kafka_times import TIMED_BY, said_times_of
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
+from sessionlake.delta.storage.far_times import ms_of, time_of, time_text
+from sessionlake.delta.storage.reading import Condition, TableReader
+from sessionlake.delta.storage.values import value_of
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.lake.far_times import ms_of, time_of, time_text
-from sessionlake.lake.kafka_times import TIMED_BY, said_times_of
-from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.lake.progress import ends, last_merged
-from sessionlake.lake.reading import Condition, TableReader
-from sessionlake.lake.retained import Beginning, beginnings, begins, floor_of
-from sessionlake.lake.silences import silences
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.values import value_of
+from sessionlake.ledger.progress import ends, last_merged
+from sessionlake.ledger.retained import Beginning, beginnings, begins, floor_of
+from sessionlake.ledger.silences import silences
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, UNSAID
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after

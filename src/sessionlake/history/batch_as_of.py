@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import Settings
-from sessionlake.errors import LakeError
-from sessionlake.lake.books import VERSIONS, Books, rows_of
-from sessionlake.lake.names import (
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
     EVENTS,
@@ -34,13 +32,15 @@ from sessionlake.lake.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.lake.progress import windows
-from sessionlake.lake.reading import Condition, TableReader, among
-from sessionlake.lake.retained import cut_of, heads
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import REBUILD
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.txn import REBUILD
+from sessionlake.errors import LakeError
+from sessionlake.ledger.books import VERSIONS, Books, rows_of
+from sessionlake.ledger.progress import windows
+from sessionlake.ledger.retained import cut_of, heads
 from sessionlake.protocol.types import Row
+from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER
+from sessionlake.delta.storage.reading import Condition, TableReader
+from sessionlake.delta.storage.values import rows_of
 from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
@@ -23,19 +26,16 @@ from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
 from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.products import LOGIC
-from sessionlake.lake.ledger import rebuilt_by
-from sessionlake.lake.names import CHANGES, GOLD, LEDGER
-from sessionlake.lake.progress import changes_taken_in
-from sessionlake.lake.reading import Condition, TableReader
-from sessionlake.lake.retained import floor_of, heads
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.values import rows_of
+from sessionlake.ledger.entries import rebuilt_by
+from sessionlake.ledger.progress import changes_taken_in
+from sessionlake.ledger.retained import floor_of, heads
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
-from sessionlake.runtime.reading_plan import require_condition
-from sessionlake.silver.handover import reached
+from sessionlake.settings.model import Settings
+from sessionlake.spark.reading_plan import require_condition
 from sessionlake.streaming.checkpoint import is_at_first, last_committed
 from sessionlake.streaming.errors import refused
+from sessionlake.streaming.handover import reached
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,7 +103,7 @@ class _Changes:
     """Silver's changes that gold has taken in.
 
     Attributes:
-        renumbered: see `lake.progress.ChangesTakenIn`.
+        renumbered: see `ledger.progress.ChangesTakenIn`.
     """
 
     rows: DataFrame

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from sessionlake.config import Integrity
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
+from sessionlake.settings.model import Integrity
 
 # Events of a message in its turn; all others come up when it arrives, before a held-back message's turn.
 _IN_TURN = frozenset({EventKind.GAP, EventKind.ORPHAN, EventKind.AFTER_END, EventKind.HEALED})

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from operator import eq, ge, le
 
-from sessionlake.config import Settings
-from sessionlake.lake.absent import AbsentOffsets, Reason, covered
-from sessionlake.lake.names import ABSENT
-from sessionlake.lake.progress import Span, spans
-from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.delta.schemas.names import ABSENT
+from sessionlake.delta.storage.reading import Condition, TableReader
+from sessionlake.ledger.absent import AbsentOffsets, Reason, covered
+from sessionlake.ledger.progress import Span, spans
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.settings.model import Settings
 
 _NAMED = 20
 

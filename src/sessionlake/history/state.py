@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from sessionlake.delta.storage.far_times import FarTime, time_of, time_text
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
-from sessionlake.lake.far_times import FarTime, time_of, time_text
 from sessionlake.protocol.arrow import session_key, session_keys
 
 _HELD = ("offset", "seq", "ts", "size")

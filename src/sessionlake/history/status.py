@@ -12,18 +12,18 @@ from datetime import UTC, datetime
 from operator import gt
 from typing import Any, NamedTuple
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
+from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import AccessError, BrokerError, ConfigError
-from sessionlake.kafka_settings import SourceKind
-from sessionlake.lake.absent import AbsentOffsets, covered
-from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
-from sessionlake.lake.progress import Span, changes_taken_in, spans
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import WAITED_FOR, Topic, latest, topics_of
+from sessionlake.kafka.clients import consumer_config, require_broker
+from sessionlake.ledger.absent import AbsentOffsets, covered
+from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.progress import Span, changes_taken_in, spans
+from sessionlake.ledger.topics import WAITED_FOR, Topic, latest, topics_of
 from sessionlake.protocol.types import Row, TopicPartition
-from sessionlake.runtime.kafka import consumer_config, require_broker
+from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.model import Settings
 
 LAYERS = (BRONZE, SILVER, SILVER_TABLES, GOLD)
 KafkaEnds = dict[TopicPartition, int]

@@ -10,15 +10,7 @@ from operator import eq, ge, gt, le
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import Settings
-from sessionlake.errors import LakeError, NotThereError
-from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
-from sessionlake.history.missing import why_absent, why_unjudged, why_unread
-from sessionlake.integrity.outcome import Action
-from sessionlake.integrity.rules import RuleBook
-from sessionlake.lake.far_times import FarTime, ms_of
-from sessionlake.lake.ledger import RECOVERED
-from sessionlake.lake.names import (
+from sessionlake.delta.schemas.names import (
     BRONZE,
     CHANGES,
     EVENTS,
@@ -30,15 +22,23 @@ from sessionlake.lake.names import (
     SILVER,
     SILVER_TABLES,
 )
-from sessionlake.lake.progress import covering, has_taken_in, last_merged, spans, windows
-from sessionlake.lake.reading import Condition, TableReader
-from sessionlake.lake.retained import beginnings, begins, heads
+from sessionlake.delta.storage.far_times import FarTime, ms_of
+from sessionlake.delta.storage.reading import Condition, TableReader
+from sessionlake.errors import LakeError, NotThereError
+from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
+from sessionlake.history.missing import why_absent, why_unjudged, why_unread
+from sessionlake.integrity.outcome import Action
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.ledger.entries import RECOVERED
+from sessionlake.ledger.progress import covering, has_taken_in, last_merged, spans, windows
+from sessionlake.ledger.retained import beginnings, begins, heads
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
+from sessionlake.settings.model import Settings
 from sessionlake.streaming.payloads import rules_of
 
 _RAW = pa.schema(

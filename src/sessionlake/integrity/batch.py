@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sessionlake.capture import Integrity
 from sessionlake.integrity.cursor import (
     NEVER,
     NO_TIME,
@@ -40,6 +39,7 @@ from sessionlake.integrity.transition import Run, apply_run, apply_runs
 from sessionlake.integrity.window import judge_windows
 from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.settings.capture import Integrity
 
 _CLASSES = list(Integrity)
 

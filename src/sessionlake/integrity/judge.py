@@ -26,7 +26,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sessionlake.capture import Integrity, OnViolation
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, Hole, Status
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, cut_after
 from sessionlake.integrity.outcome import Action, Event, EventKind, MessageHeader, Outcome, Verdict
@@ -34,6 +33,7 @@ from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.transition import apply_message
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.settings.capture import Integrity, OnViolation
 
 CHANGING = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
 """The messages that may change a table."""

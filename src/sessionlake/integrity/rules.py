@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sessionlake.capture import CaptureSettings, Integrity, OnViolation, milliseconds
 from sessionlake.protocol.decode import DecodeRules
+from sessionlake.settings.capture import CaptureSettings, Integrity, OnViolation, milliseconds
 
 
 class Decision(StrEnum):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.capture import Integrity
 from sessionlake.integrity.cursor import NO_TIME, Status
 from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way
 from sessionlake.integrity.outcome import Action, Event, EventKind, Outcome, Verdict
@@ -20,6 +19,7 @@ from sessionlake.integrity.transition import Run, apply_runs
 from sessionlake.protocol.arrow import running_maximum
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.settings.capture import Integrity
 
 
 def judge_windows(batch: ShardBatch, out: Outcome) -> Bools:

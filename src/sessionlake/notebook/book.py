@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.config import CONFIG_VARIABLE, SchemaSettings, Settings, load_settings, settings_of
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ConfigError, NotThereError
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.tables import Lake
-from sessionlake.settings_file import TARGET_VARIABLE, TARGETS, read_document, read_settings
+from sessionlake.settings.file import TARGET_VARIABLE, TARGETS, read_document, read_settings
+from sessionlake.settings.model import CONFIG_VARIABLE, SchemaSettings, Settings, load_settings, settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ class Book:
         if "spark" in namespace:
             self.spark, self.settings = namespace["spark"], self._deployed()
         else:
-            from sessionlake.runtime.spark import spark_session
+            from sessionlake.spark.session import spark_session
 
             self.settings = load_settings()
             self.spark = spark_session(self.settings, app="notebook")

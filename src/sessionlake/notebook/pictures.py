@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sessionlake.history.report.pace import Lag, Throughput
 from sessionlake.history.state import ShardStats
-from sessionlake.report.pace import Lag, Throughput
 
 if TYPE_CHECKING:
     import pandas as pd

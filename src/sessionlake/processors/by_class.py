@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.config import OnViolation, ProcessorSettings
 from sessionlake.errors import ConfigError, ProcessorError
 from sessionlake.processors.api import KeyedProcessor, Record
 from sessionlake.processors.computation import (
@@ -25,6 +24,7 @@ from sessionlake.processors.load import ProcessorRef, ref_of
 from sessionlake.processors.output import BATCH, OutputColumns
 from sessionlake.protocol.arrow import sort_rows
 from sessionlake.protocol.names import internal
+from sessionlake.settings.model import OnViolation, ProcessorSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,10 +14,10 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
 from sessionlake.gold.declared import product_of
 from sessionlake.gold.verify import by_sql
-from sessionlake.processor_settings import ProductProcessor
 from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
 from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
+from sessionlake.settings.processors import ProductProcessor
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.config import ProcessorSettings
 from sessionlake.errors import ConfigError
 from sessionlake.protocol.names import check_columns, quote
-from sessionlake.runtime.frames import map_groups
+from sessionlake.settings.model import ProcessorSettings
+from sessionlake.spark.frames import map_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

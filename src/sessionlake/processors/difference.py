@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.lake.values import rows_of
+from sessionlake.delta.storage.values import rows_of
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:

@@ -9,18 +9,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.declared import product_of
-from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput
-from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
-from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.table_schema import TableSchema, Writes
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.processor_settings import ProductProcessor
+from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
+from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.processors import keyed
 from sessionlake.processors.load import config_hash_of, ref_of
 from sessionlake.processors.output import OutputColumns
@@ -28,8 +26,8 @@ from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, rea
 from sessionlake.processors.shard import MessageByMessage, processor_of
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
-from sessionlake.runtime.interpreted import interpreted
-from sessionlake.silver import handover
+from sessionlake.settings.model import ProcessorSettings, Settings
+from sessionlake.settings.processors import ProductProcessor
 from sessionlake.silver.decisions import binding_decisions, note_going_on, note_stop
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
@@ -42,6 +40,8 @@ from sessionlake.silver.job import (
     violation_of,
 )
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued
+from sessionlake.spark.interpreted import interpreted
+from sessionlake.streaming import handover
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import (

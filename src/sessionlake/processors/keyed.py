@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.build import code_version
-from sessionlake.config import Settings
+from sessionlake.delta.commit import merge
+from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema, names_listed
+from sessionlake.delta.schemas.names import LEDGER, REFERENCE
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.txn import REBUILD, Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.products import LOGIC
-from sessionlake.lake.commit import merge
-from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput
-from sessionlake.lake.names import LEDGER, REFERENCE
-from sessionlake.lake.progress import last_batch
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import heads
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema, names_listed
-from sessionlake.lake.tables import PASSING_REMOVALS, Lake
-from sessionlake.lake.txn import REBUILD, Txn
-from sessionlake.lake.upsert import Upsert
-from sessionlake.processor_settings import ProcessorSettings, ProductProcessor
+from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
+from sessionlake.ledger.progress import last_batch
+from sessionlake.ledger.retained import heads
 from sessionlake.processors.by_class import ByClass
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.output import BATCH
 from sessionlake.protocol.names import DELETE, quote
+from sessionlake.settings.model import Settings
+from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery

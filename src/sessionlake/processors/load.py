@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError
-from sessionlake.lake.ledger import config_hash
+from sessionlake.ledger.entries import config_hash
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.output import OutputColumns
-from sessionlake.runtime.named_code import NamedCodeError, named_code
+from sessionlake.settings.model import ProcessorSettings, Settings
+from sessionlake.settings.named_code import NamedCodeError, named_code
 
 GROUP = "sessionlake.processors"
 

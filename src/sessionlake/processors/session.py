@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from sessionlake.config import OnViolation
 from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import Kept, StateCodec
 from sessionlake.processors.output import Origin, OutputColumns
 from sessionlake.processors.outputs import FailureAction, ProcessorFailure
+from sessionlake.settings.model import OnViolation
 
 _TIMER_BYTES = 9
 

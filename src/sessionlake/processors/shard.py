@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.config import CaptureSettings, OnViolation, ProcessorSettings
 from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.processors.api import Message, Session
@@ -32,6 +31,7 @@ from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Payloads, TopicPartition
+from sessionlake.settings.model import CaptureSettings, OnViolation, ProcessorSettings
 from sessionlake.silver.fold.emit import Judged, first_violations, partition_counts
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState, other_column
 from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.shard import MessageByMessage
 from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.states import has_state, state_frame
 

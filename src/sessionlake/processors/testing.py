@@ -18,9 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sessionlake.config import CaptureSettings, ProcessorSettings
+from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.lake.schemas import COUNTS
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.by_class import calls_of
 from sessionlake.processors.load import ProcessorRef, check
@@ -32,6 +31,7 @@ from sessionlake.processors.shard import processor_of
 from sessionlake.protocol.arrow import SESSION, parts_of_key
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.types import Payloads
+from sessionlake.settings.model import CaptureSettings, ProcessorSettings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES
-from sessionlake.lake.schemas import TABLES
+from sessionlake.delta.schemas.names import CHANGES
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.settings.model import Settings
 
 _PYTHON = {
     "boolean": "bool",

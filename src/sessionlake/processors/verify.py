@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import CHANGE_FEED
 from sessionlake.gold.compare import Compared, compared
-from sessionlake.lake.table_schema import CHANGE_FEED
-from sessionlake.lake.tables import Lake
-from sessionlake.processor_settings import ProductProcessor
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.keyed import KeyedTable
-from sessionlake.silver.handover import taken_in
+from sessionlake.settings.model import Settings
+from sessionlake.settings.processors import ProductProcessor
+from sessionlake.streaming.handover import taken_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessionlake.errors import BrokerError, LakeError, SessionlakeError
-from sessionlake.runtime.failures import KnownFailure, failure_of
+from sessionlake.spark.failures import KnownFailure, failure_of
 from sessionlake.streaming.errors import SCHEMA_CHANGED
 from sessionlake.streaming.query import LayerQuery
 

@@ -9,23 +9,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.definition import CHANGE_FEED
+from sessionlake.delta.schemas.names import GOLD, LEDGER
+from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, LakeError, LossError, MachineError
-from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import Ledger, LedgerEntry, config_hash
-from sessionlake.lake.names import GOLD, LEDGER
-from sessionlake.lake.progress import last_batch
-from sessionlake.lake.table_schema import CHANGE_FEED
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.kafka.clients import require_broker, spark_kafka_options
+from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
+from sessionlake.ledger.progress import last_batch
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, Messages
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.publish.outlets import outlet_of
 from sessionlake.publish.topic import BATCH_BYTES, prepare, require_topic
-from sessionlake.runtime.frames import map_batches
-from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import map_batches
+from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.checkpoint import require_readable
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.source_columns import is_ahead, other_column

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sessionlake.config import Settings
+from sessionlake.delta.schemas.names import GOLD, ROWS, VIEWS
 from sessionlake.errors import UsageError
 from sessionlake.gold.declared import product_of, tables_of, with_finals
-from sessionlake.gold_settings import ProductSettings
-from sessionlake.lake.names import GOLD, ROWS, VIEWS
+from sessionlake.settings.gold import ProductSettings
+from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 

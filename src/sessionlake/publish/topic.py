@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError, UsageError
-from sessionlake.runtime.kafka import client_config
+from sessionlake.kafka.clients import client_config
+from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

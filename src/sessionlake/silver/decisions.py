@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from sessionlake.config import Settings
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import DECISIONS, SILVER
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.commit import append
-from sessionlake.lake.names import DECISIONS, SILVER
-from sessionlake.lake.progress import has_taken_in
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.progress import has_taken_in
+from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming.guards import Begun, begun
 

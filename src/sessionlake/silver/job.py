@@ -9,28 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.config import Settings, milliseconds
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.schemas.names import (
+    CHANGES,
+    CUTS,
+    DECISIONS,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    SILVER,
+)
+from sessionlake.delta.schemas.tables import COUNTS
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
-from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
-from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.schemas import COUNTS
-from sessionlake.lake.tables import PASSING_REMOVALS, Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
+from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
-from sessionlake.runtime.frames import Mapped, Rows
-from sessionlake.runtime.interpreted import interpreted
-from sessionlake.silver import handover
+from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.silver.decisions import binding_decisions, note_going_on, note_stop, taken
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import Unpack, unpacked
-from sessionlake.silver.handover import Handover
 from sessionlake.silver.quarantine import whole
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
+from sessionlake.spark.frames import Mapped, Rows
+from sessionlake.spark.interpreted import interpreted
+from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
@@ -40,6 +49,7 @@ from sessionlake.streaming.guards import (
     refuse_interrupted_rebuild,
     refuse_removed_history,
 )
+from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
@@ -262,7 +272,7 @@ def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
 
 def row_ddl(settings: Settings, table: str) -> str:
     """DDL of what a fold's payloads for the table hold: its columns less the raw message."""
-    from sessionlake.lake.schemas import TABLES
+    from sessionlake.delta.schemas.tables import TABLES
 
     added = {"key", "value"}
     return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)

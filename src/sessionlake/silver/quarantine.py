@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.lake.names import MESSAGES, QUARANTINE
-from sessionlake.lake.offset_ranges import enclosing, within
-from sessionlake.lake.reading import TableReader, TooLargeError, of_keys
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
-from sessionlake.runtime.frames import Rows, as_frame
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.offset_ranges import enclosing, within
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, of_keys
 from sessionlake.silver.fold.schemas import ShardReport
+from sessionlake.spark.frames import Rows, as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

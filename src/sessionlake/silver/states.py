@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import SILVER
-from sessionlake.lake.progress import last_batch
-from sessionlake.lake.tables import Lake
-from sessionlake.silver import handover
+from sessionlake.ledger.progress import last_batch
+from sessionlake.settings.model import Settings
+from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.sharded import PACKED_SCHEMA, stored_states
 

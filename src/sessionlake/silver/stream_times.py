@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.config import Settings
+from sessionlake.bronze.kafka_times import said_time
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import MESSAGES
+from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING, LaneTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import SCHEMA, StreamTimes
-from sessionlake.lake.faults import fault_point
-from sessionlake.lake.kafka_times import said_time
-from sessionlake.lake.names import MESSAGES
-from sessionlake.lake.retained import beginnings, begins
-from sessionlake.lake.silences import silences
-from sessionlake.lake.tables import Lake
+from sessionlake.ledger.retained import beginnings, begins
+from sessionlake.ledger.silences import silences
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
+from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.streaming.checkpoint import last_planned, write_whole
 

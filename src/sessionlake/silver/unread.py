@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import MESSAGES
-from sessionlake.lake.progress import last_batch
-from sessionlake.lake.silences import silences, silences_of
-from sessionlake.lake.tables import PASSING_REMOVALS, Lake
+from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.schemas.names import MESSAGES
+from sessionlake.ledger.progress import last_batch
+from sessionlake.ledger.silences import silences, silences_of
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.silver import handover
+from sessionlake.settings.model import Settings
+from sessionlake.streaming import handover
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sessionlake.lake.txn import Txn
+    from sessionlake.delta.storage.txn import Txn
 
 
 def unread_silences(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sessionlake.config import Settings
+from sessionlake.settings.model import Settings
 
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 15.0

@@ -81,7 +81,7 @@ def rows_in(payload: bytes | pa.Buffer) -> pa.Table:
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`payload binary` to the rows in the payloads; see `runtime.frames.Mapped`."""
+    """`payload binary` to the rows in the payloads; see `spark.frames.Mapped`."""
     for batch in batches:
         for payload in batch.column("payload"):
             yield from rows_in(payload.as_buffer()).to_batches()

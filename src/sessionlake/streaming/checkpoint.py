@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sessionlake.delta.schemas.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 from sessionlake.errors import LAST_RESORT, LossError
-from sessionlake.lake.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 
 # Spark goes back no further than the batch before the last one.
 _LATEST = 2

@@ -17,8 +17,8 @@ from sessionlake.errors import (
     SessionlakeError,
     UsageError,
 )
-from sessionlake.laptop.gateway import death_of_jvm
-from sessionlake.runtime.failures import RESULT_TOO_BIG, KnownFailure, Raised, SparkFailure, failure_of, one_line
+from sessionlake.local.gateway import death_of_jvm
+from sessionlake.spark.failures import RESULT_TOO_BIG, KnownFailure, Raised, SparkFailure, failure_of, one_line
 from sessionlake.streaming.checkpoint import require_readable, way_on
 
 SCHEMA_CHANGED = (

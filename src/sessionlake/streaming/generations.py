@@ -24,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, LossError
-from sessionlake.lake.txn import Txn
 from sessionlake.streaming.checkpoint import last_committed, last_planned, require_readable, way_on, write_whole
 
 _FOLDER = "generations"

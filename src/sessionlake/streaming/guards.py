@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from sessionlake.config import Integrity, Settings
-from sessionlake.errors import LakeError, LossError
-from sessionlake.integrity.rules import RuleBook
-from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.ledger import config_hash as hash_of
-from sessionlake.lake.names import (
+from sessionlake.delta.lake import Lake, storage_of
+from sessionlake.delta.schemas.names import (
     AVERAGES,
     BRONZE,
     CHANGES,
@@ -29,10 +24,15 @@ from sessionlake.lake.names import (
     RETAINED,
     SILVER,
 )
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import cut_of
-from sessionlake.lake.tables import Lake, storage_of
-from sessionlake.lake.txn import REBUILD
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.txn import REBUILD
+from sessionlake.errors import LakeError, LossError
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.entries import OffsetRange
+from sessionlake.ledger.entries import config_hash as hash_of
+from sessionlake.ledger.retained import cut_of
+from sessionlake.settings.model import Integrity, Settings
 from sessionlake.streaming.checkpoint import way_on, write_whole
 from sessionlake.streaming.generations import Generations
 

@@ -8,22 +8,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.commits import LoggedCommit, set_back
+from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, LossError
-from sessionlake.lake.books import VERSIONS, Books, rows_of, stored_sums
-from sessionlake.lake.commits import LoggedCommit, set_back
-from sessionlake.lake.erasures import erasures
-from sessionlake.lake.ledger import rebuilt_by
-from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
-from sessionlake.lake.progress import last_batch, spans
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import heads
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.silences import NO_MESSAGE
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import read_topics
-from sessionlake.runtime.failures import failure_of
-from sessionlake.runtime.frames import read_whole
+from sessionlake.ledger.books import VERSIONS, Books, rows_of, stored_sums
+from sessionlake.ledger.entries import rebuilt_by
+from sessionlake.ledger.erasures import erasures
+from sessionlake.ledger.progress import last_batch, spans
+from sessionlake.ledger.retained import heads
+from sessionlake.ledger.silences import NO_MESSAGE
+from sessionlake.ledger.topics import read_topics
+from sessionlake.settings.model import Settings
+from sessionlake.spark.failures import failure_of
+from sessionlake.spark.frames import read_whole
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import is_filled, refuse_fresh_checkpoint

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sessionlake.config import CaptureSettings, PayloadSettings
 from sessionlake.errors import ConfigError
 from sessionlake.integrity.rules import decode_rules
+from sessionlake.kafka.registry import RegistrySchemas
 from sessionlake.protocol.binary import decoder_of
 from sessionlake.protocol.decode import DecodeRules
 from sessionlake.protocol.payload import Definition, GivenSchemas, Payload, PayloadFormat, Schemas, UnusableSchemaError
-from sessionlake.runtime.registry import RegistrySchemas
+from sessionlake.settings.model import CaptureSettings, PayloadSettings
 
 
 def rules_of(capture: CaptureSettings) -> DecodeRules:

@@ -8,10 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.config import milliseconds
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.lake.txn import Txn
-from sessionlake.runtime.callbacks import ending_this_thread
+from sessionlake.settings.model import milliseconds
+from sessionlake.spark.callbacks import ending_this_thread
 from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.errors import explain
 from sessionlake.streaming.stores import close_stores
@@ -182,7 +182,7 @@ class LayerQuery:
 def discard_abandoned_states(checkpoint: Path) -> None:
     """Removes what batches that were never committed have left in the state store; the query must not run.
 
-    Spark's manager of local files (see `runtime.spark`) keeps the file that is there when another of its name is
+    Spark's manager of local files (see `spark.session`) keeps the file that is there when another of its name is
     written, and says nothing. A batch that is made once more, after a decision or with other settings, would leave the
     state of the attempt that failed.
     """

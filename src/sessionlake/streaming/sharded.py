@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from sessionlake.errors import note_place
-from sessionlake.laptop.paths import plain_link
+from sessionlake.local.paths import plain_link
 from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.carried import NO_FILES, Emissions, Files, sent
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
-from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import TablePlace, last_planned, read_to
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.runtime.spark import on_platform
+from sessionlake.spark.session import on_platform
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-    from sessionlake.lake.tables import Lake
+    from sessionlake.delta.lake import Lake
 
 _UPKEEP = "spark.sql.streaming.stateStore.maintenanceInterval"
 _ONE_PROCESS = "local["

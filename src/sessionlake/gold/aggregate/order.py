@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.capture import CaptureSettings, Integrity
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.arrow import codes, one
 from sessionlake.protocol.types import Int64s
+from sessionlake.settings.capture import CaptureSettings, Integrity
 
 LIFE = "order:life"
 """Of a change: the first offset of its session's life, under `once`; `NO_LIFE` in other classes."""

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.delta.commit import empty, next_txn, replace_rows
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.document import read_text
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import Pattern
-from sessionlake.lake.commit import empty, next_txn, replace_rows
-from sessionlake.lake.names import RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:

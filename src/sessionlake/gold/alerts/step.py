@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.config import Settings
+from sessionlake.delta.commit import append, merge, replace_rows
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
+from sessionlake.delta.storage.reading import Condition, TableReader
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY
@@ -29,14 +34,9 @@ from sessionlake.gold.rules.patterns import MATCH, sought
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.times import StreamTimes
 from sessionlake.gold.rules.tree import MINUTE_MS
-from sessionlake.lake.commit import append, merge, replace_rows
-from sessionlake.lake.ledger import TableOutput
-from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
-from sessionlake.lake.reading import Condition, TableReader
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
-from sessionlake.runtime.frames import as_frame
+from sessionlake.ledger.entries import TableOutput
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
+from sessionlake.delta.storage.reading import Condition, TableReader, among
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
@@ -21,8 +23,6 @@ from sessionlake.gold.rules.patterns import MATCH, Event, narrowed
 from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
 from sessionlake.gold.rules.times import StreamTimes
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
-from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
-from sessionlake.lake.reading import Condition, TableReader, among
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to so many values are named to the files.

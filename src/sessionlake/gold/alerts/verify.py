@@ -12,7 +12,8 @@ from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, Declared, text_field
 from sessionlake.gold.alerts.book import in_force
@@ -25,11 +26,10 @@ from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED
 from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
 from sessionlake.gold.rules.times import StreamTimes, stream_time
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
-from sessionlake.lake.names import CHANGES, RULE_EVENTS, RULE_STATUS
-from sessionlake.lake.tables import Lake
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
-from sessionlake.runtime.frames import gathered
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.commit import merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import GOLD
+from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.asof import OPEN
 from sessionlake.gold.enrich.reference import (
@@ -30,14 +36,8 @@ from sessionlake.gold.references.taken import (
     read_reference,
     retire_others,
 )
-from sessionlake.lake.commit import merge
-from sessionlake.lake.faults import fault_point
-from sessionlake.lake.names import GOLD
-from sessionlake.lake.reading import Condition, TooLargeError, among
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.names import internal, quote
-from sessionlake.runtime.frames import Rows, as_frame
+from sessionlake.spark.frames import Rows, as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

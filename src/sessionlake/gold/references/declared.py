@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sessionlake.config import Settings
+from sessionlake.delta.schemas.definition import TableSchema, Writes
 from sessionlake.errors import ConfigError
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference, taken_columns
 from sessionlake.gold.enrich.table import BATCH, JOINED_ON, OF_CHANGE, Enriched, Join
-from sessionlake.lake.table_schema import TableSchema, Writes
 from sessionlake.protocol.names import check_columns
-from sessionlake.reference_settings import EnrichedSettings, JoinSettings
+from sessionlake.settings.model import Settings
+from sessionlake.settings.references import EnrichedSettings, JoinSettings
 
 
 def references_of(settings: Settings) -> tuple[Reference, ...]:

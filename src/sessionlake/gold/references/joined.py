@@ -7,10 +7,10 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
 
+from sessionlake.delta.lake import Lake
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
 from sessionlake.gold.enrich.table import SOURCES, Enriched, Join
 from sessionlake.gold.references.taken import frame_of_held
-from sessionlake.lake.tables import Lake
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.gold.enrich.reference import taken_columns
 from sessionlake.gold.enrich.table import Enriched, joins_of
 from sessionlake.gold.products import mark_incomplete, whole
@@ -16,9 +17,8 @@ from sessionlake.gold.references.lookup import lookup_of
 from sessionlake.gold.references.lookups import Lookups
 from sessionlake.gold.references.step import EnrichStep
 from sessionlake.gold.references.taken import TakenRows
-from sessionlake.lake.names import LOOKUP_FAILURES
-from sessionlake.lake.tables import Lake
-from sessionlake.runtime.spark import own_session
+from sessionlake.settings.model import Settings
+from sessionlake.spark.session import own_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sessionlake.errors import ConfigError, LakeError, MachineError
 from sessionlake.protocol.types import Row
-from sessionlake.reference_settings import LookupSettings
-from sessionlake.runtime.named_code import NamedCodeError, named_code
+from sessionlake.settings.named_code import NamedCodeError, named_code
+from sessionlake.settings.references import LookupSettings
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager

@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sessionlake.delta.commit import merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LOOKUP_FAILURES
+from sessionlake.delta.storage.reading import Condition, among, is_null
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError, LakeError
 from sessionlake.gold.enrich.reference import Reference
 from sessionlake.gold.enrich.table import BATCH, Enriched, Join, joins_of
@@ -24,14 +29,9 @@ from sessionlake.gold.enrich.upsert import Key
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
 from sessionlake.gold.references.taken import next_txn
 from sessionlake.gold.references.writing import write_reference
-from sessionlake.lake.commit import merge
-from sessionlake.lake.names import LOOKUP_FAILURES
-from sessionlake.lake.reading import Condition, among, is_null
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.names import DELETE
 from sessionlake.protocol.types import Row
-from sessionlake.reference_settings import LookupSettings
+from sessionlake.settings.references import LookupSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

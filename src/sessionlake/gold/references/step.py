@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.delta.commit import append, merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, GOLD
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.enrich.table import BATCH, IDENTITY, SOURCES, Enriched
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.gold.references.taken import PART, TakenRows, retire_others
-from sessionlake.lake.commit import append, merge
-from sessionlake.lake.ledger import TableOutput
-from sessionlake.lake.names import CHANGES, GOLD
-from sessionlake.lake.reading import Condition, TableReader, TooLargeError
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
-from sessionlake.runtime.frames import Rows
+from sessionlake.ledger.entries import TableOutput
+from sessionlake.spark.frames import Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.delta import commit
+from sessionlake.delta.commit import append, merge, retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import GOLD
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, difference
-from sessionlake.lake import commit
-from sessionlake.lake.commit import append, merge, retire
-from sessionlake.lake.names import GOLD
-from sessionlake.lake.reading import Condition, TableReader, TooLargeError, is_null
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
 from sessionlake.gold.compare import Compared
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.references.declared import references_of
 from sessionlake.gold.references.taken import waiting
-from sessionlake.lake.tables import Lake
+from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import csv, parquet
 
+from sessionlake.delta.commit import merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
 from sessionlake.gold.enrich.upsert import Key, upserted
 from sessionlake.gold.references.taken import next_txn, read_reference
-from sessionlake.lake.commit import merge
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.names import DELETE
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from sessionlake.bounded_yaml import BoundedLoader, place_of
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
 from sessionlake.protocol.columns import twice
+from sessionlake.settings.bounded_yaml import BoundedLoader, place_of
 
 _NAME, _WHEN = "name", "when"
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from sessionlake.capture import Duration, milliseconds
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.tree import (
     MINUTE_MS,
@@ -35,6 +34,7 @@ from sessionlake.gold.rules.tree import (
     Window,
     leaves,
 )
+from sessionlake.settings.capture import Duration, milliseconds
 
 DEEPEST = 32
 LONGEST_MINUTES = 366 * 24 * 60

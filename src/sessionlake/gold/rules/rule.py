@@ -8,7 +8,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
-from sessionlake.capture import Section
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError, Scope, parse
 from sessionlake.gold.rules.tree import (
@@ -22,6 +21,7 @@ from sessionlake.gold.rules.tree import (
     refuse_expression,
     windows,
 )
+from sessionlake.settings.capture import Section
 
 SERIES = ("topic", "session_id", "row_id")
 VALUE = "value"

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.capture import CaptureSettings
 from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Clock, LaneTime, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, new_cursors
@@ -27,6 +26,7 @@ from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ
 from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
+from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.emit import Judged
 from sessionlake.silver.fold.process import Rebuild, ShardProcessor, join, split
 

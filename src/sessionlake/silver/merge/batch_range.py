@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.config import Settings
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
 from sessionlake.protocol.columns import RESCUED
+from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.net_changes import MARKS
 from sessionlake.silver.tables.snapshots import ROW_KEY
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES, PROGRESS, ROWS
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
 from sessionlake.protocol.names import DELETE, quote
-from sessionlake.runtime.frames import map_batches
+from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
+from sessionlake.spark.frames import map_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

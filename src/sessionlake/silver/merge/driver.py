@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES, PROGRESS, ROWS
-from sessionlake.lake.reading import Condition, among
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
+from sessionlake.delta.storage.reading import Condition, among
 from sessionlake.protocol.arrow import SESSION, are_of
 from sessionlake.protocol.names import DELETE
+from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import net_changes, refolded

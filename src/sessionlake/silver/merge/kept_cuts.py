@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.lake.names import CUTS, SNAPSHOT_INDEX
-from sessionlake.lake.reading import Condition, is_null
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CUTS, SNAPSHOT_INDEX
+from sessionlake.delta.storage.reading import Condition, is_null
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.config import Settings
-from sessionlake.lake.commit import append, merge, retire
-from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput, config_hash
-from sessionlake.lake.names import (
+from sessionlake.delta.commit import append, merge, retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
     EVENTS,
@@ -34,20 +33,21 @@ from sessionlake.lake.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.lake.progress import batches_after, last_merged
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn, merges_of
-from sessionlake.lake.upsert import Upsert
+from sessionlake.delta.storage.txn import Txn, merges_of
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
+from sessionlake.ledger.progress import batches_after, last_merged
 from sessionlake.protocol.types import Row, TopicPartition
-from sessionlake.runtime.frames import Rows
-from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.spark import own_session
+from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, least_of
 from sessionlake.silver.merge.sources import UPSERT_SESSIONS, sources, upsert_rows
 from sessionlake.silver.merge.splits import record_splits
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
+from sessionlake.spark.frames import Rows
+from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.session import own_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

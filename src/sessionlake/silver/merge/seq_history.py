@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.lake.names import CHANGES, SNAPSHOTS
-from sessionlake.lake.reading import Condition, among
-from sessionlake.lake.values import values_of
+from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
+from sessionlake.delta.storage.reading import Condition, among
+from sessionlake.delta.storage.values import values_of
 from sessionlake.protocol.arrow import among_keys, are_of, session_keys
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable

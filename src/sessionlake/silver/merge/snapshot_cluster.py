@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import internal, quote
-from sessionlake.runtime.frames import map_batches
+from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import kept_frame
 from sessionlake.silver.tables.snapshots import (
@@ -24,6 +23,7 @@ from sessionlake.silver.tables.snapshots import (
     change_columns,
     snapshots_schema,
 )
+from sessionlake.spark.frames import map_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
-from sessionlake.lake.reading import Condition, TooLargeError, among
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.values import value_of, values_of
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
+from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.values import value_of, values_of
 from sessionlake.protocol.arrow import SESSION, among_keys, are_of, session_keys
+from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of

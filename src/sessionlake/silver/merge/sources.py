@@ -10,20 +10,20 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
-from sessionlake.lake.names import SESSIONS
-from sessionlake.lake.reading import TooLargeError
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.upsert import Upsert
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import SESSIONS
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.reading import TooLargeError
+from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.columns import RESCUED, Column
-from sessionlake.runtime.frames import Rows
+from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.cluster import ClusterSource
 from sessionlake.silver.merge.driver import DriverSource
 from sessionlake.silver.tables.net_changes import MARKS
 from sessionlake.silver.tables.snapshots import ROW_KEY
+from sessionlake.spark.frames import Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

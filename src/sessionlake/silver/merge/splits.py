@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import EVENTS, SESSIONS
+from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import TableOutput
-from sessionlake.lake.names import EVENTS, SESSIONS
-from sessionlake.lake.reading import Condition, TableReader, among
-from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.frames import Rows, as_frame
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS
 from sessionlake.silver.tables.splits import ID, split_events, split_sessions
+from sessionlake.spark.frames import Rows, as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.lake.names import CHANGES, CUTS, LEDGER, PROGRESS, RETAINED, ROWS, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.lake.schemas import TABLES, own_columns
-from sessionlake.lake.storage import text
-from sessionlake.lake.table_function import create_table_function, relation
-from sessionlake.lake.tables import Lake
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, CUTS, LEDGER, PROGRESS, RETAINED, ROWS, SNAPSHOT_INDEX, SNAPSHOTS
+from sessionlake.delta.schemas.tables import TABLES, own_columns
+from sessionlake.delta.storage.interface import text
+from sessionlake.delta.table_function import create_table_function, relation
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:

@@ -1,0 +1,90 @@
+"""A table's changes sent on to Kafka."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sessionlake.delta.lake import Lake
+from sessionlake.errors import LakeError
+from sessionlake.kafka.clients import require_broker
+from sessionlake.ledger.entries import LedgerEntry
+from sessionlake.publish.job import Publication, start
+from sessionlake.settings.model import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOOK_SECONDS = 0.25
+
+
+def preflight(settings: Settings, publication: Publication) -> None:
+    """Refuses what cannot work, before Spark is started for it.
+
+    Raises:
+        UsageError: the table cannot be published, or not to this topic.
+        BrokerError: Kafka does not answer.
+        LakeError: there is no such table yet.
+        MachineError: the home cannot be written.
+    """
+    publication.require_allowed(settings)
+    lake = Lake(settings)
+    lake.storage.require_writable()
+    if lake.surely_lacks(publication.table):
+        raise LakeError(
+            f"publish: {publication.table} is not there yet in {settings.place}: "
+            "fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME"
+        )
+    require_broker(settings)
+
+
+def publish(
+    spark: SparkSession,
+    settings: Settings,
+    publication: Publication,
+    stop: threading.Event,
+    *,
+    once: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Publishes until `stop` is set or, if `once`, what the table holds has been sent.
+
+    Args:
+        say: told what is done, in words.
+
+    Raises:
+        SessionlakeError: what ended it before.
+    """
+    sent = _Sent()
+    doing = f"publishes {publication.table} to {publication.topic}"
+    storage = Lake(settings).storage
+    with storage.claim(spark, publication.name, doing):
+        query = start(spark, settings, publication, once=once, on_batch=sent.add)
+        if not once:
+            say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")
+        try:
+            while not (ended := query.wait(_LOOK_SECONDS)) and not stop.is_set():
+                storage.require_claims()
+        finally:
+            query.stop()
+    say(f"{'done' if once and ended else 'stopped'}: {sent}")
+
+
+class _Sent:
+    """What a run has sent so far."""
+
+    def __init__(self) -> None:
+        self._messages = 0
+        self._first: int | None = None
+        self._last: int | None = None
+
+    def add(self, entry: LedgerEntry) -> None:
+        self._first = entry.source_from if self._first is None else self._first
+        self._last = entry.source_to
+        self._messages += entry.messages
+
+    def __str__(self) -> str:
+        if not self._messages:
+            return "no changes to send"
+        return f"{self._messages:,} messages sent, versions {self._first} to {self._last}"

@@ -1,0 +1,157 @@
+"""SQL over the lake's tables by their two-level names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sessionlake.cli.context import say
+from sessionlake.cli.show import OutputFormat, Rows, collected, show
+from sessionlake.cli.sql_names import names_in, renamed
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold.aggregate.tiers import TIERS
+from sessionlake.gold.definitions import METRICS_BETWEEN, create_metrics_between
+from sessionlake.gold.expiry import floors_in, told
+from sessionlake.gold.figures_with import FIGURES_WITH, create_figures_with
+from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
+from sessionlake.settings.model import Settings
+from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
+from sessionlake.spark.reading_plan import Name, Reads, reads_of
+from sessionlake.streaming.errors import refused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FUNCTIONS = {
+    f"silver.{SESSION_AS_OF}": create_session_as_of,
+    f"gold.{METRICS_BETWEEN}": create_metrics_between,
+    f"gold.{DATA_QUALITY_SINCE}": create_quality_since,
+    f"gold.{FIGURES_WITH}": create_figures_with,
+}
+"""What creates each of the lake's SQL functions, by the name that it has in a catalog; on a laptop it has no schema."""
+
+
+def check(settings: Settings, sql: str) -> None:
+    """Refuses, before Spark is started, a statement over tables that are not there yet.
+
+    Raises:
+        UsageError: there is no statement.
+        LakeError: a local table that it names has not been created yet.
+    """
+    if not sql.strip():
+        raise UsageError('query: expected one statement, as in "SELECT * FROM silver.sessions"')
+    lake, known = Lake(settings), tables(settings)
+    named = [str(one) for one in names_in(sql) if str(one) in known]
+    asked = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
+    missing = [table for table in asked if lake.surely_lacks(table)]
+    if missing:
+        raise LakeError(
+            f"query: {', '.join(missing)} is not there yet in {settings.place}: "
+            "fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME"
+        )
+
+
+def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
+    """Writes the answer to one statement to standard output, and says which of its tables are kept for a time.
+
+    Raises:
+        UsageError: Spark does not accept it, it does more than read, or it fails while it is computed.
+    """
+    read, rows = _asked(spark, settings, sql)
+    show(*rows, form)
+    kept = [one.table for one in settings.gold.products] + [tier.table for tier in TIERS]
+    through = [tier.table for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
+    named = [table for table in kept if table in {*read, *through}]
+    for table, floors in floors_in(Lake(settings).reader(spark), named).items():
+        say(told(table, floors))
+
+
+def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
+    """Column names and rows of the answer to one statement.
+
+    Raises:
+        UsageError: as `answer`.
+    """
+    return _asked(spark, settings, sql)[1]
+
+
+def _asked(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], tuple[list[str], Rows]]:
+    """The lake's tables and functions that a statement reads, and its answer.
+
+    Only these are opened: opening all would take longer than most answers.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    lake = Lake(settings)
+    text = placed(lake, sql)
+    try:
+        reads = reads_of(spark, text, _functions(lake).keys())
+        named = _known(lake, reads)
+    except UsageError as error:
+        raise UsageError(f"query: {error}") from None
+    _open(spark, lake, tables(settings) if reads.lists and not named else named)
+    try:
+        return named, collected(spark.sql(text))
+    except (PySparkException, Py4JError) as error:  # what is raised while it is computed need not be one of Spark's
+        told = refused("query", error)
+        if isinstance(told, UsageError) and not named:
+            told = UsageError(f"{told} Tables: {', '.join(tables(settings))}")
+        raise told from error
+
+
+def _open(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
+    """Makes tables, views and functions known to Spark by their names."""
+    lake.register(spark, [name for name in names if name in tables(lake.settings) and name not in DEFINITIONS])
+    if not lake.storage.keeps_functions:  # else those that write have created them
+        create_views(spark, lake, [name for name in names if name in DEFINITIONS])
+        for name in names:
+            if name in FUNCTIONS:
+                FUNCTIONS[name](spark, lake)
+
+
+def _functions(lake: Lake) -> dict[str, str]:
+    """The lake's functions by what they are called where they are, in lower case."""
+    return {".".join(_parts(lake.storage.function(*name.split("."))[1])): name for name in FUNCTIONS}
+
+
+def _known(lake: Lake, reads: Reads) -> list[str]:
+    """The tables and functions of the lake that a statement reads.
+
+    Raises:
+        UsageError: it reads other tables.
+    """
+    here = {_parts(lake.storage.sql_name(table)): table for table in tables(lake.settings)}
+    others = sorted(".".join(name) for name in reads.tables if name not in here)
+    if others and others[0] in here.values():
+        raise UsageError(f"name {others[0]} in full here: {lake.storage.sql_name(others[0])}")
+    if others:
+        raise UsageError(
+            f"{others[0]} is not a table of the lake. query reads nothing else, neither other tables nor files. "
+            f"Tables: {', '.join(here.values())}"
+        )
+    functions = _functions(lake)
+    return [*(here[name] for name in sorted(reads.tables)), *(functions[name] for name in sorted(reads.functions))]
+
+
+def _parts(name: str) -> Name:
+    """The parts of a name as SQL writes it, in lower case."""
+    quoted = name.startswith("`")
+    parts = name[1:-1].split("`.`") if quoted else name.split(".")
+    return tuple(part.replace("``", "`").lower() for part in parts)
+
+
+def placed(lake: Lake, sql: str) -> str:
+    """The statement with the names that the lake's tables, views and functions have where they are.
+
+    Others are columns of what the statement itself calls so, or are named in full.
+    """
+    known = {*tables(lake.settings), *FUNCTIONS}
+    return renamed(sql, lambda one: lake.storage.sql_name(str(one)) if str(one) in known else None)
+
+
+def tables(settings: Settings) -> list[str]:
+    """Names of the lake's tables and views, those that the configuration adds among them."""
+    return [*TABLES, *DEFINITIONS, *settings.own_tables]

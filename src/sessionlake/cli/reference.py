@@ -1,0 +1,80 @@
+"""Reference tables: put rows into one, and say how far gold has taken them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sessionlake.cli.context import Config, Form, say, settings_of, with_reader, with_spark
+from sessionlake.cli.show import OutputFormat, show
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sessionlake.delta.storage.reading import TableReader
+    from sessionlake.settings.model import Settings
+
+_SHOWN = 3
+_COLUMNS = ("reference", "rows", "state", "waiting", "resting", "why")
+
+reference_app = typer.Typer(no_args_is_help=True, help="Slowly changing tables that changes are joined with.")
+
+
+@reference_app.command("load")
+def load(
+    name: Annotated[str, typer.Argument(help="The table's name, as gold.references has it.")],
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet: its columns; valid_from and valid_to may be missing.")],
+    config: Config = None,
+) -> None:
+    """Put rows in: each ends what held before of its key, and holds from valid_from [now] on."""
+    settings = settings_of(config)
+    from sessionlake.gold.references.declared import references_of
+    from sessionlake.gold.references.writing import reference_named, rows_of_file
+
+    reference = reference_named(references_of(settings), name)
+    rows = rows_of_file(reference, file)
+
+    def work(spark: SparkSession) -> None:
+        from sessionlake.delta.lake import Lake
+        from sessionlake.gold.declared import schemas_of
+        from sessionlake.gold.references.writing import write_reference
+
+        lake = Lake(settings, schemas_of(settings))
+        if not lake.exists(spark, reference.table):
+            lake.ensure(spark, [reference.table])
+        done = write_reference(spark, lake, reference, rows, datetime.now(UTC))
+        say(f"{reference.table}: {rows.num_rows} rows read, {done.rows} written, {done.gone} removed")
+
+    with_spark(settings, work)
+
+
+@reference_app.command("list")
+def show_all(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
+    """The reference tables, what of them gold has yet to take, and which keys rest because of a fault."""
+    settings = settings_of(config)
+    with_reader(settings, lambda reader: show(_COLUMNS, _rows(settings, reader), form))
+
+
+def _rows(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
+    from sessionlake.delta.lake import Lake
+    from sessionlake.errors import LakeError
+    from sessionlake.gold.references.declared import references_of
+    from sessionlake.gold.references.taken import waiting
+
+    found: list[tuple[object, ...]] = []
+    for one in references_of(settings):
+        if not reader.exists(one.table) or not reader.exists(one.taken):
+            found.append((one.name, None, "not there yet", None, None, "`sessionlake run gold` makes it"))
+            continue
+        rows = reader.size(one.table).rows
+        try:
+            rest, faults = waiting(Lake(settings), reader, one)
+        except LakeError as error:
+            found.append((one.name, rows, "rests", None, None, str(error)))
+            continue
+        why = "; ".join(map(str, faults[:_SHOWN])) or None
+        found.append((one.name, rows, "waits for gold" if rest.rows else "taken", rest.rows, len(faults), why))
+    return found

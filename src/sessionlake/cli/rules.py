@@ -1,0 +1,142 @@
+"""Rules from a file: checked, tried over history beside those in force, and put into `gold.rules`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+from yaml import YAMLError
+
+from sessionlake.cli.show import OutputFormat, show
+from sessionlake.delta.commit import merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import RULE_STATUS, RULE_TIMES, RULES
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.errors import ConfigError, UsageError
+from sessionlake.gold.aggregate.order import OnceTopics
+from sessionlake.gold.alerts.book import in_force, wanted
+from sessionlake.gold.alerts.stored import StoredInLake, events_in, moment, times_of_all
+from sessionlake.gold.changes import declared_in
+from sessionlake.gold.expiry import slices_begin
+from sessionlake.gold.rules.alerts import KEY
+from sessionlake.gold.rules.batch import Batch, changed
+from sessionlake.gold.rules.document import Written, read_file
+from sessionlake.gold.rules.patterns import MATCH, sought
+from sessionlake.settings.file import read_text
+from sessionlake.settings.model import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+_COLUMNS = ("text", "enabled", "updated_at")
+_TESTED = ("rule", "change", *KEY, "event", "at", "values")
+
+
+def check(settings: Settings, file: Path) -> list[Written]:
+    """The rules of a file.
+
+    Raises:
+        ConfigError: with the file's name, line and column of everything that is wrong in it.
+    """
+    try:
+        text = read_text(file)
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    rules, problems = read_file(text, declared_in(settings))
+    if problems:
+        raise ConfigError("\n".join(f"{file}:{problem}" for problem in problems))
+    return rules
+
+
+def apply(spark: SparkSession, settings: Settings, rules: Sequence[Written], say: Say, *, only: bool) -> None:
+    """Puts rules into `gold.rules`, those of a name that is there in its place.
+
+    Args:
+        only: disables all others.
+    """
+    lake = Lake(settings)
+    lake.ensure(spark, [RULES])
+    held = {row["name"]: row for row in lake.reader(spark).rows(RULES)}
+    now = datetime.now(UTC)
+    rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]
+    rows = [row for row in rows if _said(held.get(str(row["name"]))) != (row["text"], True)]
+    same, named = len(rules) - len(rows), {one.rule.name for one in rules}
+    others = [row for name, row in held.items() if only and name not in named and row["enabled"]]
+    rows += [row | {"enabled": False, "updated_at": now} for row in others]
+    if rows:
+        source = pa.Table.from_pylist(rows, lake.reader(spark).schema(RULES))
+        merge(spark, lake, RULES, source, Upsert(("name",), _COLUMNS), Txn(f"rules-{uuid4()}", 0))
+    written = len(rows) - len(others)
+    say(f"{written} rules written, {same} as they were, {len(others)} disabled; gold takes them in with its next batch")
+
+
+def _said(row: dict[str, object] | None) -> tuple[object, object] | None:
+    return None if row is None else (row["text"], row["enabled"])
+
+
+def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
+    """What `gold.rules` has, and what gold makes of it."""
+    declared = declared_in(settings)
+    taken = {one.name: one for one in in_force(reader, declared)} if reader.exists(RULE_STATUS) else {}
+    rows = []
+    held = list(reader.rows(RULES))
+    for one in wanted(held, declared, -1, settings.gold.retention.least):
+        now = taken.get(one.name)
+        is_taken = now is not None and (now.rule, now.error) == (one.rule, one.error)
+        state = "waits for gold" if not is_taken else "stopped" if one.error else "evaluated"
+        version = None if one.rule is None else one.rule.version
+        rows.append((one.name, state, version, None if now is None or not is_taken else now.batch, one.error))
+    rows += [(row["name"], "disabled", None, None, None) for row in held if not row["enabled"]]
+    show(("rule", "state", "version", "since_batch", "error"), rows, form)
+
+
+@dataclass(frozen=True)
+class _Tried(StoredInLake):
+    """The lake, with events that nobody has looked for yet."""
+
+    found: pa.Table
+
+    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+        """See `Stored`."""
+        del events, since_ms
+        return self.found
+
+
+def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written], form: OutputFormat, say: Say) -> None:
+    """Shows which alerts rules would have that the log has not, and the other way round; writes nothing."""
+    declared = declared_in(settings)
+    if not reader.exists(RULES):
+        raise UsageError("there is no history to hold rules against: `sessionlake run gold` begins it")
+    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or times_of_all(reader, declared)
+    tried = [one.rule for one in rules]
+    events = sought(tried)
+    begun = ("_ts", operator.ge, min(events.values(), default=0))
+    once = OnceTopics(settings.capture)
+    matches = events_in(reader, list(events), declared, once, begun) if events else MATCH.empty_table()
+    batch = Batch(times, times, pa.table({}), matches, slices_begin(reader))
+    rows = changed([], tried, batch, _Tried(reader, matches))
+    show(
+        _TESTED,
+        [
+            (
+                row.rule.name, "lost" if one.retracted else "gained", *one.alert.key, one.alert.event,
+                moment(one.alert.at_ms), dict(one.grounds.values) if one.grounds else None,
+            )
+            for row in rows
+            for one in [row.logged]
+        ],
+        form,
+    )  # fmt: skip
+    for rule in tried:
+        lost = sum(row.logged.retracted for row in rows if row.rule is rule)
+        gained = sum(row.rule is rule for row in rows) - lost
+        say(f"{rule.name}: {gained} alerts gained, {lost} lost")

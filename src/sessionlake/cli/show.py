@@ -1,0 +1,200 @@
+"""Rows for people (a table) and for programs (JSON lines, CSV): the only way to standard output.
+
+What people read goes through `visible`: no character of the data reaches a terminal as a command.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from sessionlake.delta.storage.far_times import FarTime
+from sessionlake.visible import encodable, json_line, visible
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+Rows = Sequence[Sequence[Any]]
+_UNBOUNDED = 1 << 30
+
+
+class OutputFormat(StrEnum):
+    """How rows are written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | None = None) -> None:
+    """Writes rows.
+
+    JSON is one object a line. There a time is an ISO 8601 string, or, outside the years 1 to 9999, a number of
+    milliseconds; bytes are their text if they are UTF-8 and Base64 if not; NaN and infinities, which JSON lacks, are
+    strings. CSV is the data as it is, unless a terminal reads it: spreadsheets take a cell that begins with = for a
+    formula.
+    """
+    out = out or sys.stdout
+    if form is OutputFormat.JSON:
+        for row in rows:
+            out.write(json_line(dict(zip(names, map(plain, row), strict=True))) + "\n")
+    elif form is OutputFormat.CSV:
+        shown = _as_read_by(out)
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(map(shown, names))
+        writer.writerows([shown(_cell(value, "")) for value in row] for row in rows)
+    else:
+        _print_table(names, rows, out)
+
+
+def write_line(text: str) -> None:
+    """Writes a line that a program may read, such as a path: as it is, unless a terminal reads it."""
+    sys.stdout.write(f"{_as_read_by(sys.stdout)(text)}\n")
+
+
+def write_text(text: str) -> None:
+    """Writes lines for people to read."""
+    sys.stdout.write(f"{visible(text)}\n")
+
+
+def _as_read_by(out: TextIO) -> Callable[[str], str]:
+    return visible if out.isatty() else encodable
+
+
+def collected(frame: DataFrame) -> tuple[list[str], Rows]:
+    """A frame's column names, which may repeat, and its rows."""
+    arrow = frame.toArrow()
+    columns = [_values(arrow.column(i)) for i in range(arrow.num_columns)]
+    return arrow.column_names, list(zip(*columns, strict=True))
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values; maps as dictionaries."""
+    from pyarrow.types import is_map
+
+    from sessionlake.delta.storage.values import values_of
+
+    values = values_of(column)
+    return [None if value is None else dict(value) for value in values] if is_map(column.type) else values
+
+
+def plain(value: Any) -> Any:
+    """The value in the types that JSON has."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, FarTime | bytes):
+        return _text(value) if isinstance(value, bytes) else int(value)
+    if isinstance(value, Decimal | timedelta) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _cell(value: Any, missing: str, *, hinted: bool = False) -> str:
+    if hinted and isinstance(value, FarTime):
+        return str(value)
+    simple = plain(value)
+    if simple is None:
+        return missing
+    if isinstance(simple, bool | dict | list):
+        return json.dumps(simple, ensure_ascii=False)
+    return str(simple)
+
+
+def text_of(said: str, style: str = "") -> Text:
+    """A text for a table or grid, as wide as it is shown."""
+    from rich.text import Text
+
+    return Text(visible(said), style)
+
+
+def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
+    console = console_on(out)
+    console.print(table_of(names, rows))
+    if not rows:
+        console.print("no rows")
+
+
+def console_on(out: TextIO) -> Console:
+    """A console whose text goes through `visible`, and in which brackets are no markup.
+
+    It cuts, folds and pads nothing where there is no width to fit into: in a file or a pipe.
+    """
+    from rich.console import Console
+
+    plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
+    if out.isatty():
+        console = Console(file=out, **plain)
+    else:
+        console = Console(file=cast("TextIO", _Unpadded(out)), width=_UNBOUNDED, **plain)
+    console.push_render_hook(cast("Any", _Visible()))
+    return console
+
+
+class _Visible:
+    """Has each piece of text that a console draws go through `visible`; what the console itself adds does not."""
+
+    def process_renderables(self, renderables: list[Any]) -> list[Any]:
+        """What is drawn instead."""
+        return [_Drawn(one) for one in renderables]
+
+
+class _Drawn:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: Any) -> Iterator[Any]:
+        from rich.segment import Segment
+
+        for piece in console.render(self._inner, options):
+            yield piece if piece.control else Segment(visible(piece.text), piece.style)
+
+
+class _Unpadded:
+    """Text without the spaces at the ends of its lines; it is written by whole lines."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        return self._out.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
+def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:
+    """Rows as a table for a terminal: numbers to the right, nothing cut."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    shown = None if title is None else text_of(title)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=shown, title_justify="left")
+    for i, name in enumerate(names):
+        numeric = any(isinstance(row[i], int | float) for row in rows)
+        table.add_column(text_of(name), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(text_of(_cell(value, "null", hinted=True)) for value in row))
+    return table

@@ -1,0 +1,111 @@
+"""The names of tables and functions in a SQL statement, found by sqlglot: to look them up, and to rename them.
+
+Whether a statement only reads is not decided here, but by the engine that runs it (`spark.reading_plan`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+_EXPLAIN_MODES = ("EXTENDED", "FORMATTED", "COST", "CODEGEN")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A name of two parts in a statement.
+
+    Attributes:
+        schema: in lower case, as `name`.
+        start: index of its first character.
+        end: index behind its last.
+        called: whether it is a function's.
+    """
+
+    schema: str
+    name: str
+    start: int
+    end: int
+    called: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+def names_in(sql: str) -> list[Named]:
+    """Tables and functions with a schema that a statement names, by place; none if sqlglot cannot parse it.
+
+    A name before a column (`silver.sessions.topic`) is found, too, if a table of the statement has that name.
+    """
+    found = list(_tables_and_functions(sql))
+    tables = {str(one) for one in found if not one.called}
+    qualifiers = (one for one in _qualifiers(sql) if str(one) in tables)
+    return sorted({*found, *qualifiers}, key=lambda one: one.start)
+
+
+def renamed(sql: str, rename: Callable[[Named], str | None]) -> str:
+    """The statement with other names for tables and functions.
+
+    Args:
+        rename: what a name becomes; None leaves it.
+    """
+    parts, at = [], 0
+    for one in names_in(sql):
+        new = rename(one)
+        if new is not None:
+            parts += [sql[at : one.start], new]
+            at = one.end
+    return "".join([*parts, sql[at:]])
+
+
+@lru_cache(maxsize=8)
+def trees_of(sql: str) -> tuple[Any, ...]:
+    """The statements of a text as sqlglot's trees, of EXPLAIN what it explains; none if it cannot be parsed."""
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of what it keeps as text, as SHOW
+    try:
+        return tuple(tree for tree in sqlglot.parse(_explained(sql), dialect="databricks") if tree is not None)
+    except (SqlglotError, RecursionError):
+        return ()
+
+
+def _explained(sql: str) -> str:
+    """The statement with spaces for EXPLAIN and its modes: sqlglot takes what follows for a text."""
+    import sqlglot
+
+    words: Sequence[str] = ("EXPLAIN",)
+    while (tokens := sqlglot.tokenize(sql, dialect="databricks")) and tokens[0].text.upper() in words:
+        sql = sql[: tokens[0].start] + " " * (tokens[0].end + 1 - tokens[0].start) + sql[tokens[0].end + 1 :]
+        words = _EXPLAIN_MODES
+    return sql
+
+
+def _tables_and_functions(sql: str) -> Iterator[Named]:
+    from sqlglot import exp
+
+    for tree in trees_of(sql):
+        for node in tree.find_all(exp.Table, exp.Dot):
+            called = isinstance(node, exp.Dot) or isinstance(node.this, exp.Func)
+            if isinstance(node, exp.Table) and not node.catalog and node.db:
+                yield from _named(node.args["db"], node.this, called=called)
+            elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
+                yield from _named(node.this, node.expression, called=True)
+
+
+def _qualifiers(sql: str) -> Iterator[Named]:
+    from sqlglot import exp
+
+    for tree in trees_of(sql):
+        for node in tree.find_all(exp.Column):
+            if node.args.get("db") is not None and node.args.get("catalog") is None:
+                yield from _named(node.args["db"], node.args["table"], called=False)
+
+
+def _named(schema: Any, name: Any, *, called: bool) -> Iterator[Named]:
+    if "start" in schema.meta and "end" in name.meta:
+        yield Named(schema.name.lower(), name.name.lower(), schema.meta["start"], name.meta["end"] + 1, called)

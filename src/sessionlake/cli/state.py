@@ -1,0 +1,67 @@
+"""What silver's state store remembers."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import astuple
+from typing import TYPE_CHECKING
+
+from sessionlake.cli.show import OutputFormat, show
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import PROGRESS
+from sessionlake.delta.storage.reading import Condition
+from sessionlake.errors import UsageError
+from sessionlake.history.asof import choose_place
+from sessionlake.history.state import STATS, readable, session_state, stats_of
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.settings.model import Settings
+from sessionlake.silver.states import shard_of, shard_states
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def show_session_state(
+    spark: SparkSession,
+    settings: Settings,
+    session: str,
+    topic: str | None,
+    form: OutputFormat,
+    partition: int | None = None,
+) -> None:
+    """Writes what is remembered of one session: a row a field, or one object, whose times are numbers of ms.
+
+    Raises:
+        UsageError: nothing is remembered of it, or several are meant, by topic or partition.
+    """
+    topic, partition = _place(spark, settings, session, topic, partition)
+    shard = shard_of(spark, settings, topic, session)
+    stored = next((state for _, state in shard_states(spark, settings, shard)), None)
+    if stored is None:
+        raise UsageError(f"shard {shard}, where session {session!r} of topic {topic} belongs, has no state yet")
+    found = {"shard": shard, **session_state(stored, topic, partition, session)}
+    if form is OutputFormat.TABLE:
+        told = [(name, value) for name, value in readable(found).items() if value not in (None, [])]
+        show(("field", "value"), told, form)
+    else:
+        show(list(found), [list(found.values())], form)
+
+
+def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
+    """Writes a row a shard, by number; in a table, a last row sums them up."""
+    rows = sorted(astuple(stats_of(shard, state)) for shard, state in shard_states(spark, settings))
+    if form is OutputFormat.TABLE and rows:
+        rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
+    show(STATS, rows, form)
+
+
+def _place(
+    spark: SparkSession, settings: Settings, session: str, topic: str | None, partition: int | None
+) -> TopicPartition:
+    own: list[Condition] = [("session_id", operator.eq, session)]
+    own += [] if topic is None else [("topic", operator.eq, topic)]
+    rows = Lake(settings).reader(spark).rows(PROGRESS, *own, columns=["topic", "partition"])
+    place = choose_place(session, {(row["topic"], row["partition"]) for row in rows}, partition)
+    if place is None:
+        raise UsageError(f"session {session!r} is unknown")
+    return place

@@ -1,0 +1,150 @@
+"""One message's way through the lake: a few lines for people, one object for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from typing import Any, TextIO
+
+from sessionlake.cli.show import OutputFormat, console_on, show, table_of, text_of
+from sessionlake.delta.storage.far_times import time_text
+from sessionlake.history.fate import Fate
+from sessionlake.history.trace import BatchCommit, Merge, Trace
+
+# A snapshot can make 100,000 row changes; `--format json` has them all.
+_SHOWN_CHANGES = 20
+_ABSENT = ""
+
+
+def show_trace(found: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
+    """Writes a trace. JSON is one nested object; in CSV its parts' fields are columns, as in `silver.batch`."""
+    out = out or sys.stdout
+    if form is OutputFormat.TABLE:
+        _print(found, out)
+        return
+    whole = asdict(found)
+    if form is OutputFormat.CSV:
+        whole = dict(_flat(whole))
+    show(list(whole), [list(whole.values())], form, out)
+
+
+def _flat(whole: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """One level of columns, the same for every message."""
+    for name, value in whole.items():
+        part = dict.fromkeys(item.name for item in fields(Merge)) if name == "tables" and value is None else value
+        if isinstance(part, dict) and name != "session":
+            yield from ((f"{name}.{key}", item) for key, item in part.items())
+        else:
+            yield name, value
+
+
+def _print(found: Trace, out: TextIO) -> None:
+    from rich.table import Table
+
+    console = console_on(out)
+    place = f"topic {found.topic}, partition {found.partition}, offset {found.offset}: "
+    console.print(text_of(place).append_text(text_of(found.judgement.fate, "bold")))
+    grid = Table.grid(padding=(0, 2))
+    for name, said in _lines(found):
+        grid.add_row(text_of(f"  {name}", "dim"), text_of(said))
+    console.print(grid)
+    if found.changes:
+        console.print(table_of(*_change_rows(found.changes[:_SHOWN_CHANGES])))
+    if len(found.changes) > _SHOWN_CHANGES:
+        console.print(f"and {len(found.changes) - _SHOWN_CHANGES:,} more: --format json has all")
+
+
+def _lines(found: Trace) -> Iterator[tuple[str, str]]:
+    yield "message", _message(found)
+    yield "bronze", _commit(found.bronze)
+    yield "silver", _commit(found.silver)
+    yield "judgement", _judgement(found)
+    if found.tables:
+        yield "tables", _merge(found.tables)
+    elif found.changes:
+        yield "tables", "not merged yet: sessionlake run silver merges"
+    if found.session:
+        yield "session", _session(found.session)
+
+
+def _message(found: Trace) -> str:
+    message = found.message
+    kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
+    if found.judgement.fate is Fate.ERASED:
+        kind = "erased with its session"
+    times = f"Kafka time {time_text(message.timestamp)}"
+    ingested = f", ingested {time_text(message.ingested_at)}" if message.ingested_at else ""
+    return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
+
+
+def _commit(commit: BatchCommit) -> str:
+    if commit.recovered:
+        return (
+            f"batch {commit.batch} or one before it, by {time_text(commit.committed_at)}, when the ledger was recovered"
+        )
+    return f"batch {commit.batch}, committed {time_text(commit.committed_at)}{_wrote(commit)}"
+
+
+def _merge(merge: Merge) -> str:
+    first, last = merge.first_batch, merge.last_batch
+    taken = f"batch {last}" if first == last else f"batches {first} to {last}"
+    return f"silver {taken} merged, committed {time_text(merge.committed_at)}{_wrote(merge)}"
+
+
+def _wrote(commit: BatchCommit) -> str:
+    """The tables' versions, as Delta's own time travel spells them."""
+    tables = ", ".join(f"{table.split('.')[1]}@v{version}" for table, version in commit.versions.items())
+    return f": {tables}" if tables else ""
+
+
+def _judgement(found: Trace) -> str:
+    judgement = found.judgement
+    own = next((event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None)
+    said = [_fate(found, own)]
+    said += [_event(event) for event in judgement.events if event is not own]
+    if judgement.broken_by:
+        said.append(f"broken at offset {judgement.broken_by['offset']} by {_event(judgement.broken_by)}")
+    if judgement.fate is Fate.APPLIED and not found.changes:
+        said.append("it changes no rows")
+    if judgement.batch is not None and judgement.batch != found.silver.batch:
+        when = f", committed {time_text(judgement.committed_at)}" if judgement.committed_at else ""
+        said.append(f"held back until batch {judgement.batch}{when}")
+    return "; ".join(said)
+
+
+def _fate(found: Trace, own: Mapping[str, Any] | None) -> str:
+    judgement = found.judgement
+    if judgement.fate is Fate.HELD:
+        return "held back until its session's watermark passes its event time"
+    by = f" (class {judgement.integrity})" if found.message.type else ""
+    reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None
+    seqs = _seqs(own) if own and judgement.fate is not Fate.LATE else ""
+    why = ", ".join(part for part in (reason, seqs) if part)
+    return f"{judgement.fate}{by}{f': {why}' if why else ''}"
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    seqs = _seqs(event)
+    return f"{event['event']} ({event['action']}){f', {seqs}' if seqs else ''}"
+
+
+def _seqs(event: Mapping[str, Any]) -> str:
+    return "" if event["expected_seq"] is None else f"seq {event['expected_seq']} was due, {event['actual_seq']} came"
+
+
+def _session(session: Mapping[str, Any]) -> str:
+    counts = [f"{name} {session[name]:,}" for name in ("messages", "duplicates", "gaps", "late") if session[name]]
+    return ", ".join([session["session_id"], session["status"], f"next seq {session['next_seq']}", *counts])
+
+
+def _change_rows(changes: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    columns = list(dict.fromkeys(name for change in changes for name in change["set"]))
+    more = [n for n in ("_rescued",) if any(change[n] is not None for change in changes)]
+    rest = [*more, "_epoch", "_seq", "_position"]
+    rows = [
+        [change["change"], change["row_id"] or _ABSENT, *(change["set"].get(name, _ABSENT) for name in columns)]
+        + [change[name] for name in rest]
+        for change in changes
+    ]
+    return ["change", "row_id", *columns, *rest], rows

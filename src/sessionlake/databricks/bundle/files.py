@@ -1,0 +1,222 @@
+"""A bundle's files, and one target as a deployment sees it: files merged, presets applied, references resolved.
+
+The command line that deploys is in no package registry, so the few of its documented steps that a bundle like this one
+relies on are repeated here, and no more.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Any
+
+from sessionlake.errors import ConfigError
+from sessionlake.settings.file import Document, FileError, KeyPath, read_document
+
+BUNDLE_FILE = "databricks.yml"
+REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
+DEVELOPMENT, PRODUCTION = "development", "production"
+LEVELS_BELOW = {
+    "jobs": {"CAN_VIEW": "CAN_VIEW", "CAN_RUN": "CAN_MANAGE_RUN", "CAN_MANAGE": "CAN_MANAGE"},
+    "dashboards": {"CAN_VIEW": "CAN_READ", "CAN_MANAGE": "CAN_MANAGE"},
+    "alerts": {"CAN_VIEW": "CAN_READ", "CAN_RUN": "CAN_RUN", "CAN_MANAGE": "CAN_MANAGE"},
+    "sql_warehouses": {"CAN_VIEW": "CAN_VIEW", "CAN_RUN": "CAN_MONITOR", "CAN_MANAGE": "CAN_MANAGE"},
+    "secret_scopes": {"CAN_VIEW": "READ", "CAN_MANAGE": "MANAGE"},
+}
+"""What the bundle's own levels are on each kind of resource; one that is not here says nothing about it."""
+_RUN_AS = ("jobs", "alerts")
+Tree = dict[str, Any]
+_USER = {"userName": "ada@example.com", "short_name": "ada"}
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """Something wrong, and where."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+@dataclass(frozen=True)
+class BundleFiles:
+    """`databricks.yml`, then the files that it includes, by their path in the bundle."""
+
+    documents: Mapping[str, Document]
+
+    @cached_property
+    def merged(self) -> Tree:
+        """The files as one, nothing resolved; not to be changed."""
+        return reduce(merge, (copy.deepcopy(document.content) for document in self.documents.values()))
+
+    @property
+    def targets(self) -> Tree:
+        """What each target says."""
+        found = self.documents[BUNDLE_FILE].content.get("targets") or {}
+        return {name: target or {} for name, target in found.items()}
+
+    def fault(self, text: str, *key: str | int, file: str | None = None) -> Fault:
+        """A fault at the place that says a key, or the nearest above it."""
+        found = [
+            (depth, name, document.lines[key[:depth]])
+            for name, document in self.documents.items()
+            for depth in range(1, len(key) + 1)
+            if key[:depth] in document.lines and file in {None, name}
+        ]
+        _, name, line = max(found, default=(0, file or BUNDLE_FILE, 1))
+        return Fault(name, line, text)
+
+    def depth(self, *key: str | int) -> int:
+        """How many of a key's parts, from the first on, the files say."""
+        lines = [document.lines for document in self.documents.values()]
+        return max((n for n in range(1, len(key) + 1) if any(key[:n] in said for said in lines)), default=0)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target of a bundle, resolved."""
+
+    name: str
+    config: Tree
+
+    @property
+    def production(self) -> bool:
+        """Whether it is one that must not lose anything."""
+        return bool(self.config.get("mode") == PRODUCTION)
+
+    @property
+    def jobs(self) -> Tree:
+        """The jobs, by their key."""
+        return self.of("jobs")
+
+    def of(self, kind: str) -> Tree:
+        """The resources of a kind, by their key."""
+        return dict(self.config.get("resources", {}).get(kind, {}))
+
+
+def read_bundle(folder: Path) -> BundleFiles:
+    """Reads a bundle's files.
+
+    Raises:
+        ConfigError: there is none, or a file cannot be read.
+    """
+    main = read_document(folder / BUNDLE_FILE)
+    patterns = main.content.get("include", [])
+    if not isinstance(patterns, list) or not all(isinstance(own, str) and not own.startswith("/") for own in patterns):
+        raise FileError(main.path, main.line(("include",)) or 0, ": include is a list of patterns of files below here")
+    included = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
+    return BundleFiles(
+        {BUNDLE_FILE: main} | {file.relative_to(folder).as_posix(): read_document(file) for file in included}
+    )
+
+
+def resolve(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Target:
+    """A target as it would be deployed.
+
+    Args:
+        given: variables' values, which a person or the environment gives; those that nobody gives are `<name>`.
+
+    Raises:
+        ConfigError: a reference leads nowhere.
+    """
+    config = copy.deepcopy(files.merged)
+    chosen = config.pop("targets")[name] or {}
+    declared = {key: (spec or {}).get("default", f"<{key}>") for key, spec in config.pop("variables", {}).items()}
+    values = declared | dict(given) | chosen.pop("variables", {})
+    config = merge(config, chosen)
+    config["bundle"] = config.get("bundle", {}) | {"target": name}
+    config["var"] = values
+    _apply_workspace(config, name)
+    _apply_presets(config)
+    _apply_identities(config)
+    return Target(name, _resolved(config, config, ()))
+
+
+def merge(base: Any, over: Any) -> Any:
+    """Mappings key by key, lists one after the other, anything else replaced."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        return base | {key: merge(base[key], value) if key in base else value for key, value in over.items()}
+    return [*base, *over] if isinstance(base, list) and isinstance(over, list) else over
+
+
+def texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Every text below a node, with its key."""
+    if isinstance(node, dict | list):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for own, value in items:
+            yield from texts(value, (*key, own))
+    elif isinstance(node, str):
+        yield key, node
+
+
+def _apply_workspace(config: Tree, target: str) -> None:
+    root = f"/Workspace/Users/{_USER['userName']}/.bundle/{config['bundle']['name']}/{target}"
+    workspace = {"root_path": root, "file_path": f"{root}/files", "current_user": _USER}
+    config["workspace"] = workspace | config.get("workspace", {})
+
+
+def _apply_presets(config: Tree) -> None:
+    development = config.get("mode") == DEVELOPMENT
+    own = {"name_prefix": f"[dev {_USER['short_name']}] ", "trigger_pause_status": "PAUSED"} if development else {}
+    presets = own | config.get("presets", {})
+    paused = presets.get("trigger_pause_status")
+    for kind, found in config.get("resources", {}).items():
+        for key, resource in found.items():
+            resource.setdefault("id", f"<{kind}.{key}.id>")  # the workspace gives it
+            _name_apart(kind, resource, presets.get("name_prefix", ""))
+            for when in {"continuous", "schedule", "trigger"} & resource.keys() if paused else ():
+                resource[when].setdefault("pause_status", paused)
+
+
+def _apply_identities(config: Tree) -> None:
+    """The bundle's `run_as` and `permissions`, as each resource has them."""
+    permissions = _resolved(config.get("permissions", []), config, ())
+    for kind, found in config.get("resources", {}).items():
+        levels = LEVELS_BELOW.get(kind, {})
+        own = [{**given, "level": levels[given["level"]]} for given in permissions if given["level"] in levels]
+        for resource in found.values():
+            if "run_as" in config and kind in _RUN_AS:
+                resource.setdefault("run_as", config["run_as"])
+            if own:
+                resource["permissions"] = [*resource.get("permissions", []), *own]
+
+
+def _name_apart(kind: str, resource: Tree, prefix: str) -> None:
+    if kind in {"jobs", "sql_warehouses"}:
+        resource["name"] = f"{prefix}{resource.get('name', '')}"
+    elif kind in {"dashboards", "alerts"}:
+        resource["display_name"] = f"{prefix}{resource.get('display_name', '')}"
+    elif kind == "schemas":
+        resource["name"] = re.sub(r"\W+", "_", prefix).lstrip("_") + str(resource.get("name", ""))
+
+
+def _resolved(node: Any, config: Tree, seen: tuple[str, ...]) -> Any:
+    if isinstance(node, dict):
+        return {key: _resolved(value, config, seen) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_resolved(value, config, seen) for value in node]
+    if not isinstance(node, str):
+        return node
+    whole = REFERENCE.fullmatch(node)
+    if whole:
+        return _looked_up(whole[1], config, seen)
+    return REFERENCE.sub(lambda match: str(_looked_up(match[1], config, seen)), node)
+
+
+def _looked_up(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
+    node: Any = config
+    for part in path.split("."):
+        if not isinstance(node, dict) or part not in node:
+            known = ", ".join(node) if isinstance(node, dict) else "nothing"
+            raise ConfigError(f"${{{path}}} refers to nothing: there is no {part!r}; there is {known}")
+        node = node[part]
+    if path in seen:
+        raise ConfigError(f"${{{path}}} refers to itself")
+    return _resolved(node, config, (*seen, path))

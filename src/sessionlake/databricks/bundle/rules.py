@@ -1,0 +1,274 @@
+"""What is wrong with a bundle and its settings file, with file and line.
+
+Nothing is asked of a workspace, and no secret is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sessionlake.databricks.bundle.files import (
+    DEVELOPMENT,
+    PRODUCTION,
+    REFERENCE,
+    BundleFiles,
+    Fault,
+    Target,
+    Tree,
+    read_bundle,
+    resolve,
+    texts,
+)
+from sessionlake.databricks.bundle.identity_rules import LEVELS, permission_faults
+from sessionlake.databricks.bundle.job_rules import JobFault, Refused, job_faults
+from sessionlake.errors import ConfigError
+from sessionlake.settings.file import TARGETS, FileError, KeyPath, read_document, read_settings
+from sessionlake.settings.model import DEFAULT_FILE, wrong_settings
+
+MODELS = {
+    "jobs": "Job",
+    "schemas": "Schema",
+    "volumes": "Volume",
+    "sql_warehouses": "SqlWarehouse",
+    "dashboards": "Dashboard",
+    "alerts": "Alert",
+    "secret_scopes": "SecretScope",
+}
+"""The kinds of resources, and what the package `databricks-bundles` calls their models."""
+_ROOMS = {"var", "resources", "bundle", "workspace"}
+_KEPT = {"schemas", "secret_scopes"}
+_KEPT_VOLUME = "checkpoints"
+
+
+def bundle_faults(folder: Path, given: Mapping[str, Any], refused: Refused) -> list[Fault]:
+    """Everything wrong with the bundle in a folder, in order.
+
+    Args:
+        given: values of variables.
+        refused: says why the package's command line refuses a job's words.
+    """
+    try:
+        files = read_bundle(folder)
+    except FileError as error:
+        return [_unreadable(folder, error)]
+    found = [*_key_faults(files), *_mode_faults(files), *_level_faults(files), *_reference_faults(files)]
+    found += [*_kind_faults(files)]
+    if not found:
+        found += [fault for name in files.targets for fault in _target_faults(files, name, given, refused)]
+    return sorted({*found, *settings_faults(folder, files)})
+
+
+def settings_faults(folder: Path, files: BundleFiles) -> Iterator[Fault]:
+    """What is wrong with the settings file, for any target; secrets are taken to be what they must be."""
+    try:
+        document = read_document(folder / DEFAULT_FILE)
+        for name in (None, *files.targets):
+            said = read_settings(document, name)
+            for line, text in wrong_settings(said):
+                yield Fault(DEFAULT_FILE, line or 1, text)
+            for key, path in said.paths():
+                if path.is_relative_to(folder) and not path.is_file():
+                    yield Fault(DEFAULT_FILE, said.line(key) or 1, f"{path.relative_to(folder)}: there is no such file")
+    except FileError as error:
+        yield _unreadable(folder, error)
+        return
+    for name in document.content.get(TARGETS, {}).keys() - files.targets.keys():
+        text = f"targets.{name}: the bundle has no such target; it has {', '.join(files.targets)}"
+        yield Fault(DEFAULT_FILE, document.line((TARGETS, name)) or 1, text)
+
+
+def models_are_here() -> bool:
+    """Whether resources can be checked against their models: `databricks-bundles` is for development."""
+    return find_spec("databricks") is not None and find_spec("databricks.bundles") is not None
+
+
+def _unreadable(folder: Path, error: FileError) -> Fault:
+    return Fault(error.path.relative_to(folder).as_posix(), error.line, error.why)
+
+
+def _key_faults(files: BundleFiles) -> Iterator[Fault]:
+    kinds, places = defaultdict(set), defaultdict(set)
+    for file, document in files.documents.items():
+        for kind, key, _ in _resources(document.content):
+            places[kind, key].add(file)
+        for _, scope, _ in _scopes(document.content):
+            for kind, key, _ in _resources(scope):
+                kinds[key].add(kind)
+    for key, found in kinds.items():
+        if len(found) > 1:
+            last = max(found)
+            text = f"key {key!r} has several types: {', '.join(sorted(found))}"
+            yield files.fault(text, "resources", last, key)
+    for (kind, key), spread in places.items():
+        text = f"{kind}.{key} is spread over {', '.join(sorted(spread))}"
+        for place in spread if len(spread) > 1 else ():
+            yield files.fault(text, "resources", kind, key, file=place)
+
+
+def _mode_faults(files: BundleFiles) -> Iterator[Fault]:
+    for name, target in files.targets.items():
+        if target.get("mode") not in {DEVELOPMENT, PRODUCTION}:
+            text = f"target {name}: mode {target.get('mode')!r} is not one of {DEVELOPMENT}, {PRODUCTION}"
+            yield files.fault(text, "targets", name, "mode")
+        if target.get("mode") == PRODUCTION and not (target.get("run_as") or files.merged.get("run_as")):
+            yield files.fault(f"target {name}: without run_as its jobs run as whoever deploys", "targets", name)
+
+
+def _level_faults(files: BundleFiles) -> Iterator[Fault]:
+    for document in files.documents.values():
+        for where, scope, key in _scopes(document.content):
+            yield from _wrong_levels(files, where, "bundle", scope, key)
+            for kind, name, resource in _resources(scope):
+                own = (*key, "resources", kind, name)
+                yield from _wrong_levels(files, f"{where}{kind}.{name}: ", kind, resource, own)
+
+
+def _wrong_levels(files: BundleFiles, where: str, kind: str, holder: Tree, key: tuple[str, ...]) -> Iterator[Fault]:
+    if "permissions" in holder and kind not in LEVELS:
+        yield files.fault(f"{where}takes no permissions", *key, "permissions")
+        return
+    for number, said in enumerate(holder.get("permissions", [])):
+        given, place = _with_default(files, said, (*key, "permissions", number))
+        if not isinstance(given, dict):
+            given = {}
+        level, place = _with_default(files, given.get("level"), (*place, "level"))
+        if level not in LEVELS[kind]:
+            text = f"{where}level {level!r} is not one of {', '.join(LEVELS[kind])}"
+            yield files.fault(text, *place)
+
+
+def _with_default(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -> tuple[Any, tuple[str | int, ...]]:
+    """A value and where it stands: of a reference to a variable, the variable's default."""
+    reference = REFERENCE.fullmatch(node) if isinstance(node, str) else None
+    if reference is None or not reference[1].startswith("var."):
+        return node, key
+    variable = reference[1].removeprefix("var.")
+    return (files.merged.get("variables", {}).get(variable) or {}).get("default"), ("variables", variable, "default")
+
+
+def _reference_faults(files: BundleFiles) -> Iterator[Fault]:
+    declared, used = files.merged.get("variables", {}), set()
+    for document in files.documents.values():
+        for key, text in texts(document.content):
+            for path in REFERENCE.findall(text):
+                used.add(path)
+                if wrong := _dangling(files, path):
+                    yield files.fault(f"${{{path}}}{wrong}", *key)
+    for name, spec in declared.items():
+        if not (spec or {}).get("description"):
+            yield files.fault(f"variable {name} has no description", "variables", name)
+        if f"var.{name}" not in used:
+            yield files.fault(f"variable {name} is used nowhere", "variables", name)
+    for name, target in files.targets.items():
+        for variable in target.get("variables", {}).keys() - declared.keys():
+            text = f"target {name}: there is no variable {variable}"
+            yield files.fault(text, "targets", name, "variables", variable)
+
+
+def _dangling(files: BundleFiles, path: str) -> str | None:
+    room, _, rest = path.partition(".")
+    declared = files.merged.get("variables", {})
+    resources = {f"{kind}.{key}" for kind, key, _ in _resources(files.merged)}
+    wrong = {
+        f": there is no such variable; there are {', '.join(declared)}": room == "var" and rest not in declared,
+        ": there is no such resource": room == "resources" and ".".join(rest.split(".")[:2]) not in resources,
+        " begins with none of var, resources, bundle, workspace": room not in _ROOMS,
+    }
+    return next((text for text, applies in wrong.items() if applies), None)
+
+
+def _kind_faults(files: BundleFiles) -> Iterator[Fault]:
+    for document in files.documents.values():
+        for _, scope, key in _scopes(document.content):
+            for kind in {kind for kind, _, _ in _resources(scope)} - MODELS.keys():
+                yield files.fault(f"there is no kind of resource {kind!r} here", *key, "resources", kind)
+
+
+def _refused_by_model(kind: str, resource: Tree) -> str | None:
+    """What a resource's model says against it; None if nothing, or if the models are not here."""
+    if not models_are_here():
+        return None
+    model = getattr(import_module(f"databricks.bundles.{kind}"), MODELS[kind])
+    try:
+        model.from_dict({name: value for name, value in resource.items() if name != "id"})
+    except (TypeError, ValueError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def _key_of(node: Any, word: str) -> KeyPath:
+    """Where below a node a key or a value of this name stands."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        if word in (key, value):
+            return (key,)
+        if below := _key_of(value, word):
+            return (key, *below)
+    return ()
+
+
+def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refused: Refused) -> Iterator[Fault]:
+    try:
+        target = resolve(files, name, given)
+    except ConfigError as error:
+        yield files.fault(f"target {name}: {error}", "targets", name)
+        return
+    for kind, key, resource in _resources(target.config):
+        own = ("resources", kind, key)
+        if wrong := _refused_by_model(kind, resource):
+            word = next((word for word in re.findall(r"'([\w-]+)'", wrong) if word != MODELS[kind]), "")
+            found: Iterable[JobFault] = [(_key_of(resource, word), wrong)]
+        else:
+            own_faults = job_faults(resource, refused) if kind == "jobs" else ()
+            found = [*own_faults, *permission_faults(target, kind, resource)]
+        for path, text in found:
+            yield files.fault(f"{kind}.{key}: {text}", *_place(files, name, (*own, *path)))
+    if target.production:
+        yield from _unkept(files, target)
+
+
+def _place(files: BundleFiles, target: str, key: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Where a value of a resource is said: by the variable that it is taken from, if it is, or that one's own."""
+    node: Any = files.merged
+    for depth in range(len(key) + 1):
+        if isinstance(node, str) and (whole := REFERENCE.fullmatch(node)) and whole[1].startswith("var."):
+            variable = whole[1].removeprefix("var.")
+            own = ("targets", target, "variables", variable)
+            chosen = variable in files.targets[target].get("variables", {})
+            default = ("variables", variable, "default", *key[depth:])
+            # A wrong name in a variable stands there, though what it is given is another variable.
+            return own if chosen else _place(files, target, default) if depth < len(key) - 1 else default
+        try:
+            node = node[key[depth]]
+        except (LookupError, TypeError):
+            break
+    said = ("targets", target, *key)
+    return said if files.depth(*said) - 2 > files.depth(*key) else key
+
+
+def _unkept(files: BundleFiles, target: Target) -> Iterator[Fault]:
+    for kind, key, resource in _resources(target.config):
+        kept = kind in _KEPT or (kind, key) == ("volumes", _KEPT_VOLUME)
+        if kept and not (resource.get("lifecycle") or {}).get("prevent_destroy"):
+            text = (
+                f"target {target.name}: {kind}.{key} holds what cannot be made again: lifecycle.prevent_destroy: true"
+            )
+            yield files.fault(text, "targets", target.name, "resources", kind, key)
+
+
+def _scopes(content: Tree) -> list[tuple[str, Tree, tuple[str, ...]]]:
+    """The document itself and each of its targets, which may say the same things, with how a fault there begins."""
+    targets = content.get("targets") or {}
+    return [("", content, ()), *((f"target {n}: ", scope or {}, ("targets", n)) for n, scope in targets.items())]
+
+
+def _resources(scope: Tree) -> list[tuple[str, str, Tree]]:
+    """Type, key and content of whatever shares the keys' one namespace."""
+    shared = dict(scope.get("resources", {})) | ({"scripts": scope["scripts"]} if "scripts" in scope else {})
+    return [(kind, key, own or {}) for kind, resources in shared.items() for key, own in resources.items()]

@@ -1,0 +1,78 @@
+"""`ops.leases` in a catalog, read and written by Spark."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.delta.catalog.leases import Lease
+from sessionlake.delta.schemas.names import LEASES
+from sessionlake.delta.schemas.tables import TABLES, arrow_schema
+from sessionlake.delta.storage.conflicts import conflicts
+from sessionlake.delta.storage.interface import Storage, writing
+from sessionlake.delta.storage.spark_reader import literal
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.spark.frames import as_frame
+from sessionlake.spark.interpreted import conf, interpreted
+from sessionlake.spark.session import own_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Under fair scheduling, jobs of a pool of their own get their share of the cores as tasks of others end.
+_POOL = "spark.scheduler.pool"
+
+
+@contextmanager
+def _own_pool(spark: SparkSession) -> Iterator[None]:
+    """Under fair scheduling, has this thread's jobs wait for no others: a lease's work may keep every core busy."""
+    context = spark.sparkContext
+    before = context.getLocalProperty(_POOL)
+    context.setLocalProperty(_POOL, "leases")
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_POOL, before)
+
+
+class SparkLeases:
+    """See `LeaseTable`. Created if it is missing.
+
+    Attributes:
+        identifier: what SQL calls the table.
+    """
+
+    def __init__(self, spark: SparkSession, storage: Storage) -> None:
+        self._spark = own_session(spark)  # an UPDATE's transaction is set in it: nobody else may use it
+        self._storage = storage
+        self.identifier = storage.identifier(LEASES)
+        if storage.exists(self._spark, LEASES):
+            storage.retain(self._spark, LEASES)
+        else:
+            storage.create(self._spark, LEASES, TABLES[LEASES])
+
+    def read(self, name: str) -> Lease | None:
+        """See `LeaseTable`."""
+        with _own_pool(self._spark):
+            found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
+        return Lease(**found[0]) if found else None
+
+    def write(self, lease: Lease) -> bool:
+        """See `LeaseTable`."""
+        from pyspark.sql import functions as F
+
+        spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
+        with _own_pool(spark), interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
+            if lease.number == 1:  # a new row
+                row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
+                self._storage.save(writing(row, LEASES, txn, "append"), LEASES)
+            else:  # an UPDATE joins nothing, as a MERGE would, at twice its cost
+                values = {name: F.lit(literal(value)) for name, value in asdict(lease).items()}
+                self._storage.delta(spark, LEASES).update(F.col("name") == lease.name, values)
+            return True
+        return False

@@ -1,0 +1,386 @@
+"""Tables as entries of a catalog, Unity Catalog or any that Spark knows: done by Spark, with three-level names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sessionlake.delta.catalog.history import at_least, files_stay, first_read, last_vacuum
+from sessionlake.delta.catalog.lease_table import SparkLeases
+from sessionlake.delta.catalog.leases import holding, overtook, require_held, token_of
+from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval, span_of
+from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES
+from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
+from sessionlake.delta.storage.conflicts import conflicts, repeated
+from sessionlake.delta.storage.expired import Chosen
+from sessionlake.delta.storage.interface import PURGED, Limits, Staged, Storage, text
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.session_rows import SessionRows
+from sessionlake.delta.storage.spark_append import StagedFrame, staged_by_spark
+from sessionlake.delta.storage.spark_merge import blanked_by_spark, counted_by_spark, merged_by_spark, removed_by_spark
+from sessionlake.delta.storage.spark_reader import SparkReader
+from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
+from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.protocol.names import quote
+from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import Rows, as_frame
+from sessionlake.spark.interpreted import conf
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+
+# OPTIMIZE has something to do if there are so many files, and more than this times what full ones would be.
+_MANY_FILES = 50
+_WASTE = 2
+_FULL_BYTES = 128 << 20
+_VACUUM_EVERY = timedelta(days=1)
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
+_VACUUMS = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.logging.enabled": "true",
+}
+# Of two processes that create a table at once, one fails, perhaps before the other's is there.
+_ATTEMPTS = 4
+_PAUSE_SECONDS = 0.5
+
+
+class Catalog(Storage):
+    """Tables named `<catalog>.<schema>.<table>`."""
+
+    limits = Limits(
+        few_messages=0,
+        few_changes=0,
+        driver_changes=100_000,
+        driver_cuts=0,
+        driver_bytes=384 << 20,
+        inline_bytes=256 << 10,
+        rewritten_rows=0,
+        index_bytes=0,
+    )
+    needs_session = True
+    keeps_functions = True
+    log: Mapping[str, str] = {}  # the platform's own matter
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._vacuums: dict[str, datetime] = {}
+        # Properties of tables that are known to be there, while these are remembered; None: not asked for yet.
+        self._known: dict[str, dict[str, str] | None] | None = None
+
+    def identifier(self, table: str) -> str:
+        """See `Storage`."""
+        schema, name = table.split(".")
+        return f"{self._schema(schema)}.{quote(name)}"
+
+    sql_name = identifier  # a schema may have a name of its own, and the catalog others'
+
+    def _schema(self, schema: str) -> str:
+        return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.name_of(schema))}"
+
+    def function(self, schema: str, name: str) -> tuple[str, str]:
+        """See `Storage`."""
+        return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
+
+    def view(self, spark: SparkSession, name: str) -> str:
+        """See `Storage`: gold's own tables are in its schema."""
+        del spark
+        return self.identifier(name)
+
+    def require_writable(self) -> None:
+        """See `Storage`: the catalog's grants are its own matter."""
+
+    @contextmanager
+    def claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
+        """See `Storage`: by a lease. What the holder before may yet replace in `CLAIMED_TABLES` comes too late."""
+        session = _required(spark, self._settings)
+        with holding(self._settings, SparkLeases(session, self), name, doing):
+            if self.overtook(name):
+                for table in CLAIMED_TABLES.get(name, ()):
+                    self._retire(session, table, Txn.before(CLAIMED_APP, self.token(name)))
+            yield
+
+    def _retire(self, spark: SparkSession, table: str, txn: Txn) -> None:
+        if self.exists(spark, table):
+            repeated(lambda: self.append(spark, table, self.read(spark, table, {}).limit(0), txn))
+
+    def require_claims(self) -> None:
+        """See `Storage`."""
+        require_held(self.identifier(LEASES))
+
+    def token(self, name: str) -> int:
+        """See `Storage`."""
+        return token_of(self.identifier(LEASES), name)
+
+    def overtook(self, name: str) -> bool:
+        """See `Storage`."""
+        return overtook(self.identifier(LEASES), name)
+
+    def staging(self) -> Settings:
+        """See `Storage`: schemas beside the lake's."""
+        schemas = self._settings.schemas
+        beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
+        return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
+
+    # -- tables
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """See `Storage`: the properties of a clustered table that has changed cost a Spark job."""
+        if self._known is not None:
+            yield  # whoever has begun it ends it
+            return
+        self._known = {}
+        try:
+            yield
+        finally:
+            self._known = None
+
+    def exists(self, spark: SparkSession | None, table: str) -> bool:
+        """See `Storage`."""
+        known = self._known
+        if known is not None and table in known:
+            return True
+        there = bool(_required(spark, self._settings).catalog.tableExists(self.identifier(table)))
+        if there and known is not None:
+            known.setdefault(table, None)
+        return there
+
+    def tables(self, spark: SparkSession, schema: str) -> list[str]:
+        """See `Storage`."""
+        if not spark.catalog.databaseExists(self._schema(schema)):
+            return []
+        tables = spark.sql(f"SHOW TABLES IN {self._schema(schema)}").where("NOT isTemporary").collect()
+        views = {row["viewName"] for row in spark.sql(f"SHOW VIEWS IN {self._schema(schema)}").collect()}
+        return sorted(f"{schema}.{row['tableName']}" for row in tables if row["tableName"] not in views)
+
+    def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
+        """See `Storage`."""
+        return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
+
+    def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
+        """See `Storage`. What is told of a table's files besides, by DESCRIBE DETAIL, would cost a job."""
+        known = self._known
+        found = None if known is None else known.get(table)
+        if found is None:
+            told = _required(spark, self._settings).sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
+            found = {row["key"]: row["value"] for row in told}
+            if known is not None:
+                known[table] = found
+        return dict(found)
+
+    def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
+        """See `Storage`."""
+        super().set_property(spark, table, key, value)
+        known = self._known
+        noted = None if known is None else known.get(table)
+        if noted is not None:
+            noted[key] = value
+
+    def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+        """See `Storage`; where another process creates it at the same time, it is that one's."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                self._create(spark, table, schema)
+            except Exception:  # noqa: BLE001 - each catalog has its own way to say that another was faster
+                time.sleep(_PAUSE_SECONDS)
+            if self.exists(spark, table):
+                return
+        self._create(spark, table, schema)
+
+    def _create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+        within = self._schema(table.partition(".")[0])
+        if not spark.catalog.databaseExists(within):
+            spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
+        columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
+        wanted = schema.properties(at_least(table, self._settings.maintain.keep))
+        properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in wanted.items())
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
+            + (f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else "")
+            + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
+        )
+        if self._known is not None:
+            self._known[table] = wanted
+
+    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+        """See `Storage`."""
+        spark.sql(f"ALTER TABLE {self.identifier(table)} CLUSTER BY ({', '.join(map(quote, keys))})")
+
+    def drop(self, spark: SparkSession, table: str) -> None:
+        """See `Storage`."""
+        if self._known is not None:
+            self._known.pop(table, None)
+        spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
+
+    def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
+        """See `Storage`: two-level names are those of the catalog's own schemas."""
+        del tables
+        spark.catalog.setCurrentCatalog(str(self._settings.catalog))
+
+    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+        """See `Storage`."""
+        from delta.tables import DeltaTable
+
+        return DeltaTable.forName(spark, self.identifier(table))
+
+    def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
+        """See `Storage`: a catalog's files are its own matter."""
+        del spark, table
+        return []
+
+    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+        """See `Storage`."""
+        row = self.delta(spark, table).history(1).select("version", "operationMetrics").first()
+        if row is None:
+            return NO_COMMIT
+        metrics = dict(row["operationMetrics"])
+        written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
+        return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
+
+    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
+        """See `Storage`."""
+        history = self.delta(_required(spark, self._settings), table).history(count).orderBy("version")
+        found = history.select("version", "operation", "operationParameters").collect()
+        return [LoggedCommit(*row) for row in found]
+
+    def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
+        """See `Storage`."""
+        told = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
+        return None if told is None or told["createdAt"] is None else told["createdAt"].astimezone(UTC)
+
+    # -- reading
+
+    def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """See `Storage`."""
+        return spark.read.format("delta").options(**options).table(self.identifier(table))
+
+    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """See `Storage`."""
+        return spark.readStream.format("delta").options(**options).table(self.identifier(table))
+
+    def reader(self, spark: SparkSession | None) -> TableReader:
+        """See `Storage`."""
+        return SparkReader(self, _required(spark, self._settings))
+
+    # -- writing
+
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
+        """See `Storage`."""
+        return staged_by_spark(self, _required(spark, self._settings), table, rows)
+
+    def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+        """See `Storage`; the platform's writer takes the rows as they come."""
+        StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
+
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
+        """See `Storage`."""
+        super().replace(_required(spark, self._settings), table, rows, txn)
+
+    def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
+        """See `Storage`."""
+        return merged_by_spark(self, spark, table, source, upsert, txn)
+
+    def save(self, writer: DataFrameWriter, table: str) -> None:
+        """See `Storage`."""
+        writer.saveAsTable(self.identifier(table))
+
+    def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
+        """See `Storage`."""
+        return first_read(self.delta(spark, table), table)
+
+    # -- upkeep
+
+    def exclusive(self, table: str) -> AbstractContextManager[None]:
+        """See `Storage`: a platform's commits see each other."""
+        del table
+        return nullcontext()
+
+    def compact(self, spark: SparkSession, table: str) -> Compacted | None:
+        """See `Storage`; which files, and how large they become, is for the platform to say."""
+        before, size = self._files(spark, table)
+        if before < _MANY_FILES or before < _WASTE * size / _FULL_BYTES:
+            return None
+        try:
+            spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
+        except conflicts():
+            return None
+        return Compacted(before, self._files(spark, table)[0])
+
+    def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
+        """See `Storage`."""
+        return counted_by_spark(self, spark, table, chosen)
+
+    def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
+        """See `Storage`."""
+        removed_by_spark(self, spark, table, chosen)
+
+    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+        """See `Storage`."""
+        blanked_by_spark(self, spark, table, rows)
+
+    def purge_vectors(self, table: str) -> int:
+        """See `Storage`."""
+        raise UsageError(
+            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}, whose platform does that: run "
+            f"`ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL"
+        )
+
+    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+        """See `Storage`; the log's entries go when the platform cleans it up."""
+        del since
+        self.set_property(spark, table, PURGED, why)
+        with conf(spark, _VACUUMS):
+            spark.sql(f"VACUUM {self.identifier(table)} RETAIN 0 HOURS").collect()
+        return self._vacuumed(spark, table)
+
+    def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
+        """See `Storage`: what VACUUM has to do shows only when it is done."""
+        del kept
+        if table not in self._vacuums:
+            last = last_vacuum(self.delta(spark, table))
+            self._vacuums[table] = _LONG_AGO if last is None else last["timestamp"].astimezone(UTC)
+        return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
+
+    def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
+        """See `Storage`; the log is the platform's own matter.
+
+        How long files stay is the table's property: VACUUM goes by that, whatever it is told, and so does whoever else
+        vacuums the table.
+        """
+        span = files_stay(self.delta(spark, table), table, kept)
+        self.set_missing(spark, table, {RETENTION: interval(span)})
+        with conf(spark, _VACUUMS):
+            spark.sql(f"VACUUM {self.identifier(table)}").collect()
+        return self._vacuumed(spark, table)
+
+    def retain(self, spark: SparkSession, table: str) -> None:
+        """See `Storage`; maintenance, which knows who has yet to read, may have found that more is to stay."""
+        wanted = at_least(table, self._settings.maintain.keep)
+        if span_of(self.properties(spark, table).get(RETENTION)) < wanted:
+            self.set_missing(spark, table, {RETENTION: interval(wanted)})
+
+    def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
+        last = last_vacuum(self.delta(spark, table))
+        self._vacuums[table] = datetime.now(UTC)
+        told = {} if last is None else last["operationMetrics"]
+        return Vacuumed(int(told.get("numFilesToDelete", 0)), int(told.get("sizeOfDataToDelete", 0)))
+
+    def _files(self, spark: SparkSession, table: str) -> tuple[int, int]:
+        """How many files a table has, and their bytes."""
+        row = self.delta(spark, table).detail().select("numFiles", "sizeInBytes").first()
+        return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
+
+
+def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:
+    if spark is None:
+        raise LakeError(f"the tables of catalog {settings.catalog} are read by Spark: pass the session")
+    return spark

@@ -1,0 +1,97 @@
+"""What stands around a commit to a table that is a folder: what fails behind one neither undoes it nor passes for it.
+
+delta-rs puts the log together behind some commits, and where that fails it says that the commit has. So it is done
+here; what fails of it is done behind the next commit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.delta.folders.durable import sync
+from sessionlake.delta.folders.table_files import folder_of, opened
+from sessionlake.delta.folders.version_checksums import note
+from sessionlake.delta.schemas.definition import CHECKPOINT_INTERVAL, CHECKPOINTS
+from sessionlake.local.paths import log_path
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, PostCommitHookProperties
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def committing(delta: DeltaTable) -> Iterator[PostCommitHookProperties]:
+    """Gives what a commit of delta-rs must be told to be that alone; behind the block the log gets its checkpoint."""
+    from deltalake import PostCommitHookProperties
+
+    before = delta.version()
+    yield PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+    # Not every way to commit tells the table that it was taken from.
+    version = max(delta.version(), before + 1)
+    log = folder_of(delta) / "_delta_log"
+    sync(*(log / f"{number:020}.json" for number in range(before + 1, version + 1)), log)
+    settle(delta, version)
+
+
+def settle(delta: DeltaTable, version: int) -> None:
+    """Notes what spares readers work behind a commit: its checksum, and the log put together, if that is due.
+
+    Args:
+        delta: the table, at this version or a little before.
+        version: of the latest commit.
+    """
+    folder = folder_of(delta)
+    note(folder, version)
+    interval = int(delta.metadata().configuration.get(CHECKPOINTS) or CHECKPOINT_INTERVAL)
+    if version - _last_checkpoint(folder) < interval:
+        return
+    try:
+        put_together(opened(folder))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the commit is there
+        _LOG.warning("%s: its log could not be put together, which is tried again: %s", folder, error)
+
+
+def put_together(delta: DeltaTable) -> None:
+    """Writes the checkpoint of the table's version, and returns when it is on the disk."""
+    delta.create_checkpoint()
+    log = folder_of(delta) / "_delta_log"
+    written = (log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint")
+    sync(*filter(Path.is_file, written), log)
+
+
+def _last_checkpoint(folder: Path) -> int:
+    """The version that Delta's readers begin at; -1 if there is none, or none that can be told."""
+    try:
+        return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
+
+
+def discard(folder: Path, paths: Iterable[str], after: int | None) -> None:
+    """Removes files that no version of the table names: a commit that has failed may be there all the same.
+
+    Where that cannot be told, they stay until VACUUM takes what no version names.
+
+    Args:
+        paths: within the folder.
+        after: the version that the table had before their commit was tried; None if it was not.
+    """
+    from deltalake.exceptions import DeltaError
+
+    left, commits = list(paths), list[str]()
+    if left and after is not None:
+        try:
+            behind = range(after + 1, opened(folder).version() + 1)
+            commits = [(folder / "_delta_log" / f"{n:020}.json").read_text(encoding="utf-8") for n in behind]
+        except (OSError, DeltaError) as error:
+            _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)
+            return
+    for path in left:
+        if not any(log_path(path) in commit for commit in commits):
+            (folder / path).unlink(missing_ok=True)

@@ -1,0 +1,143 @@
+"""Deletion vectors: which rows of a file are gone, as Delta's protocol stores it (section "Deletion Vectors").
+
+A file of them begins with a byte for the format; each vector is its length, its bytes and their CRC-32. The bytes are
+a magic number and a "RoaringBitmapArray": 32-bit roaring bitmaps of the portable format, by the high half of the row's
+number. https://github.com/delta-io/delta/blob/master/PROTOCOL.md, https://github.com/RoaringBitmap/RoaringFormatSpec
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sessionlake.local.paths import path_of
+from sessionlake.protocol.types import Int64s
+
+_VERSION = b"\x01"
+_MAGIC = 1681511377
+_NO_RUNS = 12346
+_ARRAY = 4096  # so many values of a container are listed; of more, there is a bit for each value
+_CONTAINER = 1 << 16
+_NAME = 20  # characters of a file's name; more of them name a folder before it
+
+
+def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[str, Any]], Path]:
+    """Writes vectors to one file.
+
+    Args:
+        folder: of the table.
+        vectors: of each, numbers of rows, rising, each once.
+
+    Returns:
+        How the log names each, and the file.
+    """
+    name, stored, named = uuid.uuid4(), bytearray(_VERSION), list[dict[str, Any]]()
+    for rows in vectors:
+        content = struct.pack("<i", _MAGIC) + _bitmaps(rows)
+        place = {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": len(stored)}
+        named.append(place | {"sizeInBytes": len(content), "cardinality": len(rows)})
+        stored += struct.pack(">i", len(content)) + content + struct.pack(">I", zlib.crc32(content))
+    path = folder / f"deletion_vector_{name}.bin"
+    path.write_bytes(stored)
+    return named, path
+
+
+def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
+    """The rows of a vector as `write_vectors` writes it; None if it is of another form, or not whole.
+
+    Args:
+        named: how the log names it.
+    """
+    path = vector_file(folder, named)
+    if path is None:
+        return None
+    with path.open("rb") as file:
+        file.seek(named.get("offset") or 0)
+        length, content = file.read(4), file.read(named["sizeInBytes"])
+        check = file.read(4)
+    whole = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
+    return _rows(content) if whole and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
+
+
+def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
+    """The file that has a vector; None if the log itself has it.
+
+    Args:
+        folder: of the table.
+    """
+    kind, told = named["storageType"], named["pathOrInlineDv"]
+    if kind == "p":
+        return path_of(told)
+    if kind != "u":
+        return None
+    below, name = told[:-_NAME], told[-_NAME:]
+    own = uuid.UUID(bytes=base64.b85decode(name.encode().translate(_FROM_Z85)))
+    return folder / below / f"deletion_vector_{own}.bin"
+
+
+def _rows(content: bytes) -> Int64s | None:
+    """The numbers in the one bitmap of a vector; None if it has runs."""
+    high, cookie, count = struct.unpack_from("<iII", content, 12)
+    if cookie != _NO_RUNS:
+        return None
+    sizes = np.frombuffer(content, "<u2", 2 * count, 24).astype(np.int64)
+    keys, sizes = sizes[::2] << 16 | high << 32, sizes[1::2] + 1
+    found, place = [np.empty(0, np.int64)], 24 + 8 * count
+    if np.all(sizes <= _ARRAY):
+        return np.frombuffer(content, "<u2", sizes.sum(), place) + np.repeat(keys, sizes)
+    for key, size in zip(keys.tolist(), sizes.tolist(), strict=True):
+        if size <= _ARRAY:
+            low = np.frombuffer(content, "<u2", size, place).astype(np.int64)
+            place += 2 * size
+        else:
+            bits = np.frombuffer(content, np.uint8, _CONTAINER // 8, place)
+            low = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            place += _CONTAINER // 8
+        found.append(low + key)
+    return np.concatenate(found)
+
+
+def _bitmaps(rows: Int64s) -> bytes:
+    high = rows >> 32
+    groups = np.unique(high)
+    parts = [struct.pack("<q", len(groups))]
+    for group in groups.tolist():
+        parts += [struct.pack("<i", group), _bitmap(rows[high == group] & 0xFFFFFFFF)]
+    return b"".join(parts)
+
+
+def _bitmap(values: Int64s) -> bytes:
+    """One 32-bit roaring bitmap without runs: the containers' keys and sizes, their places, their values."""
+    keys, low = values // _CONTAINER, (values % _CONTAINER).astype("<u2")
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    ends = [*starts[1:].tolist(), len(low)]
+    pieces = [low[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
+    containers = [piece.tobytes() if len(piece) <= _ARRAY else _bits(piece) for piece in pieces]
+    sizes = np.stack([keys[starts], np.subtract(ends, starts) - 1], axis=1).astype("<u2").tobytes()
+    header = struct.pack("<II", _NO_RUNS, len(starts)) + sizes
+    places = accumulate(map(len, containers[:-1]), initial=len(header) + 4 * len(containers))
+    return header + struct.pack(f"<{len(containers)}I", *places) + b"".join(containers)
+
+
+def _bits(values: Any) -> bytes:
+    found = np.zeros(_CONTAINER, np.uint8)
+    found[values] = 1
+    return np.packbits(found, bitorder="little").tobytes()
+
+
+def _z85(content: bytes) -> str:
+    """Text of bytes, five characters for four; Python's base 85 with ZeroMQ's characters."""
+    return base64.b85encode(content).translate(_TO_Z85).decode()
+
+
+_B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_TO_Z85, _FROM_Z85 = bytes.maketrans(_B85, _Z85), bytes.maketrans(_Z85, _B85)

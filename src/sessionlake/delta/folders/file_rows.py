@@ -1,0 +1,109 @@
+"""Reads rows of a table's files: all that are there, or single ones, of a file only the row groups that have any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sessionlake.delta.folders.parquet import conformed
+from sessionlake.delta.folders.table_files import TableFile
+from sessionlake.protocol.types import Int64s
+
+_BATCH = 1 << 16
+_FEW = 8  # row groups that are read sooner than threads are told to
+_PARSED = 7  # bytes in memory for each byte of a footer
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What a file says of its contents: reading it takes longer than a few rows do.
+
+    Attributes:
+        content: the row groups, and where they are.
+        first: the first row of each, and the row behind the last.
+        listed: columns of texts that are stored as numbers into a list.
+    """
+
+    content: pq.FileMetaData
+    first: Int64s
+    listed: frozenset[str]
+
+    @classmethod
+    def of(cls, content: pq.FileMetaData) -> Footer:
+        """What is needed of a footer that was read."""
+        sizes = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
+        return cls(content, np.cumsum([0, *sizes]), _listed(content))
+
+    @classmethod
+    def read(cls, path: Path) -> Footer:
+        """That of a file."""
+        return cls.of(pq.read_metadata(path))
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory, about."""
+        return int(_PARSED * self.content.serialized_size + self.first.nbytes)
+
+
+def _listed(content: pq.FileMetaData) -> frozenset[str]:
+    if not content.num_row_groups:
+        return frozenset()
+    group = content.row_group(0)
+    texts = (n for n in range(group.num_columns) if content.schema.column(n).logical_type.type == "STRING")
+    return frozenset(group.column(n).path_in_schema for n in texts if group.column(n).has_dictionary_page)
+
+
+def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer | None = None) -> pa.Table:
+    """Rows of a Parquet file.
+
+    Args:
+        rows: their numbers, rising.
+        columns: of which the file may lack some, as those that are younger than it.
+        footer: the file's, if it is known.
+    """
+    footer = footer or Footer.read(path)
+    texts = [name for name in columns if name in footer.listed]  # all but the few rows are left as numbers
+    with (
+        pa.OSFile(str(path)) as file,
+        pq.ParquetFile(
+            file, metadata=footer.content, read_dictionary=texts, coerce_int96_timestamp_unit="us"
+        ) as content,
+    ):
+        schema = content.schema_arrow
+        present = [schema.field(name) for name in columns if name in schema.names]
+        if not present:
+            return pa.table({})
+        group = np.searchsorted(footer.first, rows, side="right") - 1
+        read = np.unique(group)
+        sizes = np.diff(footer.first)[read]
+        skipped = np.zeros(len(footer.first), np.int64)
+        skipped[read] = footer.first[read] - (np.cumsum(sizes) - sizes)
+        wanted, place = rows - skipped[group], 0
+        plain = pa.schema([field.with_type(pa.string()) if field.name in texts else field for field in present])
+        parts = list[pa.RecordBatch]()
+        for batch in content.iter_batches(
+            _BATCH, row_groups=read.tolist(), columns=plain.names, use_threads=len(read) > _FEW
+        ):
+            here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
+            if len(here):
+                parts.append(conformed(batch.take(pa.array(here - place)), plain))
+            place += batch.num_rows
+        return pa.Table.from_batches(parts, plain)
+
+
+def rows_of(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of files, in that order, with the columns of a schema; nulls of one that is younger than a file."""
+    for file in files:
+        stays, place = np.ones(file.held, np.bool_), 0
+        stays[file.gone] = False
+        # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
+        with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as content:
+            for batch in content.iter_batches(columns=schema.names):
+                kept = pa.array(stays[place : place + batch.num_rows])
+                place += batch.num_rows
+                yield conformed(batch, schema).filter(kept)

@@ -1,0 +1,253 @@
+"""MERGE that marks the rows it replaces and appends the new ones: it costs what the source is, not what the table is.
+
+Where the keys are is known, or read once (`rows_by_key`); rows that are replaced are marked in deletion vectors.
+Neither delta-rs nor Arrow writes these, so the commit is written here, as Delta's protocol has it: with the rows'
+changes in a file of their own, where the table has a change feed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.folders.deletion_vectors import write_vectors
+from sessionlake.delta.folders.file_rows import rows_of
+from sessionlake.delta.folders.log import added, committed, marked_file, named, now_ms, removed, transaction
+from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, conformed, gathered
+from sessionlake.delta.folders.rows_by_key import FoundRows, Lookup, held_rows
+from sessionlake.delta.folders.table_files import Action, TableFile
+from sessionlake.delta.folders.writable import Writable, has_vectors, writable
+from sessionlake.delta.schemas.definition import APPEND_ONLY
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.protocol.names import DELETE, WRITTEN
+from sessionlake.protocol.types import Bools, Int64s
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_CROWD = 16
+_LARGEST_TIER = 5  # of a million rows and more
+_NO_ROWS = np.empty(0, np.int64)
+_FEED, _CHANGE = "_change_data", pa.field("_change_type", pa.string())
+
+
+def merged_by_marking(
+    delta: DeltaTable,
+    source: pa.Table,
+    upsert: Upsert,
+    app: str,
+    batch: int,
+    lookup: Lookup | None = None,
+    *,
+    marks: bool = True,
+) -> bool:
+    """Commits one MERGE; False if another commit has come in between, so that it is to be done again.
+
+    Args:
+        delta: the table's present version.
+        source: at most one row a key.
+        app: application id of the transaction.
+        batch: its version.
+        lookup: finds the rows that the table has of the source's keys.
+        marks: whether rows that are replaced are marked; if not, their files are written anew, and the table gets no
+            deletion vectors.
+
+    Raises:
+        LakeError: a file's vector is not what the log says, or only Spark may write to the table.
+        TooLargeError: what the source is combined with is too large.
+    """
+    table = writable(delta)
+    folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
+    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.feeds)
+    former = {one.file: one.rows for one in merged.former}
+    absorbed = _absorbed(table, [] if marks else former) if merged else []
+    moved = [rows_of([replace(file, gone=_gone(file, former))], schema) for file in absorbed]
+    rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
+    written = next(iter(table.writer().files(gathered(rows))), None)
+    told = _feed(folder, merged.changes(), schema) if table.feeds and merged else None
+    now = now_ms()
+    files, vectors = [one for one in (written, told) if one], list[Path]()
+    changes = [removed(file, now) for file in absorbed]
+    changes += _replaced({file: former[file] for file in former if file not in absorbed}, vectors, now)
+    changes += [] if written is None else [added(written, now)]
+    changes += [] if told is None else [{"cdc": named(told) | {"dataChange": False}}]
+    info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
+    if committed(table, info, [transaction(app, batch), *changes], files, *vectors):
+        return True
+    for path in (*(folder / one.path for one in files), *vectors):
+        path.unlink(missing_ok=True)
+    return False
+
+
+def _absorbed(table: Writable, rewritten: Iterable[TableFile]) -> list[TableFile]:
+    """Files whose rows go into the one that is written anyhow.
+
+    Args:
+        rewritten: those that are so in any case.
+    """
+    crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _crowded(table.files)
+    return [*dict.fromkeys([*rewritten, *crowded])]
+
+
+def _gone(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
+    """All rows of a file that do not stay, by number."""
+    return np.union1d(file.gone, former[file]) if file in former else file.gone
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """What a MERGE makes of the rows that the table has of its source's keys, and of the others.
+
+    Attributes:
+        former: where rows are that do not stay, by file.
+        gone: of each of them, whether nothing takes its place.
+        held: they, as they were: all columns, or those that the rows in their places may take from them.
+        updated: these rows.
+        inserted: rows of keys that the table has not.
+    """
+
+    former: list[FoundRows]
+    gone: Bools
+    held: pa.Table
+    updated: pa.Table
+    inserted: pa.Table
+
+    @classmethod
+    def of(
+        cls,
+        files: Sequence[TableFile],
+        source: pa.Table,
+        upsert: Upsert,
+        schema: pa.Schema,
+        lookup: Lookup,
+        *,
+        whole: bool,
+    ) -> _Merged:
+        """Finds and reads what is needed.
+
+        Args:
+            whole: whether all columns of rows that do not stay are.
+        """
+        found = lookup.find(files, source, upsert.keys, schema)
+        source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
+        former = _former(found, source, upsert)
+        given = np.concatenate([_NO_ROWS, *(one.source for one in former)])
+        gone = _removes(source, upsert)[given]
+        read = schema.names if whole else [*upsert.keys, *_others(upsert, schema)]
+        held = held_rows(former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read]))
+        updated = _updated(held.filter(pa.array(~gone)), source.take(pa.array(given[~gone])), upsert, schema)
+        return cls(former, gone, held, updated, _inserted(source, upsert, found))
+
+    def __bool__(self) -> bool:
+        """True if any row changes."""
+        return bool(len(self.gone) or self.inserted.num_rows)
+
+    def metrics(self) -> dict[str, str]:
+        """What Delta calls the rows that it has touched."""
+        return {
+            "numTargetRowsInserted": str(self.inserted.num_rows),
+            "numTargetRowsUpdated": str(self.updated.num_rows),
+            "numTargetRowsDeleted": str(len(self.gone) - self.updated.num_rows),
+        }
+
+    def changes(self) -> Iterator[pa.Table]:
+        """The rows that a change feed tells, each with what has become of it."""
+        yield _changed(self.held.filter(pa.array(self.gone)), "delete")
+        yield _changed(self.held.filter(pa.array(~self.gone)), "update_preimage")
+        yield _changed(self.updated, "update_postimage")
+        yield _changed(self.inserted, "insert")
+
+
+def _changed(rows: pa.Table, change: str) -> pa.Table:
+    return rows.append_column(_CHANGE, pa.array([change] * rows.num_rows, _CHANGE.type))
+
+
+def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
+    """Of the rows that were found, those that do not stay: they are replaced, or removed."""
+    if upsert.updates:
+        return list(found)
+    gone = _removes(source, upsert)
+    own = ((one, gone[one.source]) for one in found)
+    return [replace(one, rows=one.rows[mine], source=one.source[mine]) for one, mine in own if mine.any()]
+
+
+def _removes(source: pa.Table, upsert: Upsert) -> Bools:
+    """Which of the source's rows say that a row is gone."""
+    if not upsert.deletes:
+        return np.zeros(source.num_rows, np.bool_)
+    return pc.fill_null(source[DELETE], False).to_numpy()  # noqa: FBT003
+
+
+def _others(upsert: Upsert, schema: pa.Schema) -> list[str]:
+    """The columns that a row does not take from the source, or not always."""
+    return [name for name in schema.names if name not in {*upsert.keys, *upsert.columns}]
+
+
+def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
+    """The rows in the place of those that are marked.
+
+    Args:
+        held: these, as they were.
+        given: of each, the row of the source.
+    """
+    columns: dict[str, Any] = {name: given[name] for name in (*upsert.keys, *upsert.columns)}
+    columns |= {name: held[name] for name in _others(upsert, schema)}
+    for i, name in enumerate(upsert.kept):
+        new = given[name].cast(schema.field(name).type)
+        columns[name] = pc.if_else(pc.list_element(given[WRITTEN], i), new, columns[name])
+    return pa.table(columns)
+
+
+def _inserted(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> pa.Table:
+    new = ~_removes(source, upsert) & upsert.inserts
+    for one in found:
+        new[one.source] = False
+    return source.select([*upsert.keys, *upsert.columns, *upsert.kept]).filter(pa.array(new))
+
+
+def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
+    """Writes the file from which readers of the change feed take what a commit has changed; None if that is nothing."""
+    own, told = folder / _FEED, schema.append(_CHANGE)
+    own.mkdir(exist_ok=True)
+    files = FileWriter(str(own), told, ()).files(gathered(_batches(changes, told)))
+    return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
+
+
+def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    return (conformed(batch, schema) for part in parts for batch in part.to_batches())
+
+
+def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
+    """Some small files, if there are many of about one size: their rows go into the file that is written anyhow.
+
+    Of each row, that is done as often as the table is larger than a MERGE by a factor of `_CROWD`.
+    """
+    for size in range(_LARGEST_TIER):
+        tier = [file for file in files if _CROWD**size <= file.held < _CROWD ** (size + 1)]
+        if len(tier) >= _CROWD:
+            return tier[:_CROWD]
+    return []
+
+
+def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
+    """Files with more rows marked; nothing of a file of which all are.
+
+    Args:
+        written: gets the file that says so, if there is one.
+        now: the moment of the commit (ms).
+    """
+    every = {file: _gone(file, marked) for file in marked}
+    left = {file: rows for file, rows in every.items() if len(rows) < file.held}
+    actions = [removed(file, now) for file in every]
+    if left:
+        vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])
+        written.append(path)
+        actions += [marked_file(file, vector) for file, vector in zip(left, vectors, strict=True)]
+    return actions

@@ -1,0 +1,220 @@
+"""Parquet files written by Spark's tasks into a table's folder, for Delta to take in.
+
+Spark's own writer goes row by row: it was most of what silver's and gold's JVM did. A task that has Arrow batches
+writes them as they are, one file a task, and says what Delta wants to know of it; the driver commits all at once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sessionlake.delta.folders.file_statistics import Statistics
+from sessionlake.errors import LakeError
+from sessionlake.protocol.names import quote
+from sessionlake.spark.frames import Mapped
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
+
+QUICK, SMALL = "snappy", "zstd"
+"""What files are compressed with: fresh ones, which are merged soon, and those that are merged, and stay."""
+WRITTEN = "path string, size bigint, stats string"
+_GATHERED_BYTES = 32 << 20
+_WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file in a table's folder that no version of the table knows yet.
+
+    Attributes:
+        path: within the folder.
+        stats: what Delta keeps of it, as JSON: number of rows, and minimum, maximum and nulls of some columns.
+    """
+
+    path: str
+    size: int
+    stats: str
+
+    @property
+    def rows(self) -> int:
+        """How many it has."""
+        return int(json.loads(self.stats)["numRecords"])
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """A `mapInArrow` function: record batches in, one row for the file that they were written to; none for no rows.
+
+    Texts that the first batch has as dictionaries are written as they are, without being looked up one by one.
+
+    Attributes:
+        schema: of the file; columns of the batches by name, absent ones null.
+        indexed: names of columns of which minimum, maximum and number of nulls are told.
+        codec: what Parquet compresses with.
+    """
+
+    folder: str
+    schema: pa.Schema
+    indexed: tuple[str, ...]
+    codec: str = QUICK
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Writes the task's rows."""
+        path = f"part-{uuid.uuid4()}.{self.codec}.parquet"
+        target = Path(self.folder) / path
+        known = Statistics(self.indexed, self.schema)
+        writer: pq.ParquetWriter | None = None
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                rows = conformed(batch, _encoded_as(batch.schema, self.schema) if writer is None else writer.schema)
+                writer = writer or pq.ParquetWriter(
+                    target,
+                    rows.schema,
+                    compression=self.codec,
+                    use_dictionary=dictionaries(rows.schema),
+                    store_schema=False,  # a reader is to have texts, however they came
+                )
+                writer.write_batch(rows)
+                known.add(rows)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                target.unlink()
+            raise
+        finally:
+            if writer is not None:
+                writer.close()
+        if writer is not None:
+            row = {"path": path, "size": target.stat().st_size, "stats": known.to_json()}
+            yield pa.RecordBatch.from_pylist([row], _WRITTEN)
+
+    def files(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
+        """Writes rows in this process: to one file, or to none if there are none."""
+        return [WrittenFile(**told) for batch in self(batches) for told in batch.to_pylist()]
+
+
+def columns_of(delta: DeltaTable) -> dict[str, str]:
+    """Names of a table's columns, and their types in Spark SQL."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(delta.schema().to_json()))
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+
+def written_by_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
+    """Writes rows that tasks have as Arrow (one job)."""
+    files = rows.then(writer, WRITTEN).collect()
+    return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
+
+
+def written_by_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
+    """Writes rows that Spark has as its own (one job): to carry them to Python would cost more than its writer does.
+
+    Args:
+        columns: names and types of the table's; one that the rows lack is null.
+        writer: says where, and which statistics are wanted.
+    """
+    folder = Path(writer.folder)
+    into = folder / f"staged-{uuid.uuid4()}"
+    try:
+        conforming(rows, columns).write.parquet(str(into))
+        written = [_adopted(file, folder, writer.indexed) for file in sorted(into.glob("*.parquet"))]
+        return [file for file in written if file is not None]
+    finally:
+        shutil.rmtree(into, ignore_errors=True)
+
+
+def conforming(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """The rows with a table's columns, in its order and of its types.
+
+    Raises:
+        LakeError: they have a column that the table has not.
+    """
+    from pyspark.sql import functions as F
+
+    held = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    if [*held.items()] == [*columns.items()]:
+        return rows
+    if unknown := held.keys() - columns:
+        raise LakeError(f"the table has no column {', '.join(sorted(unknown))}, which rows to be written have")
+    return rows.select(
+        *((F.col(quote(name)) if name in held else F.lit(None)).cast(sql).alias(name) for name, sql in columns.items())
+    )
+
+
+def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile | None:
+    """A file of Spark's, moved into the table's folder, with what its footer tells; None of one without rows."""
+    footer = pq.read_metadata(file)
+    known = Statistics(indexed, footer.schema.to_arrow_schema())
+    if not footer.num_rows:
+        return None
+    for number in range(footer.num_row_groups):
+        known.add_group(footer.row_group(number))
+    path = f"part-{uuid.uuid4()}.{QUICK}.parquet"
+    file.rename(folder / path)
+    return WrittenFile(path, (folder / path).stat().st_size, known.to_json())
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with a table's columns, in its order and of its types."""
+    held = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = [_typed(held.get(field.name), field.type, batch.num_rows) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _typed(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
+    if values is None:
+        return pa.nulls(rows, kind)
+    return values if values.type == kind else values.cast(kind)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Larger batches of the same rows: each becomes a row group."""
+    held, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _GATHERED_BYTES:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, size = [], 0
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+
+
+def dictionaries(schema: pa.Schema) -> list[str]:
+    """Columns whose values repeat so often that a dictionary saves more than it costs to make."""
+    return [
+        field.name
+        for field in schema
+        if pa.types.is_dictionary(field.type) or (pa.types.is_string(field.type) and field.name not in _DISTINCT)
+    ]
+
+
+def _encoded_as(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
+    """The schema, with those columns as dictionaries that were found as such."""
+    there = {f.name: f.type for f in found if pa.types.is_dictionary(f.type)}
+    return pa.schema(
+        [
+            field.with_type(there[field.name])
+            if field.name in there and there[field.name].value_type == field.type
+            else field
+            for field in schema
+        ]
+    )
+
+
+# Texts of which nearly every one is another.
+_DISTINCT = frozenset({"row_id"})

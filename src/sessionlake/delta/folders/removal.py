@@ -1,0 +1,120 @@
+"""Rows removed from a table that is a folder, or blanked: each file that has some is written anew, in one commit.
+
+Like merging, it needs no Spark. What is left of a file has that file's place in the order in which rows came.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.folders.commits import discard, put_together
+from sessionlake.delta.folders.file_rows import rows_of
+from sessionlake.delta.folders.log import Placed, rearranged, redescribed
+from sessionlake.delta.folders.parquet import SMALL, gathered
+from sessionlake.delta.folders.table_files import TableFile, opened
+from sessionlake.delta.folders.upkeep import replace
+from sessionlake.delta.folders.writable import VECTORS, Writable, features_of, used_features, writable
+from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.storage.expired import Chosen
+from sessionlake.delta.storage.session_rows import SessionRows
+from sessionlake.errors import LakeError
+
+_ATTEMPTS = 20
+
+
+def count(folder: Path, chosen: Chosen) -> int:
+    """How many rows are chosen."""
+    table = writable(opened(folder))
+    return sum(_count(file, chosen, table.schema) for file in _concerned(table, chosen))
+
+
+def remove(folder: Path, chosen: Chosen) -> None:
+    """Removes them; nobody else may merge or remove files of the table meanwhile.
+
+    Raises:
+        LakeError: somebody has.
+    """
+    _write_anew(folder, chosen, lambda batch: batch.filter(pc.invert(chosen.mask(batch))))
+
+
+def blank(folder: Path, rows: SessionRows) -> None:
+    """Blanks the messages of a session, as `remove` does."""
+    _write_anew(folder, rows, rows.blanked)
+
+
+def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+    table = writable(opened(folder))
+    writer = table.writer(SMALL)
+    gone = [file for file in _concerned(table, chosen) if _count(file, chosen, table.schema)]
+    left: list[Placed] = []
+    try:
+        for file in gone:
+            parts = writer.files(gathered(map(change, rows_of([file], table.schema))))
+            left += [(part, file.add["modificationTime"]) for part in parts]
+    except BaseException:
+        discard(folder, [written.path for written, _ in left], None)
+        raise
+    if gone and not replace(table, gone, left, "DELETE", changes=True):
+        raise LakeError(f"{folder}: other commits have replaced files while rows were removed; repeat the command")
+
+
+def purge_vectors(folder: Path) -> int:
+    """Writes the files anew in which rows are marked, and has the table ask no more of its readers than it needs.
+
+    Readers that know no vectors open it from then on. Streams and feeds pass over the commit, which changes no row.
+
+    Returns:
+        How many files had such rows.
+
+    Raises:
+        LakeError: other commits were in the way, again and again.
+    """
+    for _ in range(_ATTEMPTS):
+        table = writable(opened(folder))
+        marked = [file for file in table.files if len(file.gone)]
+        if _without_vectors(table, marked):
+            return len(marked)
+    raise LakeError(f"{folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
+
+
+def _without_vectors(table: Writable, marked: list[TableFile]) -> bool:
+    features = used_features(table.delta) - {VECTORS}
+    if not marked and features == features_of(table.delta):
+        return True
+    done, placed = False, list[Placed]()
+    try:
+        for file in marked:
+            parts = table.writer(SMALL).files(gathered(rows_of([file], table.schema)))
+            placed += [(part, file.add["modificationTime"]) for part in parts]
+        actions = redescribed(table.delta, features, {DELETION_VECTORS: "false"})
+        done = bool(rearranged(table, marked, placed, "REORG", actions, changes=False))
+    finally:
+        discard(table.folder, [] if done else [part.path for part, _ in placed], table.version)
+    if done:
+        put_together(opened(table.folder))  # at which readers begin that would not know the log before it
+    return done
+
+
+def _count(file: TableFile, chosen: Chosen, schema: pa.Schema) -> int:
+    read = pa.schema([schema.field(name) for name in chosen.columns])
+    return sum(pc.sum(chosen.mask(batch)).as_py() or 0 for batch in rows_of([file], read))
+
+
+def _concerned(table: Writable, chosen: Chosen) -> list[TableFile]:
+    """The files whose least values leave it open whether they have such rows."""
+    ends = {name: (None, value) for name, value in chosen.most.items()}
+    return [file for file in table.files if file.may_have(ends)]
+
+
+def drop(folder: Path, *above: Path) -> None:
+    """Removes a table, and those of the folders above it, from the nearest on, that are empty then."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        for parent in above:
+            parent.rmdir()

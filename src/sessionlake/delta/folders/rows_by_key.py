@@ -1,0 +1,278 @@
+"""Finds the rows of a table's files that have given keys, and reads those rows alone.
+
+What is known of the keys of files (`file_keys`) says which rows those are, or which can be: of these the last column
+of the key is read, and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.folders.file_keys import FileKeys
+from sessionlake.delta.folders.file_rows import Footer, read_rows
+from sessionlake.delta.folders.key_index import KeyIndex, Keys, RunIndex
+from sessionlake.delta.folders.table_files import TableFile
+from sessionlake.delta.storage.reading import TooLargeError
+from sessionlake.delta.storage.upsert import Combine
+from sessionlake.delta.storage.values import value_of
+from sessionlake.errors import LakeError
+from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.types import Bools, Int64s
+
+_COMPARED = 1 << 21  # rows whose keys are compared at once
+_IN_ONE_PIECE = 32 << 20  # bytes, up to which few rows of many files are copied, to be worked on at once
+_NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Keys that are asked for, row by row.
+
+    Attributes:
+        keys: they, whole.
+        heads: the distinct ones without the last column.
+        head: of each row, the place of its own among these.
+        tail: the last column.
+    """
+
+    keys: Keys
+    heads: Keys
+    head: Int64s
+    tail: pa.Array
+
+    @classmethod
+    def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _Asked:
+        number = np.zeros(rows.num_rows, np.int64)
+        for name in names[:-1]:
+            code, values = codes(rows[name])
+            number = np.unique(number * (len(values) + 1) + code, return_inverse=True)[1].reshape(-1)
+        _, first, head = np.unique(number, return_index=True, return_inverse=True)
+        heads = Keys.of(rows.take(pa.array(first)), names[:-1], schema)
+        return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
+
+    def settled(self, seen: Sequence[_Seen]) -> Iterator[FoundRows]:
+        """Of each file the rows that are there and have one of the keys."""
+        tails = [chunk for one in seen for chunk in one.tail.chunks]
+        if tails:
+            at, place = self._told_apart(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
+        else:
+            at = place = _NO_ROWS
+        first = np.cumsum([0, *(len(one.near) for one in seen)])
+        ends = np.searchsorted(at, first)
+        for one, before, begin, end in zip(seen, first, ends, ends[1:], strict=False):
+            yield one.with_those(at[begin:end] - before, place[begin:end])
+
+    def _told_apart(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
+        """Which of some rows have one of the keys, and which.
+
+        Args:
+            head: of each row, the place of its own among `heads`.
+            tail: the last column of its key.
+        """
+        pair = pa.schema([("head", pa.int64()), ("tail", tail.type)])
+        index = KeyIndex.of(pa.table([pa.array(head), tail], schema=pair), pair)
+        return index.find(Keys.of(pa.table({"head": self.head, "tail": self.tail}), pair.names, pair))
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """Rows of a file with keys that were asked for.
+
+    Attributes:
+        rows: their numbers in the file, rising.
+        source: of each, the place of its key among those asked for.
+        footer: of the file.
+    """
+
+    file: TableFile
+    rows: Int64s
+    source: Int64s
+    footer: Footer
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """The rows; see `read_rows`."""
+        return read_rows(self.file.path, self.rows, columns, self.footer)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a file's index tells.
+
+    Attributes:
+        found: the rows that have keys that were asked for, in any order.
+        near: others with the heads of such keys.
+        head: of each of these, the place of its head among those asked for.
+        tail: the last column of their keys.
+    """
+
+    found: FoundRows
+    near: Int64s
+    head: Int64s
+    tail: pa.ChunkedArray
+
+    def with_those(self, at: Int64s, place: Int64s) -> FoundRows:
+        """The rows that are there, together with those of `near` that have whole keys.
+
+        Args:
+            at: which of them.
+            place: of each, the place of its key among those asked for.
+        """
+        rows = np.concatenate([self.found.rows, self.near[at]])
+        source = np.concatenate([self.found.source, place])
+        there = np.flatnonzero(~_among(rows, self.found.file.gone))
+        there = there[np.argsort(rows[there])]
+        return replace(self.found, rows=rows[there], source=source[there])
+
+
+class KeyIndexes:
+    """Finds rows, by what is kept in memory of their files' keys between searches; also for several threads.
+
+    Args:
+        most: bytes of it; of what is beyond, footers are read each time, and then keys.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._known = FileKeys(most)
+
+    @property
+    def nbytes(self) -> int:
+        """That are kept."""
+        return self._known.nbytes
+
+    def find(
+        self, files: Sequence[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
+    ) -> list[FoundRows]:
+        """The files that have keys of these rows, and where.
+
+        Args:
+            files: all of a version of a table: what is known of others in its folder is given up.
+            names: of the key columns, which have no nulls.
+            schema: of the table.
+        """
+        if not rows.num_rows:
+            return []
+        self._known.begin_search(files)
+        asked = _Asked.of(rows, names, schema)
+        ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
+        seen, found, near = list[_Seen](), list[FoundRows](), 0
+        for file in files:
+            if file.may_have(ends):
+                one = self._in_file(file, asked, names, schema)
+                if one is not None:
+                    seen.append(one)
+                    near += len(one.near)
+            if near >= _COMPARED:
+                found += asked.settled(seen)
+                seen, near = [], 0
+        return [one for one in (*found, *asked.settled(seen)) if len(one.rows)]
+
+    def _in_file(self, file: TableFile, asked: _Asked, names: Sequence[str], schema: pa.Schema) -> _Seen | None:
+        """None of a file that has nothing of the keys."""
+        rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
+        for first, index in self._known.parts(file.path, names, schema):
+            by_head = isinstance(index, RunIndex)
+            at, place = index.find(asked.heads if by_head else asked.keys)
+            (near if by_head else rows).append(at + first)
+            (heads if by_head else source).append(place)
+        exact, candidates = np.concatenate(rows), np.concatenate(near)
+        if not len(exact) and not len(candidates):
+            return None
+        footer, last = self._known.footer(file.path, names), schema.field(names[-1])
+        tail = pa.chunked_array([], last.type)
+        if len(candidates):
+            tail = read_rows(file.path, candidates, [last.name], footer)[last.name].cast(last.type)
+        found = FoundRows(file, exact, np.concatenate(source), footer)
+        return _Seen(found, candidates, np.concatenate(heads), tail)
+
+
+def _among(rows: Int64s, some: Int64s) -> Bools:
+    """Which of the rows are among some, which rise."""
+    place = np.searchsorted(some, rows)
+    return np.append(some, -1)[place] == rows
+
+
+def _ends(values: pa.Array) -> tuple[object, object]:
+    ends = value_of(pc.min_max(values))
+    return ends["min"], ends["max"]
+
+
+def _keep_nothing() -> KeyIndexes:
+    return KeyIndexes(0)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What a MERGE does to find the rows that its table has of its source's keys.
+
+    Attributes:
+        indexes: where keys are, as far as is known.
+        combine: what the source becomes with those rows; None: it is merged as it is.
+        most: bytes of them that may be in memory for it.
+    """
+
+    indexes: KeyIndexes = field(default_factory=_keep_nothing)
+    combine: Combine | None = None
+    most: int = 0
+
+    def find(
+        self, files: Sequence[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
+    ) -> list[FoundRows]:
+        """See `KeyIndexes.find`."""
+        return self.indexes.find(files, source, names, schema)
+
+    def combined(
+        self, source: pa.Table, found: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
+    ) -> pa.Table:
+        """The rows that are merged, in the order of the source's.
+
+        Raises:
+            TooLargeError: the rows that were found are too large.
+        """
+        if self.combine is None or not found:
+            return source
+        keys = pa.table([source[name].cast(schema.field(name).type) for name in names], list(names))
+        rows = self.combine(source, held_rows(found, keys, schema, self.most))
+        at, asked = KeyIndex.of(rows.select(list(names)), schema).find(Keys.of(source, names, schema))
+        if not len(at) == rows.num_rows == source.num_rows:
+            raise LakeError(f"{source.num_rows} rows were combined into {rows.num_rows}, and not into one for each key")
+        return rows.take(pa.array(at[np.argsort(asked)]))
+
+
+def held_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
+    """The rows that were found.
+
+    Args:
+        keys: those asked for: they are not read again.
+        schema: the columns that are wanted, of the table's.
+        most: bytes in memory.
+
+    Raises:
+        TooLargeError: they have more.
+    """
+    known = [name for name in schema.names if name in keys.column_names]
+    others = pa.schema([column for column in schema if column.name not in known])
+    parts, size = [others.empty_table()], 0
+    for one in found if others.names else ():
+        rows = one.read(others.names)
+        size += rows.nbytes
+        if most is not None and size > most:
+            raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
+        parts.append(pa.table([_column(rows, column, len(one.rows)) for column in others], schema=others))
+    given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.source for one in found)])))
+    rest = pa.concat_tables(parts)
+    rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest
+    columns = [given[f.name].cast(f.type) if f.name in known else rest[f.name] for f in schema]
+    return pa.table(columns, schema=schema)
+
+
+def _column(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.ChunkedArray:
+    """A column as the table has it; nulls of one that is younger than the rows' file."""
+    if wanted.name not in rows.column_names:
+        return pa.nulls(count, wanted.type)
+    column = rows[wanted.name]
+    return column if column.type == wanted.type else column.cast(wanted.type)

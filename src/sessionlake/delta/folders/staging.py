@@ -1,0 +1,146 @@
+"""Rows written to files of a table that is a folder, and committed: once, whatever the number of repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sessionlake.delta.folders.commits import discard
+from sessionlake.delta.folders.log import appended, overwritten, transaction
+from sessionlake.delta.folders.parquet import WrittenFile, columns_of, written_by_arrow, written_by_spark
+from sessionlake.delta.folders.table_files import TableFile, opened
+from sessionlake.delta.folders.upkeep import is_merged
+from sessionlake.delta.folders.writable import Writable, writable
+from sessionlake.delta.schemas.definition import APPEND_ONLY
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError
+from sessionlake.spark.frames import Mapped, Rows
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_ATTEMPTS = 100  # of several that commit at once, each time one gets through
+
+
+class StagedFiles:
+    """Files in the table's folder.
+
+    Args:
+        delta: the table, of any version.
+    """
+
+    def __init__(self, place: Place, files: Sequence[WrittenFile], delta: DeltaTable | None = None) -> None:
+        self._place, self._files = place, list(files)
+        self._delta = opened(place.folder) if delta is None else delta
+        self._after: int | None = None
+
+    def count(self) -> int:
+        """See `Staged`."""
+        return sum(file.rows for file in self._files)
+
+    def columns(self, *names: str) -> pa.Table:
+        """See `Staged`."""
+        whole = pa.schema(self._delta.schema().to_arrow())
+        schema = pa.schema([whole.field(name) for name in names])
+        parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
+        return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
+
+    def commit(self, txn: Txn) -> None:
+        """See `Staged`.
+
+        To a table that MERGE changes, or that Spark compacts, in its turn: Spark may rename its commit over one that
+        comes before. Others do not wait for what is long under way there, for that is committed here, too.
+        """
+        place, action = self._place, transaction(txn.on(self._place.table), txn.version)
+        waits = APPEND_ONLY not in self._delta.metadata().configuration or is_merged(self._delta)
+        with place.exclusive(place.table) if waits else nullcontext():
+            self._commit(txn, lambda table: appended(table, self._files, action))
+
+    def replace(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
+        """Makes them the table, once, in the place of files that were there: see `log_commits.overwritten`.
+
+        What has been appended behind those stays.
+
+        Args:
+            former: those; None: all that are there.
+
+        Raises:
+            LakeError: some of those are gone.
+        """
+        place = self._place
+        action = None if txn is None else transaction(txn.on(place.table), txn.version)
+
+        def overwrite(table: Writable) -> bool:
+            there = {file.path: file for file in table.files}
+            gone = [*there] if former is None else [file.path for file in former]
+            if not there.keys() >= {*gone}:
+                raise LakeError(f"{place.folder}: other commits have replaced its rows meanwhile; repeat the command")
+            return overwritten(table, [there[path] for path in gone], self._files, action, metadata)
+
+        with place.exclusive(place.table):
+            self._commit(txn, overwrite)
+
+    def _commit(self, txn: Txn | None, write: Callable[[Writable], bool]) -> None:
+        """Commits unless the transaction is in the table; again behind whoever was first."""
+        place, delta = self._place, self._delta
+        for _ in range(_ATTEMPTS):
+            delta.update_incremental()  # which takes a tenth of what opening the table does
+            if txn is not None and has_commit(delta, place.table, txn):
+                return
+            self._after = delta.version() if self._after is None else self._after
+            if write(writable(delta)):
+                self._files = []
+                return
+        raise LakeError(f"{place.folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
+
+    def discard(self) -> None:
+        """Removes what has not been committed."""
+        discard(self._place.folder, [file.path for file in self._files], self._after)
+
+
+@contextmanager
+def written(place: Place, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
+    """Files with the rows, which are gone behind the block if they are not part of the table by then.
+
+    Args:
+        delta: the table.
+
+    Raises:
+        LakeError: the rows have a column that the table has not, or the table can only be written to by Spark.
+    """
+    table = writable(delta)
+    writer = table.writer()
+    if isinstance(rows, pa.Table):
+        if unknown := {*rows.column_names} - {*table.schema.names}:
+            raise LakeError(f"{place.folder} has no column {', '.join(sorted(unknown))}, which rows to be written have")
+        files = writer.files(rows.to_batches())
+    elif isinstance(rows, Mapped):
+        files = written_by_arrow(rows, writer)
+    else:
+        files = written_by_spark(rows, columns_of(table.delta), writer)
+    staged = StagedFiles(place, files, delta)
+    try:
+        yield staged
+    finally:
+        staged.discard()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table is, and how others are held off it: see `Storage.exclusive`."""
+
+    folder: Path
+    table: str
+    exclusive: Callable[[str], AbstractContextManager[None]]
+
+
+def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:
+    """Whether a commit of this transaction, or of a later one, is in the table's version."""
+    known = delta.transaction_version(txn.on(table))
+    return known is not None and known >= txn.version

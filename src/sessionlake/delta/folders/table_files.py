@@ -1,0 +1,189 @@
+"""The files that make up a version of a table, as the log in its folder has them: see Delta's protocol, "Actions"."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, tzinfo
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec.json import decode
+
+from sessionlake.delta.folders.deletion_vectors import read_vector, vector_file
+from sessionlake.delta.folders.file_statistics import parse
+from sessionlake.errors import LakeError
+from sessionlake.local.paths import file_of, path_of
+from sessionlake.protocol.types import Int64s
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+Action = dict[str, Any]
+_HALF_LISTED = "is newer than log segment version"
+_ATTEMPTS = 20
+_PAUSE_SECONDS = 0.01
+_CUT = timedelta(milliseconds=1)  # less than that is left out of a time in statistics, even of the greatest
+
+
+def opened(folder: Path, version: int | None = None) -> DeltaTable:
+    """The table in a folder, as delta-rs has it; of its latest version, or of this one.
+
+    Who lists the log while a commit comes may find the commit's checksum and not the commit: the next look finds both.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return DeltaTable(folder, version=version)
+        except DeltaError as error:
+            if _HALF_LISTED not in str(error):
+                raise
+            time.sleep(_PAUSE_SECONDS)
+    return DeltaTable(folder, version=version)
+
+
+@dataclass(frozen=True, eq=False)
+class TableFile:
+    """A file of a table.
+
+    Attributes:
+        folder: the table's.
+        add: what the log says of it.
+        stats: its statistics; they tell the number of rows.
+        gone: its rows that are gone, by number, rising.
+    """
+
+    folder: Path
+    add: Action
+    stats: Action
+    gone: Int64s
+
+    @cached_property
+    def path(self) -> Path:
+        """Where it is."""
+        return file_of(self.folder, self.add["path"])
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the protocol tells files of a version apart by: the same file with another vector is another one."""
+        return key_of(self.add)
+
+    @property
+    def vector(self) -> Path | None:
+        """The file that has its vector; None if it has none, or the log itself has it."""
+        vector = self.add.get("deletionVector")
+        return vector_file(self.folder, vector) if vector else None
+
+    @property
+    def held(self) -> int:
+        """How many rows it has, with those that are gone."""
+        return int(self.stats["numRecords"])
+
+    def may_have(self, ends: Mapping[str, tuple[Any, Any]]) -> bool:
+        """True unless its statistics rule out a row with values between these ends; None stands for no lower end."""
+        least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
+        return not any(_apart(low, high, least.get(name), most.get(name)) for name, (low, high) in ends.items())
+
+
+def _apart(low: Any, high: Any, least: Any, most: Any) -> bool:
+    """True if nothing between two values, of which the first may be None, is between those of a file's statistics."""
+    try:
+        if isinstance(high, datetime):
+            least, most = (_moment(text, high.tzinfo) for text in (least, most))
+            most += _CUT
+        elif isinstance(high, date):
+            least, most = date.fromisoformat(least), date.fromisoformat(most)
+        elif isinstance(high, float):
+            least, most = float(least), float(most)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    # Of decimals, not every writer tells all digits.
+    known = type(least) is type(most) is type(high) and not isinstance(high, Decimal)
+    return known and (high < least or (low is not None and low > most))
+
+
+def _moment(text: str, zone: tzinfo | None) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if zone is None or moment.tzinfo is None:
+        return moment.replace(tzinfo=zone)
+    return moment
+
+
+def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
+    """The files of the table's version.
+
+    Args:
+        read_vectors: if not, no file has rows that are gone, and files may be missing.
+
+    Raises:
+        LakeError: a file's deletion vector is not what the log says.
+    """
+    folder = folder_of(delta)
+    adds = list(adds_of(folder, delta.version()))
+    gone = _gone(delta, folder, adds) if read_vectors else {}
+    found, none = list[TableFile](), np.empty(0, np.int64)
+    for add in adds:
+        stats = parse(add.get("stats"))
+        file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
+        if read_vectors and len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
+            raise LakeError(f"{file.path}: {len(file.gone)} rows are marked, and the log says otherwise")
+        if read_vectors and "numRecords" not in stats:
+            stats["numRecords"] = pq.read_metadata(file.path).num_rows
+        found.append(file)
+    return found
+
+
+def _gone(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
+    """The rows that vectors mark, by file; read by delta-rs, a flag for each row there is, if others wrote some."""
+    marked = [add for add in adds if add.get("deletionVector")]
+    own = {file_of(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
+    read = {path: rows for path, rows in own.items() if rows is not None}
+    if len(read) < len(marked):
+        vectors = pa.table(delta.deletion_vectors())
+        for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
+            read[path_of(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+    return read
+
+
+def folder_of(delta: DeltaTable) -> Path:
+    """Where the table is."""
+    return path_of(delta.table_uri)
+
+
+def adds_of(folder: Path, version: int) -> Iterable[Action]:
+    """The log's `add` of each file of a version."""
+    log, found = folder / "_delta_log", dict[tuple[str, str], Action]()
+    checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet") if file.is_file())
+    base = max((int(n) for n, _, rest in checkpoints if rest == "checkpoint.parquet" and int(n) <= version), default=-1)
+    if base >= 0:
+        held = pq.read_table(log / f"{base:020}.checkpoint.parquet", columns=["add"])["add"]
+        adds = (_as_json(add) for add in held.drop_null().to_pylist() if add["path"] is not None)
+        found = {key_of(add): add for add in adds}
+    for number in range(base + 1, version + 1):
+        with (log / f"{number:020}.json").open("rb") as lines:
+            actions = [decode(line) for line in lines]
+        for gone in (action["remove"] for action in actions if "remove" in action):
+            found.pop(key_of(gone), None)
+        found |= {key_of(action["add"]): action["add"] for action in actions if "add" in action}
+    return found.values()
+
+
+def key_of(action: Action) -> tuple[str, str]:
+    """What an `add` or `remove` names: a file, and its vector, if it has one."""
+    vector = action.get("deletionVector") or {}
+    return action["path"], "".join(str(vector.get(name, "")) for name in ("storageType", "pathOrInlineDv", "offset"))
+
+
+def _as_json(add: Action) -> Action:
+    """An `add` of a checkpoint as a commit has it."""
+    names = ("path", "size", "modificationTime", "stats")
+    vector = {name: value for name, value in (add.get("deletionVector") or {}).items() if value is not None}
+    return {name: add[name] for name in names} | ({"deletionVector": vector} if vector else {})

@@ -1,0 +1,320 @@
+"""What keeps a table's folder and its log small: files merged, files and log entries that nobody needs removed.
+
+Tables that rows are only appended to are done here, without Spark. Files are merged with their neighbours in the order
+in which they came, which is kept: OPTIMIZE would put what it has merged at the end, and a stream's first read of a
+table goes in that order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from msgspec.json import decode
+
+from sessionlake.delta.folders.commits import committing, discard, put_together
+from sessionlake.delta.folders.deletion_vectors import vector_file
+from sessionlake.delta.folders.durable import sync
+from sessionlake.delta.folders.file_rows import rows_of
+from sessionlake.delta.folders.log import Placed, corrected, rearranged
+from sessionlake.delta.folders.parquet import SMALL, gathered
+from sessionlake.delta.folders.table_files import Action, TableFile, live, opened
+from sessionlake.delta.folders.writable import Writable, has_vectors, obstacle, writable
+from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.storage.commits import Commit, LoggedCommit
+from sessionlake.delta.storage.conflicts import conflicts
+from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.tiers import LARGEST, LiveFile, crowded, crowded_run
+from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.local.paths import file_of
+from sessionlake.protocol.names import quote
+from sessionlake.spark.interpreted import conf
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+# An append takes milliseconds: whoever loses so often meets something else.
+_ATTEMPTS = 20
+ROW_GROUP = 1 << 20
+"""Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
+_HOUR = 3600
+_WRITING_SECONDS = 3600  # a file is written before its commit, and has its time from then
+# What files are called before they have their names, of delta-rs', of those written here to the log, and of Spark's.
+# If the process is killed they stay so, and no listing of the table shows them.
+_UNNAMED = re.compile(r".*#\d+|\.[0-9a-f]{8}-[0-9a-f-]{27}\.(json|crc)|\..*\.tmp(\.crc)?")
+# Under this folder Spark's tasks write what is not whole yet.
+_OF_TASKS = "_temporary"
+_CHANGES = re.compile(rb'"dataChange":\s*true')
+# Removing is put off until it takes so many versions from the log.
+_WORTHWHILE = 100
+# What is to be kept is known better than by the check, which knows of no stream that has yet to read.
+_VACUUM = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",  # it would go by the table's property alone
+}
+
+
+def compact(spark: SparkSession, folder: Path) -> Compacted | None:
+    """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
+    delta = opened(folder)
+    why = obstacle(delta)
+    if why is None:
+        table = writable(delta)
+        if not corrected(table):
+            return None
+        delta.update_incremental()
+    if why is None and not is_merged(delta):
+        return _merge_run(writable(delta))
+    before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
+    bound = crowded(before)
+    if bound is None:
+        return None
+    try:
+        with conf(spark, _optimizing(bound)):
+            spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
+    except conflicts():
+        return None
+    return Compacted(len(before), opened(folder).get_add_actions().num_rows)
+
+
+def lost_files(folder: Path) -> list[str]:
+    """Files of the latest version that are gone, those of deletion vectors, too, within the folder."""
+    files = live(opened(folder), read_vectors=False)
+    named = {path for file in files for path in (file.path, file.vector) if path is not None}
+    return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
+
+
+def is_merged(delta: DeltaTable) -> bool:
+    """Whether replaced rows of the table are marked, so that Spark alone knows its files, and puts them together."""
+    return delta.metadata().configuration.get(DELETION_VECTORS) == "true"
+
+
+def _optimizing(bound: int) -> dict[str, str]:
+    """What makes OPTIMIZE merge the files below this size, and leave alone those that are clustered already.
+
+    By its defaults it writes a table of less than 100 GB anew whenever a file has come.
+    """
+    clustering = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize"
+    return {
+        "spark.databricks.delta.optimize.minFileSize": str(bound),
+        "spark.databricks.delta.optimize.maxFileSize": str(LARGEST),
+        f"{clustering}.threshold": str(bound),
+        f"{clustering}.targetCubeSize": str(LARGEST),
+        "parquet.block.size": str(ROW_GROUP),
+        "spark.sql.parquet.compression.codec": SMALL,
+    }
+
+
+def _merge_run(table: Writable) -> Compacted | None:
+    """Makes one file of small ones that are next to each other."""
+    folder, files = table.folder, {file.add["path"]: file for file in table.files}
+    known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
+    run = crowded_run([*known])
+    if not run:
+        return None
+    former = [files[one.path] for one in run]
+    merged = table.writer(SMALL).files(gathered(rows_of(former, table.schema)))
+    name = f"{folder.parent.name}.{folder.name}"
+    fault_point(f"before:compact:{name}")
+    if not replace(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes=False):
+        return None
+    fault_point(f"after:compact:{name}")
+    return Compacted(len(files), len(files) - len(run) + len(merged))
+
+
+def replace(
+    table: Writable, former: Sequence[TableFile], files: Sequence[Placed], operation: str, *, changes: bool
+) -> bool:
+    """Commits files in the place of others, whatever is appended meanwhile: see `rearranged`.
+
+    Returns:
+        False if any of these is no part of the table any more; the new ones are gone then, too.
+    """
+    before, done = table.version, False
+    try:
+        for _ in range(_ATTEMPTS):
+            found = rearranged(table, former, files, operation, changes=changes)
+            if found is not False:
+                done = found is True
+                break
+            table = writable(opened(table.folder))
+    finally:
+        discard(table.folder, [] if done else [file.path for file, _ in files], before)
+    return done
+
+
+def worth_removing(folder: Path, kept: Kept) -> bool:
+    """Whether enough of a table's log is not to be kept."""
+    before = _log_kept_since(kept)
+    versions = (file for file in _log(folder).glob("*.json") if file.stem.isdigit())
+    passed = (file for file in versions if kept.since is None or int(file.stem) < kept.since)
+    return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
+
+
+def _log_kept_since(kept: Kept) -> float:
+    return time.time() - min(kept.span, kept.versions or kept.span).total_seconds()
+
+
+def vacuum(spark: SparkSession, folder: Path, kept: Kept) -> Vacuumed:
+    """Removes files and log entries that are not to be kept."""
+    moment = time.time() - kept.span.total_seconds()
+    needed = None if kept.since is None else written_at(folder, kept.since)
+    if kept.since is not None and needed is not None:
+        _date_removed(folder, kept.since)
+    freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
+    _remove_log(folder, _log_kept_since(kept), kept.since)
+    return freed
+
+
+def _date_removed(folder: Path, since: int) -> None:
+    """Gives files that were removed behind a version the time of that.
+
+    A log forgets removed files after the table's `RETENTION`, whoever has yet to read them. VACUUM, by Spark and by
+    delta-rs, goes by a file's own time from then on, which is when it was written: long before that version, perhaps.
+    """
+    commits = (file for file in _log(folder).glob("*.json") if file.stem.isdigit() and int(file.stem) > since)
+    for commit in commits:
+        moment = commit.stat().st_mtime
+        for file in _removed_by(commit, folder):
+            if file.is_file() and file.stat().st_mtime < moment:
+                os.utime(file, (moment, moment))
+
+
+def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
+    """The files that a commit has removed: of rows, and of those of them that were gone before."""
+    for line in commit.read_bytes().split(b"\n"):
+        if line.startswith(b'{"remove"'):
+            action: Action = decode(line)["remove"]
+            yield file_of(folder, action["path"])
+            vector = action.get("deletionVector")
+            if vector and (file := vector_file(folder, vector)) is not None:
+                yield file
+
+
+def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
+    """Removes files that no version since a moment (seconds since the epoch) needs."""
+    unnamed = _remove_unnamed(folder, before)
+    hours = -(-max(0, int(time.time() - before)) // _HOUR)
+    delta = opened(folder)
+    if has_vectors(delta) or obstacle(delta):  # delta-rs would take vectors for files that no version names
+        held = _held(folder)
+        with conf(spark, _VACUUM):
+            spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
+        left = _held(folder)
+        freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
+    else:
+        found = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+        there = [folder / path for path in found if (folder / path).is_file()]  # or gone since an earlier time
+        freed = Vacuumed(len(there), sum(file.stat().st_size for file in there))
+        if found:
+            with committing(delta) as hooks:
+                delta.vacuum(
+                    hours, dry_run=False, enforce_retention_duration=False, full=True, post_commithook_properties=hooks
+                )
+    return Vacuumed(unnamed.files + freed.files, unnamed.freed + freed.freed)
+
+
+def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
+    """Removes what processes that were killed had begun to write, of the log, too."""
+    files = size = 0
+    for parent, _, names in os.walk(folder):  # which passes over what is removed meanwhile
+        of_task = _OF_TASKS in Path(parent).relative_to(folder).parts
+        for file in (Path(parent, name) for name in names if of_task or _UNNAMED.fullmatch(name)):
+            with suppress(FileNotFoundError):  # it has its name meanwhile
+                told = file.stat()
+                if told.st_mtime < before:
+                    file.unlink()
+                    files, size = files + 1, size + told.st_size
+    return Vacuumed(files, size)
+
+
+def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
+    """Removes all that the latest version does not need; of the log, what a stream goes on with stays (`since`)."""
+    for version in sorted({opened(folder).version()} | ({since} if since is not None else set())):
+        if written_at(folder, version) is not None:  # a stream may wait for one that is yet to come
+            put_together(opened(folder, version=version))
+    freed = _vacuum_files(spark, folder, time.time() + _HOUR)
+    _remove_log(folder, time.time() + _HOUR, since)
+    return freed
+
+
+def _held(folder: Path) -> dict[str, int]:
+    """All files in the folder, but its log's, and their sizes."""
+    log = _log(folder)
+    return {str(f): f.stat().st_size for f in folder.rglob("*") if f.is_file() and log not in f.parents}
+
+
+def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
+    """Removes the part of a table's log that no version since a moment needs (Delta's protocol: metadata cleanup).
+
+    Each file that is there costs Spark some 30 us with every look at the table, and it looks with every batch. Delta
+    would remove entries by their age alone, whoever has yet to read them.
+    """
+    log = _log(folder)
+    versions = {int(file.stem): file for file in log.glob("*.json") if file.stem.isdigit()}
+    oldest = max((n for n, file in versions.items() if file.stat().st_mtime < before), default=-1)
+    oldest = oldest if since is None else min(oldest, since)
+    checkpoints = {int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet")}
+    base = max((n for n in checkpoints if n <= oldest), default=0)
+    if base:
+        sync(log / f"{base:020}.checkpoint.parquet", log)  # of earlier versions, or Spark's
+    for file in log.iterdir():
+        version = file.name.removeprefix(".").partition(".")[0]
+        if version.isdigit() and int(version) < base:
+            file.unlink(missing_ok=True)
+
+
+def written_at(folder: Path, version: int) -> float | None:
+    """When a version was committed, in seconds since the epoch; None if the log does not have it."""
+    try:
+        return (_log(folder) / f"{version:020}.json").stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _log(folder: Path) -> Path:
+    return folder / "_delta_log"
+
+
+def commit_of(file: Path) -> Commit:
+    """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows.
+
+    One that has removed files has only moved rows.
+    """
+    with file.open("rb") as lines:  # as text, what Unicode calls the end of a line may stand inside of one
+        actions = [json.loads(line) for line in lines]
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    if info.get("operationMetrics"):
+        return Commit.of(int(file.stem), info["operationMetrics"])
+    if any("remove" in action for action in actions):
+        return Commit(int(file.stem), 0)
+    added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
+    stats = (json.loads(add["stats"]) for add in added if add.get("stats"))
+    return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))
+
+
+def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
+    """So many of the latest commits, or as many as the log still has, in order."""
+    log = sorted(file for file in _log(folder).glob("*.json") if file.stem.isdigit())
+    return [_logged(file) for file in log[-count:]]
+
+
+def _logged(file: Path) -> LoggedCommit:
+    content = file.read_bytes()
+    infos = (json.loads(line) for line in content.split(b"\n") if b'"commitInfo"' in line)
+    info: dict[str, Any] = next((line["commitInfo"] for line in infos if "commitInfo" in line), {})
+    operation, parameters = info.get("operation", ""), info.get("operationParameters") or {}
+    return LoggedCommit(int(file.stem), operation, parameters, _CHANGES.search(content) is not None)
+
+
+def identifier(folder: Path) -> str:
+    """What SQL calls the table in a folder."""
+    return f"delta.{quote(str(folder))}"

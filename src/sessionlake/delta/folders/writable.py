@@ -1,0 +1,156 @@
+"""Which tables this package commits to by itself, and what it has to know of one before it does.
+
+Nobody else builds an `add` or a `remove`: `writable` reads a version's protocol and metadata, and its files with the
+rows that deletion vectors mark. A table that asks more of its writers is left to Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.delta.folders.parquet import QUICK, FileWriter
+from sessionlake.delta.folders.table_files import TableFile, folder_of, live
+from sessionlake.delta.schemas.definition import CHANGE_FEED, DELETION_VECTORS, SKIPPING, names_listed
+from sessionlake.errors import LakeError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+# Features that ask nothing of what is written here, or nothing that is not done.
+_KNOWN = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"})
+# These ask nothing of a table whose metadata has no such mark: a protocol may list them all the same, as delta-rs
+# lists the last for any table that it sets a property of.
+_UNUSED = {
+    "invariants": ("delta.invariants", '"nullable":false'),
+    "checkConstraints": ("delta.constraints.",),
+    "generatedColumns": ("delta.generationExpression",),
+    "columnMapping": ("delta.columnMapping.",),
+    "identityColumns": ("delta.identity.",),
+    "variantType": ('"variant"',),
+}
+# What a table asks of its writers that lists no features, by their version.
+_LEGACY: Mapping[int, frozenset[str]] = {
+    1: frozenset(),
+    2: (_SECOND := frozenset({"appendOnly", "invariants"})),
+    3: (_THIRD := _SECOND | {"checkConstraints"}),
+    4: (_FOURTH := _THIRD | {"changeDataFeed", "generatedColumns"}),
+    5: (_FIFTH := _FOURTH | {"columnMapping"}),
+    6: _FIFTH | {"identityColumns"},
+}
+_LISTED, _LATEST_READER = 7, 3
+_INDEXED = 32  # Delta's own default
+VECTORS = "deletionVectors"
+"""What protocols call the feature."""
+READER_FEATURES = frozenset({VECTORS, "columnMapping", "timestampNtz", "variantType"})
+"""Features that readers have to know, too, of those that are known here."""
+
+
+@dataclass(frozen=True)
+class Writable:
+    """A version of a table that this package may commit behind.
+
+    Attributes:
+        folder: the table's.
+        schema: of its rows.
+        configuration: its properties.
+    """
+
+    delta: DeltaTable
+    folder: Path
+    schema: pa.Schema
+    configuration: Mapping[str, str]
+
+    @cached_property
+    def files(self) -> list[TableFile]:
+        """The version's files, with the rows that are marked in them.
+
+        Raises:
+            LakeError: a vector is not what the log says.
+        """
+        return live(self.delta)
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+        return self.delta.version()
+
+    @property
+    def marks_rows(self) -> bool:
+        """True if rows that are replaced may be marked from now on."""
+        return self.configuration.get(DELETION_VECTORS) == "true"
+
+    @property
+    def feeds(self) -> bool:
+        """True if commits have to tell which rows they change."""
+        return self.configuration.get(CHANGE_FEED) == "true"
+
+    def writer(self, codec: str = QUICK) -> FileWriter:
+        """What writes files for the table.
+
+        Args:
+            codec: what Parquet compresses with.
+        """
+        indexed = names_listed(self.configuration.get(SKIPPING, "")) or self._usually_indexed()
+        return FileWriter(str(self.folder), self.schema, indexed, codec)
+
+    def _usually_indexed(self) -> tuple[str, ...]:
+        """The columns that Delta keeps statistics of where no property names them."""
+        flat = [field.name for field in self.schema if not pa.types.is_nested(field.type)]
+        return tuple(flat[:_INDEXED])
+
+
+def writable(delta: DeltaTable) -> Writable:
+    """The table, to be committed to.
+
+    Raises:
+        LakeError: it asks more of its writers than is done here.
+    """
+    if why := obstacle(delta):
+        raise LakeError(
+            f"{folder_of(delta)} has {why}: a commit that ignores this would damage the table, so only Spark may write "
+            "to it. Undo the change to the table's properties, or copy its rows to a new table"
+        )
+    return Writable(delta, folder_of(delta), pa.schema(delta.schema().to_arrow()), delta.metadata().configuration)
+
+
+def obstacle(delta: DeltaTable) -> str | None:
+    """What the table asks of its writers that is not done here; None if that is nothing."""
+    protocol = delta.protocol()
+    if protocol.min_reader_version > _LATEST_READER or protocol.min_writer_version > _LISTED:
+        return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
+    if unknown := features_of(delta) - _KNOWN - _UNUSED.keys():
+        return f"the table feature {', '.join(sorted(unknown))}"
+    if used := _used(delta):
+        return f"the table feature {', '.join(sorted(used))} in use"
+    return "partition columns" if delta.metadata().partition_columns else None
+
+
+def _used(delta: DeltaTable) -> set[str]:
+    """Those of `_UNUSED` that the table uses."""
+    said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json().replace(" ", "")
+    return {feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks)}
+
+
+def features_of(delta: DeltaTable) -> set[str]:
+    """Features that the table's readers and writers have to know."""
+    protocol = delta.protocol()
+    if protocol.min_writer_version >= _LISTED:
+        return {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    return {*_LEGACY[protocol.min_writer_version]}
+
+
+def used_features(delta: DeltaTable) -> set[str]:
+    """Those of them without which the table would be another one."""
+    return {feature for feature in features_of(delta) if feature not in _UNUSED} | _used(delta)
+
+
+def has_vectors(delta: DeltaTable) -> bool:
+    """True if a version of the table may have deletion vectors, whatever its properties say now."""
+    return VECTORS in (delta.protocol().reader_features or ())

@@ -1,0 +1,179 @@
+"""Reads tables by Spark, wherever they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sessionlake.delta.storage.far_times import FarTime, micros_of
+from sessionlake.delta.storage.interface import Storage
+from sessionlake.delta.storage.reading import (
+    Condition,
+    FilesRead,
+    TableReader,
+    TableSize,
+    TooLargeError,
+    by_key,
+    counter_of,
+    named_by,
+)
+from sessionlake.delta.storage.values import rows_of
+from sessionlake.protocol.names import quote
+from sessionlake.protocol.types import Row
+from sessionlake.spark.failures import RESULT_TOO_BIG, failure_of
+from sessionlake.spark.frames import as_frame, by_parts
+from sessionlake.spark.interpreted import interpreted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# The least that a value takes as Arrow.
+_CELL_BYTES = 8
+
+
+class SparkReader(TableReader):
+    """Reads tables by Spark, wherever they are."""
+
+    def __init__(self, storage: Storage, spark: SparkSession) -> None:
+        self._storage = storage
+        self._spark = spark
+
+    def exists(self, table: str) -> bool:
+        """See `TableReader`."""
+        return self._storage.exists(self._spark, table)
+
+    def schema(self, table: str) -> pa.Schema:
+        """See `TableReader`: what `toArrow` gives, for which nothing has to be executed."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return to_arrow_schema(self._storage.read(self._spark, table, {}).schema)
+
+    def batches(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `TableReader`; all at once, unless that is more than Spark lets through to the driver."""
+        if not self.exists(table):
+            return
+        frame = self._where(table, conditions)
+        frame = frame if columns is None else frame.select(*map(quote, columns))
+        try:
+            with interpreted(self._spark):
+                found = frame.toArrow()
+        except Exception as error:
+            if not RESULT_TOO_BIG.fits(failure_of(error)):
+                raise
+            yield from by_parts(frame)
+        else:
+            yield from found.to_batches()
+
+    def table(
+        self,
+        table: str,
+        *conditions: Condition,
+        columns: Sequence[str] | None = None,
+        of: pa.Table | None = None,
+        at_most: int | None = None,
+    ) -> pa.Table:
+        """See `TableReader`; Spark is asked for no more rows than can fit, and refuses those that are too wide."""
+        if at_most is None or not self.exists(table):
+            return super().table(table, *conditions, columns=columns, of=of)
+        frame = self._of(self._where(table, conditions), of)
+        frame = frame if columns is None else frame.select(*map(quote, columns))
+        most = at_most // (_CELL_BYTES * len(frame.columns))
+        try:
+            with interpreted(self._spark):
+                found = frame.limit(most + 1).toArrow()
+        except Exception as error:
+            if not RESULT_TOO_BIG.fits(failure_of(error)):
+                raise
+            raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
+        if found.num_rows > most or found.nbytes > at_most:
+            raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
+        return found
+
+    def _of(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if sessions is None:
+            return frame
+        names = named_by(sessions)
+        named = sessions.select(names).group_by(names).aggregate([])
+        return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
+
+    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """See `TableReader`."""
+        same = {"versionAsOf": self._storage.last_commit(self._spark, table).version}
+        frame = self._where(table, conditions, same)
+        with interpreted(self._spark):
+            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
+            return found, self._storage.read(self._spark, table, same).count()
+
+    def size(self, table: str) -> TableSize:
+        """See `TableReader`."""
+        with interpreted(self._spark):
+            (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
+            rows = self._storage.read(self._spark, table, {}).count()
+        version = self._storage.last_commit(self._spark, table).version
+        return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
+
+    def count(self, table: str) -> int:
+        """See `TableReader`."""
+        return self._storage.read(self._spark, table, {}).count() if self.exists(table) else 0
+
+    def files(self, table: str, *conditions: Condition) -> FilesRead | None:
+        """See `TableReader`: which files are opened is the platform's to know."""
+        del table, conditions
+        return None
+
+    def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
+        """See `TableReader`."""
+        if not self.exists(table):
+            return []
+        with interpreted(self._spark):
+            return rows_of(self._where(table, ()).select(*map(quote, columns)).limit(at_most).toArrow())
+
+    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        """See `TableReader`: the cluster counts."""
+        if not self.exists(table):
+            return Counter()
+        with interpreted(self._spark):
+            return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
+
+    def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+        """See `TableReader`: the cluster looks."""
+        from pyspark.sql import functions as F
+
+        if not self.exists(table):
+            return {}
+        with interpreted(self._spark):
+            return by_key(self._where(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(of))).toArrow())
+
+    def any(self, table: str, *conditions: Condition) -> bool:
+        """See `TableReader`."""
+        if not self.exists(table):
+            return False
+        with interpreted(self._spark):
+            return not self._where(table, conditions).isEmpty()
+
+    def _where(
+        self, table: str, conditions: Sequence[Condition], options: Mapping[str, Any] | None = None
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        frame = self._storage.read(self._spark, table, options or {})
+        for name, compare, value in conditions:
+            frame = frame.where(compare(F.col(quote(name)), literal(value)))
+        return frame
+
+
+def literal(value: Any) -> Any:
+    """A value, or several, as Spark is told it: a time not in this process' zone and calendar."""
+    from pyspark.sql import functions as F
+
+    if isinstance(value, FarTime) or (isinstance(value, datetime) and value.tzinfo is not None):
+        return F.timestamp_micros(F.lit(micros_of(value)))
+    return [literal(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,72 @@
+"""Arrow's values as Python's, where some may be times that no datetime can tell (`delta.storage.far_times`)."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as t
+
+from sessionlake.delta.storage.far_times import FarTime, time_of
+
+_DAY_MS = 86_400_000
+_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+
+
+def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows as dictionaries; times that are no dates are `FarTime`s."""
+    names = table.schema.names
+    return [dict(zip(names, row, strict=True)) for row in zip(*map(values_of, table.columns), strict=True)]
+
+
+def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """A column's values as Python's; times that are no dates are `FarTime`s."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        return _far(column)
+    return values
+
+
+def value_of(scalar: pa.Scalar) -> Any:
+    """A scalar's value as Python's; a time that is no date is a `FarTime`."""
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return values_of(pa.array([scalar], scalar.type))[0]
+
+
+def _far(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    kind = column.type
+    if isinstance(column, pa.ChunkedArray):
+        return [value for chunk in column.chunks for value in values_of(chunk)]
+    if t.is_timestamp(kind):
+        return [None if at is None else _timestamp(at, kind) for at in column.cast(pa.int64()).to_pylist()]
+    if t.is_date32(kind):
+        return [None if day is None else _day(day) for day in column.cast(pa.int32()).to_pylist()]
+    if t.is_struct(kind):
+        names = [field.name for field in kind]
+        parts = zip(*(values_of(column.field(i)) for i in range(len(names))), strict=True)
+        both = zip(parts, column.is_valid().to_pylist(), strict=True)
+        return [dict(zip(names, row, strict=True)) if valid else None for row, valid in both]
+    if t.is_map(kind):
+        pairs = (scalar.values if scalar.is_valid else None for scalar in column)
+        return [None if p is None else list(zip(*(values_of(p.field(i)) for i in (0, 1)), strict=True)) for p in pairs]
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        return [values_of(scalar.values) if scalar.is_valid else None for scalar in column]
+    raise TypeError(f"values of type {kind} cannot be told")
+
+
+def _timestamp(at: int, kind: pa.TimestampType) -> datetime | FarTime:
+    ms, rest = (at * 1000, 0) if kind.unit == "s" else divmod(at, _PER_MS[kind.unit])
+    found = time_of(ms)
+    if isinstance(found, FarTime):
+        return found
+    whole = found + timedelta(microseconds=rest * 1000 // _PER_MS.get(kind.unit, 1))
+    return whole if kind.tz else whole.replace(tzinfo=None)
+
+
+def _day(day: int) -> date | FarTime:
+    found = time_of(day * _DAY_MS)
+    return found if isinstance(found, FarTime) else found.date()

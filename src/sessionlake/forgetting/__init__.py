@@ -1,1 +1,0 @@
-"""One session forgotten: it leaves every layer, state, checkpoint and history, and a receipt says what was removed."""

@@ -1,0 +1,79 @@
+"""The alerts of rules that stand, as spans of event time: from where one was raised to where it was cleared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from operator import attrgetter, ge
+
+from sessionlake.delta.schemas.names import RULE_EVENTS
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
+
+_KEY = ("topic", "session_id", "row_id", "value")
+_COLUMNS = ("rule", *_KEY, "event", "retracts", "window_end")
+_RAISED, _CLEARED, _RETRACTED = "raised", "cleared", "retracted"
+# Lines that are shown, and how far back one looks where there are too many alerts to read all.
+_LINES = 12
+_REACHES = (timedelta(days=365_000), timedelta(days=7), timedelta(hours=6))
+_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """The alerts of one rule and key.
+
+    Attributes:
+        key: what makes it, without what the rule's key has not.
+        spans: since when, and until when; None if it stands.
+    """
+
+    rule: str
+    key: tuple[str, ...]
+    spans: tuple[tuple[datetime, datetime | None], ...]
+
+    @property
+    def last(self) -> datetime:
+        """When anything was said last."""
+        since, until = self.spans[-1]
+        return until or since
+
+
+def latest_alerts(reader: TableReader) -> list[Alerts]:
+    """Those that were told of last in event time, the latest first; none if there are more than can be looked at."""
+    if not reader.exists(RULE_EVENTS):
+        return []
+    newest: datetime | None = None
+    for reach in _REACHES:
+        since: tuple[Condition, ...] = () if newest is None else (("window_end", ge, newest - reach),)
+        try:
+            rows = reader.table(RULE_EVENTS, *since, columns=_COLUMNS, at_most=_BYTES).to_pylist()
+        except TooLargeError:
+            newest = newest or max(row["window_end"] for row in reader.rows(RULE_EVENTS, columns=("window_end",)))
+            continue
+        counts: Counter[tuple[object, ...]] = Counter()
+        for row in rows:
+            retracted = row["event"] == _RETRACTED
+            event = row["retracts"] if retracted else row["event"]
+            counts[(row["rule"], *(row[name] for name in _KEY), row["window_end"], event)] += -1 if retracted else 1
+        found = sorted(_by_key(counts), key=attrgetter("last"), reverse=True)
+        return found[:_LINES]
+    return []
+
+
+def _by_key(counts: Counter[tuple[object, ...]]) -> Iterator[Alerts]:
+    told: dict[tuple[str, tuple[str, ...]], list[tuple[datetime, str]]] = {}
+    for (rule, *key, at, event), count in counts.items():
+        if count > 0 and isinstance(at, datetime):
+            named = tuple(str(part) for part in key if part is not None)
+            told.setdefault((str(rule), named), []).append((at, str(event)))
+    for (rule, named), events in told.items():
+        spans: list[tuple[datetime, datetime | None]] = []
+        for at, event in sorted(events):
+            if event == _RAISED:
+                spans.append((at, None))
+            elif event == _CLEARED and spans:
+                spans[-1] = (spans[-1][0], at)
+        if spans:
+            yield Alerts(rule, named, tuple(spans))

@@ -1,0 +1,120 @@
+"""What a page tells, read from the tables: each part by a window or a limit, never a whole large table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sessionlake.delta.schemas.names import EVENTS, LEDGER, PROGRESS, QUARANTINE, SESSIONS, SILVER
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.reading import TableReader, TableSize
+from sessionlake.history.missing import missing_offsets
+from sessionlake.history.report.alerts import Alerts, latest_alerts
+from sessionlake.history.report.batches import Batch, few_enough, latest_batches
+from sessionlake.history.report.crosstab import Crosstab, crosstab
+from sessionlake.history.report.pace import Lag, Throughput, lags, throughput
+from sessionlake.history.report.series import Series, few_series
+from sessionlake.history.status import LayerStatus, layer_statuses
+from sessionlake.integrity.outcome import EventKind
+from sessionlake.ledger.progress import Span
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.settings.model import Settings
+
+# Rows of a table of judgements, and of silver.session_progress, that are counted.
+_COUNTED = 1_000_000
+_PROGRESS = 100_000
+_EVENTS = (EventKind.DUPLICATE, EventKind.GAP, EventKind.LATE, EventKind.ORPHAN)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counts of a table's rows.
+
+    Attributes:
+        since: silver's first batch that they are of; None if they are of all.
+    """
+
+    table: Crosstab
+    since: int | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything that a page shows; times are UTC.
+
+    Attributes:
+        missing: offsets of topic-partitions without a message, where these are faults, or with two: in the layer that
+            has most of them.
+        allows_gaps: whether offsets without a message are no faults.
+        partitions: how many topic-partitions there are.
+    """
+
+    place: str
+    made_at: datetime
+    statuses: list[LayerStatus]
+    missing: int
+    allows_gaps: bool
+    partitions: int
+    batches: list[Batch]
+    lags: list[Lag]
+    throughput: list[Throughput]
+    judgements: Counted
+    quarantined: Counted
+    sessions: Crosstab
+    series: list[Series]
+    alerts: list[Alerts]
+    tables: list[tuple[str, TableSize]]
+
+
+def contents_of(reader: TableReader, settings: Settings) -> Contents:
+    """Reads all of it.
+
+    Raises:
+        LakeError: a table cannot be read.
+    """
+    statuses = layer_statuses(reader, settings)
+    layers = [status.layer for status in statuses]
+    until = max((status.committed_at for status in statuses if status.committed_at), default=None)
+    batches = [] if until is None else latest_batches(reader, layers, until)
+    behind = {status.layer: status.behind or 0 for status in statuses}
+    silver = next(status for status in statuses if status.layer == SILVER)
+    missing = missing_offsets(reader) if reader.exists(LEDGER) else {}
+    return Contents(
+        place=settings.place,
+        made_at=datetime.now(UTC),
+        statuses=statuses,
+        missing=_faults(missing, allow_gaps=settings.allows_offset_gaps),
+        allows_gaps=settings.allows_offset_gaps,
+        partitions=len({(span.topic, span.partition) for span in missing}),
+        batches=batches,
+        lags=lags(batches, behind),
+        throughput=throughput(batches, layers),
+        judgements=_counted(reader, EVENTS, "event", batches, silver.events, _EVENTS),
+        quarantined=_counted(reader, QUARANTINE, "reason", batches, silver.quarantined),
+        sessions=crosstab(reader.counts(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
+        series=few_series(reader, few_enough(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
+        alerts=latest_alerts(reader),
+        tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.own_tables)]),
+    )
+
+
+def _faults(missing: Mapping[Span, int], *, allow_gaps: bool) -> int:
+    """How many offsets are missing, or there twice: a hole is one in every layer, and counts once."""
+    worst: dict[TopicPartition, int] = {}
+    for span, count in missing.items():
+        place, fault = (span.topic, span.partition), -count if allow_gaps else abs(count)
+        worst[place] = max(fault, worst.get(place, 0))
+    return sum(worst.values())
+
+
+def _counted(
+    reader: TableReader, table: str, kind: str, batches: Sequence[Batch], total: int, kinds: Sequence[str] = ()
+) -> Counted:
+    window = few_enough(batches, table, total, _COUNTED)
+    found = crosstab(reader.counts(table, ("topic", kind), *window), kinds)
+    return Counted(found, window[0][2] if window else None)
+
+
+def _sizes(reader: TableReader, tables: Iterable[str]) -> list[tuple[str, TableSize]]:
+    return [(table, reader.size(table)) for table in tables if reader.exists(table)]

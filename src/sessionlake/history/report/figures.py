@@ -1,0 +1,206 @@
+"""A page's figures: what is drawn is decided here, how it looks in `svg` and in the page's style."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from sessionlake.history.report.alerts import Alerts
+from sessionlake.history.report.pace import Lag, Numbers, Throughput
+from sessionlake.history.report.series import Series
+from sessionlake.history.report.svg import color, inline, tip
+from sessionlake.history.report.words import duration, layer_name, moment
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# In points, which are the units of the SVG's coordinates.
+_WIDTH, _HEIGHT = 560, 230
+_ROW, _ALERT = 88, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 22, 24
+_POINT = 1 / 72
+_BANDS = 60
+# What is not there at all cannot be pointed at.
+_UNSEEN = 0.002
+_DAY = 86_400
+# How wide a minute is drawn, in seconds, and how many there is room for at least.
+_MINUTE, _FEWEST_MINUTES = 46, 5
+# Spans from which on seconds, and hours, say nothing more.
+_SHORT, _LONG = 600, 2 * _DAY
+
+
+def freshness(lags: Sequence[Lag]) -> Markup:
+    """How many seconds each layer was behind bronze, over time."""
+    figure, (axes,) = _figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
+    for lag in lags:
+        axes.plot(_dates(lag.times), lag.seconds, color=color(lag.layer), linewidth=1.6, solid_joinstyle="round")
+    axes.set_ylim(bottom=0)
+    begin, end = min(lag.times[0] for lag in lags), max(lag.times[-1] for lag in lags)
+    _time_axis(axes, begin, end)
+    edges = np.linspace(begin, end, _BANDS + 1)
+    for first, last in pairwise(edges):
+        here = (first + last) / 2
+        known = [(lag.layer, float(np.interp(here, lag.times, lag.seconds))) for lag in lags if lag.times[0] <= here]
+        told = (f"{layer_name(layer)}: {duration(seconds)}" for layer, seconds in known)
+        _band(axes, first, last, f"{moment(float(here))} UTC", told)
+    return inline(figure, "How many seconds each layer was behind bronze, over time", "freshness")
+
+
+def throughput(layers: Sequence[Throughput]) -> Markup:
+    """What each layer took in a second, over time; one row of bars a layer."""
+    figure, rows = _figure(len(layers), "", _ROW * len(layers) + _BOTTOM)
+    starts, width = layers[0].starts, layers[0].width
+    for axes, layer in zip(rows, layers, strict=True):
+        axes.set_title(
+            f"{layer_name(layer.layer)}, {_unit(layer.layer)} a second", loc="left", pad=5, color=color("muted")
+        )
+        bars = axes.bar(_dates(starts), layer.rates, width / _DAY * 0.84, align="edge", color=color(layer.layer))
+        for bar, start, rate in zip(bars, starts, layer.rates, strict=True):
+            rates = f"{layer_name(layer.layer)}: {rate:,.0f} {_unit(layer.layer)} a second"
+            bar.set_gid(tip(f"{moment(float(start))} UTC, {duration(width)}", rates))
+        axes.set_ylim(0, max(1.0, float(layer.rates.max()) * 1.05))
+        axes.locator_params(axis="y", nbins=2)
+        _time_axis(axes, starts[0], starts[-1] + width, labels=axes is rows[-1])
+    return inline(figure, "What each layer took in a second, over time", "throughput")
+
+
+def rolling(series: Series, name: str) -> Markup:
+    """A series' values and their moving average over event time, with what late points have corrected."""
+    figure, (axes,) = _figure(1, "value")
+    times = np.array([row["ts"] / 1000 for row in series.points], dtype=np.float64)
+    dot = "o" if len(times) == 1 else ""
+    axes.plot(_dates(times), [row["value"] for row in series.points], color=color("value"), linewidth=1.1, marker=dot)
+    axes.plot(_dates(times), [row["average"] for row in series.points], color=color("average"), linewidth=2, marker=dot)
+    _mark_restated(axes, series)
+    _time_axis(axes, times[0], times[-1])
+    edges = np.unique(np.linspace(0, len(times) - 1, _BANDS + 1).astype(int))
+    for first, last in pairwise(edges):
+        row = series.points[(first + last) // 2]
+        told = (f"{key}: {_plain(row[key])}" for key in ("value", "average"))
+        _band(axes, times[first], times[last], f"{moment(row['ts'] / 1000)} UTC", told)
+    return inline(figure, "Values and their moving average over event time", name)
+
+
+def _mark_restated(axes: Axes, series: Series) -> None:
+    """What an average was published as first, where a late point has corrected it."""
+    for row in series.restated:
+        at = _dates(np.array([row["ts"] / 1000]))
+        axes.vlines(at, row["average_before"], row["average"], color=color("other"), linewidth=1.4)
+        (mark,) = axes.plot(at, [row["average_before"]], "o", color=color("other"), markersize=5)
+        said = (f"published first: {_plain(row['average_before'])}", f"corrected: {_plain(row['average'])}")
+        mark.set_gid(tip(f"{moment(row['ts'] / 1000)} UTC", *said))
+
+
+def minutes(series: Series, name: str) -> Markup:
+    """A series' minutes: least, mean and greatest value of each."""
+    figure, (axes,) = _figure(1, "value")
+    starts = np.array([row["window_start"].timestamp() for row in series.minutes], dtype=np.float64)
+    low, mean, high = (np.array([row[key] for row in series.minutes], float) for key in ("min", "average", "max"))
+    middles = starts + 30
+    bars = axes.bar(_dates(middles), high - low, _MINUTE / _DAY, bottom=low, color=color("band"))
+    for bar, row in zip(bars, series.minutes, strict=True):
+        told = [f"{row['window_start']:%Y-%m-%d %H:%M} UTC, {row['points']:,} points"]
+        bar.set_gid(tip(*told, *(f"{key}: {_plain(row[key])}" for key in ("max", "average", "min"))))
+    axes.hlines(mean, _dates(middles - _MINUTE / 2), _dates(middles + _MINUTE / 2), color=color("average"), linewidth=2)
+    _room(axes, low, high)
+    middle, span = (starts[0] + starts[-1] + 60) / 2, max(starts[-1] + 60 - starts[0], _FEWEST_MINUTES * 60)
+    _time_axis(axes, middle - span / 2, middle + span / 2, whole_minutes=True)
+    return inline(figure, "Least, mean and greatest value of each minute of event time", name)
+
+
+def alerts(lines: Sequence[Alerts]) -> Markup:
+    """When which rule stood, over event time: a line each, by its number in the list; a dot where it has no end."""
+    figure, (axes,) = _figure(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
+    ends = [at.timestamp() for line in lines for span in line.spans for at in span if at is not None]
+    for place, line in enumerate(lines):
+        for since, until in line.spans:
+            begin = _dates(np.array([since.timestamp()]))
+            if until is None:
+                (mark,) = axes.plot(begin, [place], "o", color=color("gold"), markersize=7)
+            else:
+                width = _dates(np.array([until.timestamp()])) - begin
+                (mark,) = axes.barh([place], width, 0.6, left=begin, color=color("gold"))
+            until_ = "stands" if until is None else f"cleared {moment(until.timestamp())} UTC"
+            mark.set_gid(tip(f"{place + 1}. raised {moment(since.timestamp())} UTC", until_))
+    axes.set_yticks(range(len(lines)), [str(place + 1) for place in range(len(lines))])
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    room = max((max(ends) - min(ends)) * 0.03, 30)
+    _time_axis(axes, min(ends) - room, max(ends) + room)
+    return inline(figure, "When rules were raised and cleared, over event time", "alerts")
+
+
+def _figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure as Drawn
+
+    figure = Drawn(figsize=(_WIDTH * _POINT, height * _POINT))
+    grid = figure.subplots(rows, 1, sharex=True, squeeze=False)
+    gap = 30
+    each = (height - _TOP - _BOTTOM - gap * (rows - 1)) / rows
+    figure.subplots_adjust(
+        left=_LEFT / _WIDTH,
+        right=1 - _RIGHT / _WIDTH,
+        top=1 - _TOP / height,
+        bottom=_BOTTOM / height,
+        hspace=gap / each,
+    )
+    for axes in grid[:, 0]:
+        axes.spines[:].set_visible(False)
+        axes.grid(axis="y", color=color("grid"), linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, pad=6, labelcolor=color("muted"))
+        axes.yaxis.set_major_formatter(_short_number)
+        axes.locator_params(axis="y", nbins=5)
+        axes.set_title(unit, loc="left", pad=8, x=0, color=color("muted"))
+        axes.margins(x=0)
+    return figure, list(grid[:, 0])
+
+
+def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, whole_minutes: bool = False) -> None:
+    from matplotlib.dates import AutoDateLocator, DateFormatter
+
+    if last - first < 1:
+        first, last = first - 1, last + 1
+    axes.set_xlim(first / _DAY, last / _DAY)
+    axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=6, tz=UTC))
+    span = last - first
+    form = "%H:%M:%S" if span < _SHORT and not whole_minutes else "%H:%M" if span < _LONG else "%d %b"
+    axes.xaxis.set_major_formatter(DateFormatter(form, tz=UTC))
+    axes.tick_params(labelbottom=labels)
+
+
+def _band(axes: Axes, first: float, last: float, title: str, told: Iterable[str]) -> None:
+    """What is told where one points, as wide as what it is of, and seen only then."""
+    band = axes.axvspan(first / _DAY, last / _DAY, color=color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5)
+    band.set_gid(tip(title, *told))
+
+
+def _room(axes: Axes, low: Numbers, high: Numbers) -> None:
+    """Some space around all values: bars would have matplotlib begin at 0."""
+    span = float(high.max() - low.min()) or abs(float(high.max())) or 1.0
+    axes.set_ylim(float(low.min()) - span * 0.08, float(high.max()) + span * 0.08)
+
+
+def _dates(seconds: Numbers) -> Numbers:
+    """Seconds since 1970 as matplotlib's days."""
+    return np.asarray(seconds, dtype=np.float64) / _DAY
+
+
+def _short_number(value: float, _: Any = None) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size:
+            return f"{value / size:g}{letter}"
+    return f"{value:,.10g}".replace("-", "\u2212")
+
+
+def _plain(value: float | None) -> str:
+    return "none" if value is None else f"{value:,.6g}"
+
+
+def _unit(layer: str) -> str:
+    return "changes" if layer == "gold" else "messages"

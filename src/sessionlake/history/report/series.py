@@ -1,0 +1,163 @@
+"""A few series of gold: values with their moving average, and their minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from operator import eq, ge, itemgetter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.schemas.names import AVERAGES, METRICS_1M, PROGRESS, RESTATEMENTS
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
+from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.types import Row
+from sessionlake.settings.model import milliseconds
+
+# Sessions that are shown, and that are looked at to find them.
+_SHOWN = 4
+_LOOKED_AT = 12
+_POINTS = 300
+_MINUTES = 120
+# Of event time before the session's last message: where its series are looked for, and as far as they are read.
+_REACHES = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1))
+# Times that a calendar has, UTC in ms: from 1970 until the year 9999.
+_FIRST, _END = 0, 253_370_764_800_000
+# In memory, of one session's points.
+_BYTES = 64 << 20
+# Values that no axis has room for, and what is not a number, are left out.
+_DRAWN = 1e100
+_VALUES = {"value", "average", "min", "max"}
+_NAMES = ("row_id", "metric")
+_PLACE = ("ts", "position", "ordinal")
+_ORDER = ("ts", "_life", "_seq", "position", "ordinal")
+
+
+_Session = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of one row of a session's table, at its end.
+
+    Attributes:
+        points: `ts` (UTC, ms), `value`, `average`, in event time.
+        restated: averages among these that were published as others first: `ts`, `average_before` (at first) and
+            `average` (now).
+        minutes: `window_start`, `points`, `min`, `average`, `max`, in event time.
+    """
+
+    topic: str
+    session_id: str
+    row_id: str
+    metric: str
+    points: list[Row]
+    restated: list[Row]
+    minutes: list[Row]
+
+
+def few_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]:
+    """One series of each of a few sessions, of as many topics as can be.
+
+    Args:
+        recent: what narrows `silver.session_progress` down.
+    """
+    found: list[Series] = []
+    for session, last in _sessions(reader, recent):
+        if len(found) == _SHOWN:
+            break
+        found += _series(reader, session, last)
+    return found
+
+
+def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[_Session, int]]:
+    """Sessions with their last times, UTC in ms: the one with most messages of each topic, then the next of each."""
+    latest: dict[_Session, tuple[int, int]] = {}
+    for row in reader.rows(PROGRESS, *recent, columns=(*SESSION, "messages", "last_ts")):
+        session = row["topic"], row["partition"], row["session_id"]
+        seen = row["messages"], row["last_ts"]
+        if None not in seen and _FIRST <= row["last_ts"] < _END:
+            latest[session] = max(seen, latest.get(session, seen))
+    turns: dict[str, int] = {}
+    ranked: list[tuple[int, int, _Session, int]] = []
+    for session, (messages, last) in sorted(latest.items(), key=lambda item: (-item[1][0], item[0])):
+        turns[session[0]] = turns.get(session[0], -1) + 1
+        ranked.append((turns[session[0]], -messages, session, last))
+    for _, _, session, last in sorted(ranked)[:_LOOKED_AT]:
+        yield session, last
+
+
+def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
+    """The session's series with most points of late; none if gold has none, or more than can be looked at."""
+    own: tuple[Condition, ...] = tuple((name, eq, value) for name, value in zip(SESSION, session, strict=True))
+    try:
+        for reach in _REACHES:
+            late = ("ts", ge, last - milliseconds(reach))
+            names = reader.counts(AVERAGES, _NAMES, *own, late)
+            if names:
+                changed = _restatements(reader, *own, late)
+                row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))
+                of_it = [*own, ("row_id", eq, row_id), ("metric", eq, metric)]
+                points, minutes = _points(reader, of_it, last), _minutes(reader, of_it, last)
+                restated = []
+                if points and (row_id, metric) in changed:
+                    drawn = _restatements(reader, *of_it, ("ts", ge, points[0]["ts"]))
+                    restated = _corrected(points, drawn.get((row_id, metric), []))
+                return [Series(session[0], session[2], row_id, metric, points, restated, minutes)]
+    except TooLargeError:
+        pass
+    return []
+
+
+def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
+    """The session's restatements by row and metric, the first of each average before the next."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    if reader.exists(RESTATEMENTS):
+        own = (("table", eq, AVERAGES), *conditions)
+        columns = (*_NAMES, *_PLACE, "revision", "average_before", "restated_at")
+        rows = reader.table(RESTATEMENTS, *own, columns=columns, at_most=_BYTES).to_pylist()
+        for row in sorted(rows, key=itemgetter("restated_at", "revision")):
+            found.setdefault((row["row_id"], row["metric"]), []).append(row)
+    return found
+
+
+def _corrected(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
+    first: dict[tuple[int, ...], float] = {}
+    for row in restatements:
+        first.setdefault(tuple(row[name] for name in _PLACE), row["average_before"])
+    places = [(point, tuple(point[name] for name in _PLACE)) for point in points]
+    told = [
+        {"ts": point["ts"], "average_before": first[place], "average": point["average"]}
+        for point, place in places
+        if place in first
+    ]
+    return [row for row in told if _is_drawn(row["average_before"])]
+
+
+def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
+    since = ("ts", ge, last - milliseconds(_REACHES[-1]))
+    order = [name for name in _ORDER if name in reader.schema(AVERAGES).names]  # earlier tables lack some
+    found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), at_most=_BYTES)
+    return _last(found, order, _POINTS)
+
+
+def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
+    if not reader.exists(METRICS_1M):
+        return []
+    since = datetime.fromtimestamp(last / 1000, UTC) - timedelta(minutes=_MINUTES)
+    columns = ("window_start", "points", "min", "average", "max")
+    found = reader.table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, at_most=_BYTES)
+    return _last(found, ("window_start",), _MINUTES)
+
+
+def _last(rows: pa.Table, order: Sequence[str], count: int) -> list[Row]:
+    """The last rows, in order."""
+    places = pc.select_k_unstable(rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order])
+    found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order))
+    return [row for row in found if all(_is_drawn(row[name]) for name in _VALUES & row.keys())]
+
+
+def _is_drawn(value: float | None) -> bool:
+    return value is not None and abs(value) < _DRAWN

@@ -1,0 +1,150 @@
+"""How a secured broker is reached, in the words of the two Kafka clients in use; and what may not be in a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from sessionlake.errors import ConfigError
+from sessionlake.settings.file import PEM
+from sessionlake.settings.kafka import Mechanism
+from sessionlake.settings.model import KafkaSecurity, Settings
+
+_OAUTH = "common.security.oauthbearer"
+_MODULES = {
+    Mechanism.PLAIN: "common.security.plain.PlainLoginModule",
+    Mechanism.SCRAM_SHA_256: "common.security.scram.ScramLoginModule",
+    Mechanism.SCRAM_SHA_512: "common.security.scram.ScramLoginModule",
+    Mechanism.OAUTHBEARER: f"{_OAUTH}.OAuthBearerLoginModule",
+}
+# Names of options whose values are secrets, or hold some.
+_SECRET_OPTIONS = ("password", "jaas", "secret", "keystore.key", "token")
+_OPTION = re.compile(r'\b(?P<name>\w+)\s*=\s*"(?P<value>(?:[^"\\]|\\.)*)"')
+HIDDEN = "(hidden)"
+
+
+def java_security(security: KafkaSecurity, package: str) -> dict[str, str]:
+    """Options of a Java client.
+
+    Args:
+        package: that the client's classes are in: a platform may have them under another name.
+
+    Raises:
+        ConfigError: a file cannot be read, or a key is not as Java reads it.
+    """
+    options = {"security.protocol": str(security.protocol)}
+    if security.mechanism is not None:
+        login = f"{package}.{_MODULES[security.mechanism]} required {_credentials(security)};"
+        options |= {"sasl.mechanism": str(security.mechanism), "sasl.jaas.config": login}
+    if security.mechanism is Mechanism.OAUTHBEARER:
+        options["sasl.oauthbearer.token.endpoint.url"] = str(security.token_url)
+        options["sasl.login.callback.handler.class"] = f"{package}.{_OAUTH}.OAuthBearerLoginCallbackHandler"
+    if security.ca is not None:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _text("ca", security.ca)}
+    if security.certificate is not None:
+        options["ssl.keystore.type"] = "PEM"
+        options["ssl.keystore.certificate.chain"] = _text("certificate", security.certificate)
+        options["ssl.keystore.key"] = _key(security)
+    if security.key_password is not None:
+        options["ssl.key.password"] = security.key_password.get_secret_value()
+    return options
+
+
+def librdkafka_security(security: KafkaSecurity) -> dict[str, str]:
+    """Properties of a librdkafka client.
+
+    Raises:
+        ConfigError: a file cannot be read, or a key is not as Java reads it.
+    """
+    given: dict[str, str | SecretStr | None] = {
+        "security.protocol": str(security.protocol),
+        "sasl.mechanism": security.mechanism and str(security.mechanism),
+        "sasl.username": security.username,
+        "sasl.password": security.password,
+        "sasl.oauthbearer.token.endpoint.url": security.token_url,
+        "sasl.oauthbearer.client.id": security.client_id,
+        "sasl.oauthbearer.client.secret": security.client_secret,
+        "sasl.oauthbearer.scope": security.scope,
+        "sasl.oauthbearer.method": "oidc" if security.mechanism is Mechanism.OAUTHBEARER else None,
+        "ssl.ca.pem": security.ca and _text("ca", security.ca),
+        "ssl.certificate.pem": security.certificate and _text("certificate", security.certificate),
+        "ssl.key.pem": _key(security) if security.key is not None else None,
+        "ssl.key.password": security.key_password,
+    }
+    return {name: _revealed(value) for name, value in given.items() if value is not None}
+
+
+def credentials_in(login: str) -> dict[str, str]:
+    """The options of a login as `sasl.jaas.config` has it."""
+    return {found["name"]: re.sub(r"\\(.)", r"\1", found["value"]) for found in _OPTION.finditer(login)}
+
+
+def setting(settings: Settings, *keys: str) -> str:
+    """What to correct, for people: keys of `kafka.security`, or `kafka.options`, where Kafka's own words stand."""
+    in_kafka_words = any(name.startswith(("sasl.", "ssl.", "security.")) for name in settings.kafka.options)
+    if settings.kafka.security is None and in_kafka_words:
+        return "kafka.options"
+    *others, last = keys
+    return f"{', '.join(others)} and {last} in kafka.security" if others else f"kafka.security.{last}"
+
+
+def without_secrets(settings: Settings, text: str) -> str:
+    """A text of a client's, which may repeat what it was given."""
+    security, options = settings.kafka.security, settings.kafka.options
+    secrets = [value for name, value in options.items() if any(word in name for word in _SECRET_OPTIONS)]
+    login = credentials_in(options.get("sasl.jaas.config", ""))
+    secrets += [value for name, value in login.items() if name.lower().endswith(("password", "secret"))]
+    if security is not None:
+        own = (security.password, security.client_secret, security.key, security.key_password)
+        secrets += [value.get_secret_value() for value in own if value is not None]
+    secrets += [_quoted(secret)[1:-1] for secret in secrets]
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN) if secret else text
+    return text
+
+
+def _revealed(value: str | SecretStr) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+def _credentials(security: KafkaSecurity) -> str:
+    given: Mapping[str, str | SecretStr | None]
+    if security.mechanism is Mechanism.OAUTHBEARER:
+        given = {"clientId": security.client_id, "clientSecret": security.client_secret, "scope": security.scope}
+    else:
+        given = {"username": security.username, "password": security.password}
+    return " ".join(f"{name}={_quoted(_revealed(value))}" for name, value in given.items() if value is not None)
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _text(key: str, given: str) -> str:
+    """PEM as it stands in the settings, or in the file that they name."""
+    if given.lstrip().startswith(PEM):
+        return given
+    try:
+        text = Path(given).read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        shown = HIDDEN if key == "key" else given  # a key that is not in PEM is no path, either
+        raise ConfigError(f"kafka.security.{key}: {shown} cannot be read ({why}): name a PEM file") from None
+    if PEM not in text:
+        raise ConfigError(f"kafka.security.{key}: {given} is not PEM, which has lines that begin with {PEM}…")
+    return text
+
+
+def _key(security: KafkaSecurity) -> str:
+    given = "" if security.key is None else security.key.get_secret_value()
+    text = _text("key", given)
+    if "PRIVATE KEY-----" not in text or not any(f"{PEM}{kind}" in text for kind in ("PRIVATE", "ENCRYPTED PRIVATE")):
+        raise ConfigError(
+            "kafka.security.key is not a private key in PKCS#8, the one form that Java reads from PEM "
+            f"({PEM}PRIVATE KEY or ENCRYPTED PRIVATE KEY): convert it with `openssl pkcs8 -topk8 -nocrypt -in KEY`"
+        )
+    return text

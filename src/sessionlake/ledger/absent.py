@@ -1,0 +1,143 @@
+"""Offsets that hold no message, and why: what explains a gap in the offsets of `bronze.messages`.
+
+There are three kinds: offsets between two generations of a topic (`ops.topics`), offsets that Kafka uses for
+transactions, and messages that an operator had bronze skip. The last two are rows of `ops.absent_offsets`, which bronze
+commits before the messages around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import chain
+from operator import eq, ge, le
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import ABSENT, TOPICS
+from sessionlake.delta.schemas.tables import arrow_schema
+from sessionlake.delta.storage.reading import Condition, TableReader
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.ledger.topics import Jumps, jumps, topics_of
+from sessionlake.protocol.types import Int64s, TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Run = tuple[int, int]
+"""Offsets `[first, end)`."""
+NO_END = 2**63 - 1
+"""The `end` of a run that goes on without one."""
+
+
+class Reason(StrEnum):
+    """Why offsets hold no message."""
+
+    TRANSACTION = "transaction"
+    """Aborted records and transaction markers: a `read_committed` consumer gets nothing there."""
+    SKIPPED = "skipped"
+    """An operator decided that bronze does not read this message."""
+
+
+@dataclass(frozen=True)
+class AbsentOffsets:
+    """What is known of offsets without a message.
+
+    Attributes:
+        reader: of the tables, which are read anew at each question.
+        jumps: offsets between generations of a topic; by default those of `ops.topics`.
+    """
+
+    reader: TableReader | None = None
+    jumps: Jumps | None = None
+
+    def within(self, wanted: Mapping[TopicPartition, Run]) -> dict[TopicPartition, list[Run]]:
+        """The runs that overlap these offsets, by topic-partition, in no order; some may overlap each other."""
+        found: dict[TopicPartition, list[Run]] = {place: [] for place in wanted}
+        if not wanted:
+            return found
+        for place, runs in chain(self._jumps().items(), noted(self.reader, wanted).items()):
+            if place in found:
+                found[place].extend(runs)
+        return found
+
+    def _jumps(self) -> Jumps:
+        if self.jumps is None and self.reader is not None:
+            return jumps(topics_of(self.reader.rows(TOPICS)))
+        return self.jumps or {}
+
+
+def noted(
+    reader: TableReader | None, wanted: Mapping[TopicPartition, Run], reason: Reason | None = None
+) -> dict[TopicPartition, list[Run]]:
+    """The runs of `ops.absent_offsets` that overlap these offsets; none before the table is there.
+
+    One read serves all topic-partitions: whatever lies between the lowest and the highest offset is looked at.
+    """
+    if reader is None or not wanted:
+        return {}
+    conditions: list[Condition] = [
+        ("last", ge, min(first for first, _ in wanted.values())),
+        ("first", le, max(end for _, end in wanted.values()) - 1),
+    ]
+    if reason is not None:
+        conditions.append(("reason", eq, str(reason)))
+    found: dict[TopicPartition, list[Run]] = {}
+    for row in reader.rows(ABSENT, *conditions, columns=["topic", "partition", "first", "last"]):
+        place, run = (row["topic"], row["partition"]), (row["first"], row["last"] + 1)
+        if place in wanted and run[1] > wanted[place][0] and run[0] < wanted[place][1]:
+            found.setdefault(place, []).append(run)
+    return found
+
+
+def covered(runs: Iterable[Run], first: int, end: int) -> int:
+    """How many of the offsets `[first, end)` lie in at least one of the runs."""
+    cut = np.array(sorted((max(a, first), min(b, end)) for a, b in runs if b > first and a < end), np.int64)
+    if not len(cut):
+        return 0
+    starts, ends = cut[:, 0], cut[:, 1]
+    reached = np.maximum.accumulate(np.concatenate([[first], ends[:-1]]))
+    return int(np.maximum(ends - np.maximum(starts, reached), 0).sum())
+
+
+def behind(runs: Iterable[Run], offset: int) -> int:
+    """The first offset, from this one on, that none of the runs has."""
+    for first, end in sorted(runs):
+        if first <= offset < end:
+            offset = end
+    return offset
+
+
+def runs_between(offsets: Int64s, first: int, end: int) -> list[Run]:
+    """The runs of `[first, end)` that lack these offsets, which are sorted and among them."""
+    edges = np.concatenate([[first - 1], offsets, [end]])
+    at = np.flatnonzero(np.diff(edges) > 1)
+    return [(int(edges[i]) + 1, int(edges[i + 1])) for i in at]
+
+
+def note_absent(
+    spark: SparkSession,
+    lake: Lake,
+    runs: Mapping[TopicPartition, Iterable[Run]],
+    txn: Txn,
+    *,
+    reason: Reason,
+    who: str | None = None,
+    why: str | None = None,
+) -> None:
+    """Records runs of offsets, once, whatever the number of replays."""
+    lake.ensure(spark, [ABSENT])
+    now = datetime.now(UTC)
+    rows = [
+        {"topic": topic, "partition": partition, "first": first, "last": end - 1}
+        | {"reason": str(reason), "who": who, "why": why, "noted_at": now}
+        for (topic, partition), found in sorted(runs.items())
+        for first, end in found
+    ]
+    append(spark, lake, ABSENT, pa.Table.from_pylist(rows, arrow_schema(ABSENT)), txn)

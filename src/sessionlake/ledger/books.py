@@ -1,0 +1,294 @@
+"""What the ledger says, without reading all of it: entries of late, and before them the sums in `ops.positions`.
+
+A row of `ops.positions` is the sum of a layer's entries under one application id, of all that were committed before a
+moment (`until`). It is only a copy, and trusted only if it and the entries since are as many as the log says that the
+ledger has: so nothing is missed that came late, by a clock that was set back, nor believed of a ledger that was
+restored. Else, as where there is no such table, the ledger is read whole.
+
+Of entries that retention has removed, the sums are carried forward: they are rows of `ops.positions`, too, and no copy.
+What the ledger still has of these is being removed, and not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
+from operator import ge, lt
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.schemas.names import LEDGER, POSITIONS, SILVER, SILVER_TABLES
+from sessionlake.delta.schemas.tables import COUNTS
+from sessionlake.delta.storage.reading import Condition, TableReader, begins_with
+from sessionlake.delta.storage.txn import REBUILD, Txn
+from sessionlake.errors import LakeError
+from sessionlake.protocol.types import Row
+
+FORMAT = 3
+"""Of the sums; those of another format are not looked at, and made anew."""
+CARRIED = 2
+"""Of the sums of entries that are gone."""
+ENTRY = ("layer", "app_id", "batch_id", "committed_at")
+"""What every row has of the last batch that it is of."""
+SUMS = ("batches", "unaccounted")
+"""Columns of sums alone: how many entries there are, and how many of their messages became nothing."""
+VERSIONS = "table_versions"
+"""A further one: the version that the last of the entries with an output to a table left it at, and when."""
+TABLE_VERSIONS = pa.list_(
+    pa.struct([("table", pa.string()), ("version", pa.int64()), ("committed_at", pa.timestamp("us", tz="UTC"))])
+)
+"""The type of `VERSIONS`."""
+# The columns of sums alone, by those of the ledger that an entry's are made of.
+_MADE_OF: Mapping[str, Sequence[str]] = {"batches": (), "unaccounted": COUNTS, VERSIONS: ("outputs", "committed_at")}
+# Of a ledger, so many rows may be in memory at once.
+_AT_ONCE = 50_000
+# Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
+_RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
+
+
+class Sums(NamedTuple):
+    """What `ops.positions` holds: copies, and what is carried forward."""
+
+    copies: pa.Table | None
+    carried: pa.Table
+
+    @property
+    def cut(self) -> datetime | None:
+        """The moment up to which entries are gone."""
+        return self.carried["until"][0].as_py() if self.carried.num_rows else None
+
+    @property
+    def windows(self) -> list[list[Condition]]:
+        """How the ledger is read: what came behind the cut, and the little that bears an earlier time."""
+        if self.cut is None:
+            return [[]]
+        return [[("committed_at", ge, self.cut)], [("committed_at", lt, self.cut)]]
+
+    def left_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of the ledger's rows that these sums are not of, though a clock that was set back wrote them."""
+        if self.cut is None:
+            return batch
+        known = self.carried
+        names, told = _owners(batch), _owners(known)
+        last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=told))
+        old = pc.less(batch.column("committed_at"), pa.scalar(self.cut, batch.schema.field("committed_at").type))
+        gone = pc.and_(old, pc.fill_null(pc.less_equal(batch.column("batch_id"), last), fill_value=False))
+        return batch.filter(pc.invert(gone))
+
+
+def _owners(rows: pa.Table | pa.RecordBatch) -> pa.Array:
+    """Layer and application id as one text."""
+    parts = [rows.column(name) for name in ("layer", "app_id")]
+    joined = pc.binary_join_element_wise(*parts, "\0")
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def stored_sums(reader: TableReader) -> Sums:
+    """What `ops.positions` holds; no copies if there is none, or it is of another format."""
+    if not reader.exists(POSITIONS):
+        return Sums(None, pa.table({}))
+    known = reader.table(POSITIONS)
+    if VERSIONS not in known.schema.names:  # of an older release
+        known = known.append_column(VERSIONS, pa.nulls(known.num_rows, TABLE_VERSIONS))
+    copies = known.filter(pc.field("format") != CARRIED)
+    usable = pc.unique(copies["format"]).to_pylist() == [FORMAT]
+    return Sums(copies if usable else None, known.filter(pc.field("format") == CARRIED))
+
+
+class Rebuilt(NamedTuple):
+    """Since when a layer is as it is: rows count whose column `by` is at least `least`."""
+
+    by: str
+    least: Any
+
+
+Rebuilds = Mapping[str, Rebuilt]
+"""By layer."""
+
+
+class Books:
+    """The ledger's rows, of which old ones may be sums; they have the columns `ENTRY` and those asked for.
+
+    Args:
+        columns: of the ledger, and of `SUMS`.
+        before: a batch that is left out, with all behind it: it is made again.
+        whole: that no sums be gone by but those of entries that are gone.
+        carried: whether these are told.
+    """
+
+    def __init__(
+        self,
+        reader: TableReader,
+        *columns: str,
+        before: Txn | None = None,
+        whole: bool = False,
+        carried: bool = True,
+    ) -> None:
+        self._reader = reader
+        self._columns = list(dict.fromkeys([*ENTRY, *columns]))
+        self._before = before
+        sums = stored_sums(reader)
+        self._carried = sums.carried.to_batches() if carried else []
+        self._sums = sums
+        self._short = None if whole else _in_short(reader, self._columns, before, sums)
+        _refuse_carried(before, sums)
+
+    @property
+    def in_short(self) -> bool:
+        """Whether old rows are sums."""
+        return self._short is not None
+
+    def entries(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
+        """All rows that meet the conditions, which are on columns of `ENTRY`: of a sum, on its last batch."""
+        for batch in self._read(conditions, self._columns):
+            yield from self._kept(batch)
+
+    def current(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
+        """As `entries`, of the layers as they are now: without the rows from before their last rebuild.
+
+        Args:
+            conditions: on the layer alone.
+        """
+        batches = self._read(conditions, self._columns)
+        first = list(_up_to(_AT_ONCE, batches))
+        # What is all at hand tells of its rebuilds by itself.
+        since = rebuilds(first) if sum(batch.num_rows for batch in first) <= _AT_ONCE else self.rebuilds()
+        for batch in chain(first, batches):
+            yield from self._kept(batch.filter(is_current(batch, since)))
+
+    def rebuilds(self) -> Rebuilds:
+        """The last rebuild of each layer that was rebuilt."""
+        return rebuilds(self._read([("app_id", begins_with, REBUILD)], ENTRY))
+
+    def _read(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        if self._short is None:
+            for when in self._sums.windows:
+                for batch in self._reader.batches(LEDGER, *conditions, *when, columns=_of_ledger([*ENTRY, *columns])):
+                    yield with_sums(self._sums.left_of(batch), columns)
+        for batch in (*self._carried, *(self._short or ())):
+            meets = [compare(pc.field(name), value) for name, compare, value in conditions]
+            found = pa.Table.from_batches([batch])
+            for wanted in meets:
+                found = found.filter(wanted)
+            yield from found.select(list(columns)).to_batches()
+
+    def _kept(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        rows = pa.Table.from_batches([batch])
+        if self._before is not None:
+            behind = (pc.field("app_id") == self._before.app_id) & (pc.field("batch_id") >= self._before.version)
+            rows = rows.filter(~behind)
+        yield from rows.to_batches()
+
+
+def _up_to(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The first of the batches: all, or as many as it takes to have more rows."""
+    for batch in batches:
+        yield batch
+        rows -= batch.num_rows
+        if rows < 0:
+            return
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """Rows as dictionaries; times are aware, in UTC."""
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+def rebuilds(batches: Iterable[pa.RecordBatch]) -> Rebuilds:
+    """The last rebuild of each layer, of rows that have the columns `ENTRY`."""
+    found: dict[str, Rebuilt] = {}
+    for batch in batches:
+        named = batch.filter(pc.starts_with(batch.column("app_id"), REBUILD))
+        for row in named.select(ENTRY).to_pylist():
+            layer, by = row["layer"], _RISING.get(row["layer"], "committed_at")
+            found[layer] = Rebuilt(by, max(row[by], found.get(layer, Rebuilt(by, row[by])).least))
+    return found
+
+
+def is_current(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
+    """Which rows tell of a layer since its last rebuild."""
+    counts = pa.array([True] * batch.num_rows, pa.bool_())
+    for layer, (by, least) in since.items():
+        column = batch.column(by)
+        later = pc.greater_equal(column, pa.scalar(least, column.type))
+        counts = pc.and_(counts, pc.or_(pc.not_equal(batch.column("layer"), layer), later))
+    return counts
+
+
+def with_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Entries of the ledger, each as a sum of one, with these columns."""
+    found = {name: batch.column(name) for name in columns if name not in _MADE_OF}
+    if VERSIONS in columns:
+        found[VERSIONS] = _table_versions(batch)
+    if "batches" in columns:
+        found["batches"] = pa.array([1] * batch.num_rows, pa.int64())
+    if "unaccounted" in columns:
+        left = batch.column(COUNTS[0])
+        for name in COUNTS[1:]:
+            left = pc.subtract(left, batch.column(name))
+        found["unaccounted"] = pc.abs(left)
+    return pa.RecordBatch.from_pydict({name: found[name] for name in columns})
+
+
+def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
+    """What each entry left the tables at that it has an output to."""
+    lists = batch.column("outputs")
+    outputs = lists.flatten()
+    times = batch.column("committed_at").take(pc.list_parent_indices(lists))
+    fields = [pc.struct_field(outputs, "table"), pc.struct_field(outputs, "version"), times]
+    items = [column.cast(field.type) for column, field in zip(fields, TABLE_VERSIONS.value_type, strict=True)]
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(lists), 0))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(items, fields=[*TABLE_VERSIONS.value_type]))
+
+
+def _of_ledger(columns: Sequence[str]) -> list[str]:
+    """The ledger's columns that these are made of."""
+    return list(dict.fromkeys(name for column in columns for name in _MADE_OF.get(column, (column,))))
+
+
+def _in_short(
+    reader: TableReader, columns: Sequence[str], before: Txn | None, sums: Sums
+) -> list[pa.RecordBatch] | None:
+    """The copies and the entries since; None if there are none to go by."""
+    copies = sums.copies
+    if copies is None or not reader.exists(LEDGER):
+        return None
+    if before is not None:
+        same = copies.filter(pc.field("app_id") == before.app_id)
+        if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
+            return None
+    since = ("committed_at", ge, copies["until"][0].as_py())
+    entries, known = reader.counted(LEDGER, since, columns=_of_ledger(columns))
+    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _left(reader, sums):
+        return None
+    late = [with_sums(batch, columns) for batch in entries.to_batches()]
+    return [*copies.select(list(columns)).to_batches(), *late]
+
+
+def _left(reader: TableReader, sums: Sums) -> int:
+    """How many entries the ledger still has of those that are gone."""
+    if sums.cut is None:
+        return 0
+    early = reader.batches(LEDGER, ("committed_at", lt, sums.cut), columns=list(ENTRY))
+    return sum(batch.num_rows - sums.left_of(batch).num_rows for batch in early)
+
+
+def _refuse_carried(before: Txn | None, sums: Sums) -> None:
+    """A batch cannot be left out of a sum.
+
+    Raises:
+        LakeError: its entry is gone.
+    """
+    if before is None or sums.cut is None:
+        return
+    same = sums.carried.filter(pc.field("app_id") == before.app_id)
+    if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
+        raise LakeError(
+            f"{same['layer'][0].as_py()}: batch {before.version} is to be made once more, but {LEDGER} begins at "
+            f"{sums.cut:%Y-%m-%d %H:%M:%SZ}, by maintain.retention: put the newer checkpoint back"
+        )

@@ -1,0 +1,219 @@
+"""The sums of the ledger in `ops.positions`: made beside the layers, so that a batch has no commit more for them.
+
+They follow from the ledger's rows alone: from those that were committed before a moment, some minutes before its latest
+one. So the batch that a layer makes once more, after a crash, is not among them, and entries that writers were about to
+commit are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from operator import itemgetter, lt
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.commit import replace_claimed
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER, POSITIONS
+from sessionlake.delta.schemas.tables import COUNTS
+from sessionlake.delta.storage.reading import TableReader, begins_with
+from sessionlake.delta.storage.txn import REBUILD
+from sessionlake.errors import ClaimedError, LakeError
+from sessionlake.ledger.books import (
+    CARRIED,
+    FORMAT,
+    SUMS,
+    TABLE_VERSIONS,
+    VERSIONS,
+    Books,
+    is_current,
+    rebuilds,
+    stored_sums,
+)
+from sessionlake.ledger.retained import CLAIM
+from sessionlake.protocol.types import Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# How long before its latest entry the sums of a ledger end: longer than an entry takes from its time to its commit.
+_LAG = timedelta(minutes=5)
+# Fewer entries are read in no time.
+_WORTHWHILE = 500
+# Of a ledger that is summed for the first time, so many rows are in memory at once.
+_AT_ONCE = 50_000
+
+_TIME = pa.timestamp("us", tz="UTC")
+_PLACE = [("topic", pa.string()), ("partition", pa.int32())]
+_OFFSETS = pa.struct([*_PLACE, *((name, pa.int64()) for name in ("first", "last", "messages"))])
+_OUTPUTS = pa.struct([("table", pa.string()), ("version", pa.int64()), ("rows", pa.int64())])
+_TAKEN = [*_PLACE, ("session_id", pa.string()), ("offset", pa.int64()), ("decision", pa.string())]
+SCHEMA = pa.schema(
+    [
+        ("layer", pa.string()),
+        ("app_id", pa.string()),
+        ("batch_id", pa.int64()),
+        ("batches", pa.int64()),
+        ("source_to", pa.int64()),
+        ("offsets", pa.list_(_OFFSETS)),
+        ("outputs", pa.list_(_OUTPUTS)),
+        *((name, pa.int64()) for name in (*COUNTS, "unaccounted")),
+        ("committed_at", _TIME),
+        ("decisions", pa.list_(pa.struct(_TAKEN))),
+        ("until", _TIME),
+        ("format", pa.int32()),
+        (VERSIONS, TABLE_VERSIONS),
+    ]
+)
+"""The columns of `ops.positions`."""
+
+_HIGHEST = ("batch_id", "source_to", "committed_at")
+_TOTALS = (*SUMS, *COUNTS)
+# Lists of places: by what, and how their other fields are summed.
+_LISTS = {
+    "offsets": (("topic", "partition"), {"first": "min", "last": "max", "messages": "sum"}),
+    "outputs": (("table",), {"version": "max", "rows": "sum"}),
+    "decisions": (("topic", "partition", "session_id", "offset", "decision"), {}),
+    VERSIONS: (("table",), {"committed_at": "last", "version": "last"}),
+}
+_COLUMNS = (*_HIGHEST, *_TOTALS, *_LISTS)
+# A row from before its layer's last rebuild is never summed with one from after it.
+_KEY = ("layer", "app_id", "current")
+_SUMMED = pa.schema([*(field for field in SCHEMA if field.name in {*_KEY, *_COLUMNS}), ("current", pa.bool_())])
+
+
+def advance(spark: SparkSession, lake: Lake) -> bool:
+    """Brings the sums up to the ledger, if there is enough to be summed; whether it did.
+
+    Of two that do so at once, either's are as good.
+    """
+    books = Books(lake.reader(spark), *_COLUMNS, carried=False)
+    times = [batch.column("committed_at") for batch in books.entries()]
+    latest = pc.max(pa.chunked_array(times, _TIME)).as_py()
+    if latest is None:
+        return False
+    until = latest - _LAG
+    if sum(pc.sum(_earlier(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
+        return False
+    with suppress(ClaimedError), lake.storage.claim(spark, CLAIM, "sums the ledger up"):
+        # What is carried forward is no copy, and may be others' by now.
+        reader = lake.reader(spark)
+        known = stored_sums(reader).carried
+        own = summed(Books(reader, *_COLUMNS, carried=False).entries, until)
+        sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
+        replace_claimed(spark, lake, POSITIONS, sums)
+        return True
+    return False
+
+
+def carry_forward(spark: SparkSession, lake: Lake, cut: datetime) -> None:
+    """Has sums stand for all entries from before a moment, which are gone from then on, whether or not they are there.
+
+    The retention's claim must be held: see `retained.CLAIM`. Copies are made anew when they are due.
+    """
+    replace_claimed(spark, lake, POSITIONS, carried_to(lake.reader(spark), cut))
+
+
+def carried_to(reader: TableReader, cut: datetime) -> pa.Table:
+    """The sums that stand for all entries from before a moment, those that are gone already among them."""
+    sums = summed(Books(reader, *_COLUMNS, whole=True).entries, cut)
+    carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
+    return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
+
+
+def drop_carried(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
+    """Forgets what is carried forward of layers whose entries are all to be made anew, and all copies.
+
+    The retention's claim must be held.
+    """
+    known = stored_sums(lake.reader(spark)).carried
+    if known.num_rows:
+        others = pc.invert(pc.is_in(known["layer"], pa.array(layers, pa.string())))
+        replace_claimed(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
+
+
+def require_true(reader: TableReader) -> bool:
+    """Whether there are sums that are gone by; they are compared with the ledger, of which all is read.
+
+    Raises:
+        LakeError: they are not what it says.
+    """
+    known = stored_sums(reader).copies
+    if known is None or not Books(reader).in_short:
+        return False
+    made = summed(Books(reader, *_COLUMNS, whole=True, carried=False).entries, known["until"][0].as_py())
+    if _told(known) != _told(made):
+        raise LakeError(
+            f"{POSITIONS} does not hold the sums of {LEDGER}: remove the table, which is made anew from the ledger, "
+            "and report this as a fault of sessionlake"
+        )
+    return True
+
+
+def summed(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
+    """The rows of `ops.positions`.
+
+    Args:
+        entries: the ledger's rows that meet conditions, each time from the first; old ones may be sums.
+        until: rows count that were committed before.
+    """
+    before = ("committed_at", lt, until)
+    since = rebuilds(entries(before, ("app_id", begins_with, REBUILD)))
+    held, rows = [_SUMMED.empty_table()], 0
+    for batch in entries(before):
+        flagged = pa.Table.from_batches([batch]).append_column("current", is_current(batch, since))
+        held.append(flagged.select(_SUMMED.names).cast(_SUMMED))
+        rows += batch.num_rows
+        if rows >= _AT_ONCE:
+            held, rows = [_sum(pa.concat_tables(held))], 0
+    sums = _sum(pa.concat_tables(held)).to_pylist()
+    last = {"until": until, "format": FORMAT}
+    whole = [{name: value for name, value in row.items() if name != "current"} | last for row in sums]
+    return pa.Table.from_pylist(whole, SCHEMA)
+
+
+def _sum(rows: pa.Table) -> pa.Table:
+    """One row a key."""
+    kept = [*((name, "max") for name in _HIGHEST), *((name, "sum") for name in _TOTALS)]
+    heads = rows.group_by(_KEY).aggregate(kept).to_pylist()
+    found: dict[tuple[Any, ...], Row] = {}
+    for head in heads:
+        own = {name: head[f"{name}_{how}"] for name, how in kept}
+        found[_key_of(head)] = {name: head[name] for name in _KEY} | own | {name: [] for name in _LISTS}
+    for name, (places, fields) in _LISTS.items():
+        by = [*_KEY, *places]
+        items, ordered = _elements(rows, name), "last" in fields.values()
+        if ordered:
+            items = items.sort_by([(field, "ascending") for field in fields])
+        parts = items.group_by(by, use_threads=not ordered).aggregate(list(fields.items()))
+        for part in sorted(parts.to_pylist(), key=itemgetter(*places)):
+            item = {place: part[place] for place in places}
+            found[_key_of(part)][name].append(item | {f: part[f"{f}_{how}"] for f, how in fields.items()})
+    return pa.Table.from_pylist([found[key] for key in sorted(found)], rows.schema)
+
+
+def _key_of(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in _KEY)
+
+
+def _elements(rows: pa.Table, name: str) -> pa.Table:
+    """The elements of a column of lists, each with its row's key."""
+    lists = rows[name].combine_chunks()
+    keys = rows.select(_KEY).take(pc.list_parent_indices(lists))
+    items = lists.flatten()
+    for number, field in enumerate(items.type):
+        keys = keys.append_column(field.name, pc.struct_field(items, [number]))
+    return keys
+
+
+def _earlier(times: pa.Array, until: datetime) -> pa.BooleanArray:
+    return pc.less(times, pa.scalar(until, times.type))
+
+
+def _told(sums: pa.Table) -> list[str]:
+    names = [name for name in sums.schema.names if name not in {"until", "format"}]
+    return sorted(str(row) for row in sums.select(names).to_pylist())

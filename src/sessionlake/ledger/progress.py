@@ -1,0 +1,188 @@
+"""What each layer has taken in, by the ledger: offset ranges by topic-partition, and the batch that took a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from operator import eq, ge, gt, itemgetter, le
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER, SILVER_TABLES
+from sessionlake.delta.storage.reading import Condition, TableReader, begins_with
+from sessionlake.delta.storage.txn import REBUILD, Txn
+from sessionlake.ledger.books import Books, is_current, rows_of
+from sessionlake.protocol.types import Row, TopicPartition
+
+_PLACE = ["layer", "topic", "partition"]
+# How far from a moment an entry is looked for, before it is looked for anywhere.
+_REACHES = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
+
+
+class Span(NamedTuple):
+    """First and last offset of a topic-partition that a layer has taken in, both included, and how many messages."""
+
+    layer: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+    messages: int
+
+
+def spans(reader: TableReader, layer: str | None = None, before: Txn | None = None) -> list[Span]:
+    """What each layer, as it is now, has taken in of each topic-partition, in that order.
+
+    Args:
+        layer: only this one.
+        before: a batch that is left out, with all behind it: it is made again.
+    """
+    found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+    books = Books(reader, "offsets", before=before)
+    for batch in books.current(*_of(layer)):
+        sums = [("first", "min"), ("last", "max"), ("messages", "sum")]
+        for row in _ranges(batch).group_by(_PLACE).aggregate(sums).to_pylist():
+            place = row["layer"], row["topic"], row["partition"]
+            first, last, messages = found.get(place, (row["first_min"], row["last_max"], 0))
+            reached = min(first, row["first_min"]), max(last, row["last_max"])
+            found[place] = *reached, messages + row["messages_sum"]
+    return sorted(Span(*place, *span) for place, span in found.items())
+
+
+def ends(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
+    """The last offset of each topic-partition that the layer, as it is now, has taken in; `before` as for `spans`."""
+    return {(span.topic, span.partition): span.last for span in spans(reader, layer, before)}
+
+
+def has_taken_in(reader: TableReader, layer: str, topic: str, partition: int, offset: int) -> bool:
+    """Whether the layer, as it is now, has taken in a message that bronze has."""
+    place = layer, topic, partition
+    return any(span[:3] == place and span.first <= offset <= span.last for span in spans(reader, layer))
+
+
+def last_batch(reader: TableReader, layer: str, app_id: str | None = None) -> int | None:
+    """The number of the layer's last batch, of an application id if one is given; None before the first."""
+    own: list[Condition] = [] if app_id is None else [("app_id", eq, app_id)]
+    found = [pc.max(batch.column("batch_id")).as_py() for batch in Books(reader).entries(*_of(layer), *own)]
+    return max((number for number in found if number is not None), default=None)
+
+
+def began_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
+    """The first offset of each topic-partition that the layer has taken in since a moment."""
+    found: dict[TopicPartition, int] = {}
+    for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]):
+        for row in _ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
+            place = row["topic"], row["partition"]
+            found[place] = min(row["first_min"], found.get(place, row["first_min"]))
+    return found
+
+
+def latest_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
+    """When the layer's last batch since a moment was committed that had messages of each topic-partition."""
+    found: dict[TopicPartition, datetime] = {}
+    columns = ["layer", "offsets", "committed_at"]
+    for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=columns):
+        ranges = _ranges(batch)
+        ranges = ranges.append_column("at", batch.column("committed_at").take(ranges["row"].combine_chunks()))
+        own = ranges.filter(pc.field("messages") > 0).group_by(_PLACE).aggregate([("at", "max")])
+        for row in own.to_pylist():
+            place = row["topic"], row["partition"]
+            found[place] = max(row["at_max"], found.get(place, row["at_max"]))
+    return found
+
+
+def first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
+    """The number of the layer's first batch since a moment; None if there is none."""
+    late = reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["batch_id"])
+    found = [pc.min(batch.column("batch_id")).as_py() for batch in late]
+    return min((number for number in found if number is not None), default=None)
+
+
+def last_merged(reader: TableReader) -> int:
+    """The last of silver's batches that the merged tables have; -1 before the first."""
+    merges = Books(reader, "source_to").entries(*_of(SILVER_TABLES))
+    return max((row["source_to"] for row in rows_of(merges)), default=-1)
+
+
+class ChangesTakenIn(NamedTuple):
+    """Which changes gold has taken in since it was emptied.
+
+    Attributes:
+        batch: the last of silver's batches that they are of.
+        renumbered: the number of silver's last rebuild that left gold as it was: all changes from before have it.
+    """
+
+    batch: int
+    renumbered: int | None
+
+
+def changes_taken_in(reader: TableReader) -> ChangesTakenIn | None:
+    """Which of silver's changes gold has, by the ledger; None before its first batch, or behind its being emptied."""
+    books = Books(reader, "source_to")
+    rebuilds = list(rows_of(books.entries(("app_id", begins_with, REBUILD))))
+    emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
+    since: list[Condition] = [("committed_at", gt, max(emptied.values()))] if emptied else []
+    ends = [pc.max(batch.column("source_to")).as_py() for batch in books.entries(*_of(GOLD), *since)]
+    last = max((end for end in ends if end is not None), default=None)
+    if last is None:
+        return None
+    kept = (
+        row["batch_id"]
+        for row in rebuilds
+        if row["layer"] == SILVER and f"{row['app_id']}:{GOLD}" not in emptied
+        if all(row["committed_at"] > moment for moment in emptied.values())
+    )
+    renumbered = max(kept, default=None)
+    return ChangesTakenIn(last if renumbered is None else max(last, renumbered), renumbered)
+
+
+def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
+    """The ledger's rows of the layer's batches behind one of them, in order."""
+    behind: list[Condition] = [*_of(layer), ("batch_id", gt, batch)]
+    found = list(rows_of(Books(reader, *columns, "batches").entries(*behind)))
+    if any(row["batches"] > 1 for row in found):  # sums that are of them, too
+        found = list(rows_of(Books(reader, *columns, whole=True).entries(*behind)))
+    return sorted(found, key=itemgetter("batch_id"))
+
+
+def covering(
+    reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None = None
+) -> Row | None:
+    """The layer's ledger row, since it was rebuilt, whose offset ranges include the message.
+
+    Args:
+        near: about when it was committed: that is where it is looked for first.
+    """
+    if not has_taken_in(reader, layer, topic, partition, offset):
+        return None
+    since = Books(reader).rebuilds()
+    place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
+    inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
+    for window in windows(near):
+        for batch in reader.batches(LEDGER, *_of(layer), *window):
+            kept = batch.filter(is_current(batch, since))
+            for row in kept.take(_ranges(kept).filter(inside)["row"].unique()).to_pylist():
+                return dict(row)
+    return None
+
+
+def windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
+    """Where to look for an entry: about a moment, then further and further from it, at last in the whole ledger."""
+    if near is not None:
+        for reach in _REACHES:
+            yield ("committed_at", ge, near - reach), ("committed_at", le, near + reach)
+    yield ()
+
+
+def _of(layer: str | None) -> list[Condition]:
+    return [] if layer is None else [("layer", eq, layer)]
+
+
+def _ranges(batch: pa.RecordBatch) -> pa.Table:
+    """The offset ranges of ledger rows: `row` (index of the one it stands in), `layer` and the range's fields."""
+    offsets = batch.column("offsets")
+    row, ranges = pc.list_parent_indices(offsets), offsets.flatten()
+    columns = {name: ranges.field(name) for name in ("topic", "partition", "first", "last", "messages")}
+    return pa.table({"row": row, "layer": batch.column("layer").take(row)} | columns)

@@ -1,0 +1,269 @@
+"""What retention has removed, in `ops.retained`: a fact of the tables' rows that no other table shows.
+
+It is written before rows are removed, so that whoever reads it knows of all that may be gone, and again behind that. A
+table has a row of its own (without a `limit`), and one for each place or session up to whose `limit` rows are gone. Of
+sessions there are as many as ever were: their rows are changed where they are, and nobody reads all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from operator import eq, ge
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.commit import delete_claimed, merge_claimed, replace_claimed
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
+    CHANGES,
+    CUTS,
+    EVENTS,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    RETAINED,
+    RETENTION_CLAIM,
+    SNAPSHOT_INDEX,
+    SNAPSHOTS,
+)
+from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.reading import Condition, TableReader, among, is_null
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.errors import LakeError
+from sessionlake.protocol.arrow import SESSION, milliseconds_of
+from sessionlake.protocol.kafka_time import UNSAID
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.spark.frames import as_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = 2
+"""The first had nulls where a row has no topic, partition or session, and no `batch` of limits."""
+CLAIM = RETENTION_CLAIM
+"""What whoever removes rows claims, and whoever must not have rows removed meanwhile."""
+_TIME = pa.timestamp("us", tz="UTC")
+LIMITS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("session_id", pa.string()),
+        ("limit", pa.int64()),
+        ("highest_timestamp", _TIME),
+    ]
+)
+"""The columns of limits: of places, or of sessions."""
+_HEAD = [("batch", pa.int64()), ("before", _TIME), ("removed", pa.int64()), ("pending", pa.int64())]
+_SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int32())])
+_OF_HEADS = pa.schema([("table", pa.string()), ("limit", pa.int64()), *_HEAD, ("format", pa.int32())])
+_KEYS = {"table": "", "topic": "", "partition": -1, "session_id": ""}
+"""What tells rows apart, and what is there in the place of one that a row has not."""
+_UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), bounded=("table",))
+
+REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
+"""Tables that have their limits together, noted of the first. Who looks for a whole table looks in the index first."""
+_PLACE = ("topic", "partition")
+
+
+def expired(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
+    """The rows of a table up to its limits.
+
+    Args:
+        limits: None where they are no rows at hand, and only `Expired.condition` is asked for.
+        batch: of silver, of which and of those before it they are, where that is known.
+    """
+    limits = LIMITS.empty_table() if limits is None else limits
+    most = {"_batch": batch} if batch >= 0 and table not in {MESSAGES, SNAPSHOTS} else {}
+    if table in {MESSAGES, QUARANTINE, EVENTS}:
+        return Expired(_PLACE, "offset", limits, most)
+    if table == CHANGES:
+        return Expired(SESSION, "_position", limits, most)
+    if table == PROGRESS:
+        return Expired((*SESSION, "first_offset"), "_batch", limits, most, spares="beneath")
+    return Expired(SESSION, "position", limits, most)
+
+
+@dataclass(frozen=True)
+class Retained:
+    """Up to where a table's rows are gone.
+
+    Attributes:
+        before: the moment that all that is gone was committed before.
+        batch: none is gone of a later batch of silver; -1 of a table that names none.
+        removed: how many rows.
+        pending: how many more are being removed.
+        limits: see `LIMITS`; of bronze with the highest Kafka timestamp up to there. Of whoever has asked for the head
+            alone: none.
+    """
+
+    table: str
+    before: datetime
+    batch: int = -1
+    removed: int = 0
+    pending: int = 0
+    limits: pa.Table = field(default_factory=LIMITS.empty_table)
+
+    @property
+    def gone(self) -> int:
+        """How many rows are gone at most."""
+        return self.removed + self.pending
+
+    @property
+    def since(self) -> str:
+        """From when on nothing is gone, for people."""
+        return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
+
+
+def retained(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, Retained]:
+    """What is gone, by table.
+
+    Args:
+        tables: these alone: of some, there is a limit for every session that ever was.
+
+    Raises:
+        LakeError: it was written by a later version.
+    """
+    if tables is not None and not tables:
+        return {}
+    return _retained(reader, [] if tables is None else [("table", among, list(tables))], _SCHEMA)
+
+
+def heads(reader: TableReader) -> dict[str, Retained]:
+    """As `retained`, without the limits, which are many."""
+    return _retained(reader, [("limit", is_null, None)], _OF_HEADS)
+
+
+def _retained(reader: TableReader, conditions: Sequence[Condition], schema: pa.Schema) -> dict[str, Retained]:
+    if not reader.exists(RETAINED):
+        return {}
+    rows = reader.table(RETAINED, *conditions, columns=schema.names).cast(schema)
+    if not {*pc.unique(rows["format"]).to_pylist()} <= {1, FORMAT}:
+        raise LakeError(f"{RETAINED} is of another format than {FORMAT}: a later version of sessionlake has written it")
+    own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
+    found = {head["table"]: Retained(**head) for head in own.to_pylist()}
+    if schema is _OF_HEADS:
+        return found
+    return {table: replace(one, limits=_limits(rows, table)) for table, one in found.items()}
+
+
+def _limits(rows: pa.Table, table: str) -> pa.Table:
+    return rows.filter((pc.field("table") == table) & pc.field("limit").is_valid()).select(LIMITS.names)
+
+
+def moved_last(reader: TableReader, found: Retained) -> pa.Table:
+    """Limits of a table, among them those that were moved when its head was written last; of the first format, all."""
+    own = ("table", eq, found.table), ("limit", ge, 0)
+    parts = (reader.table(RETAINED, *own, one) for one in (("batch", eq, found.batch), ("batch", is_null, None)))
+    return _limits(pa.concat_tables([part.cast(_SCHEMA) for part in parts]), found.table)
+
+
+def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
+    """The limits of a table's sessions or places, of which there may be many: the columns of `LIMITS`, and others."""
+    from pyspark.sql import functions as F
+
+    if not lake.exists(spark, RETAINED):
+        return as_frame(spark, LIMITS.empty_table())
+    return lake.read(spark, RETAINED).where((F.col("table") == table) & F.col("limit").isNotNull())
+
+
+def cut_of(reader: TableReader, table: str) -> Retained | None:
+    """What is gone of a table, without the limits."""
+    return by_table(heads(reader)).get(table)
+
+
+def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
+    """What is gone, by every table that rows are removed from: some lose theirs with another's."""
+    return {part: found for table, found in known.items() for part in REMOVED_TOGETHER.get(table, (table,))}
+
+
+def note(spark: SparkSession, lake: Lake, found: Retained) -> None:
+    """Notes how much is gone of a table, and the limits that are moved; others of it stay. `CLAIM` must be held."""
+    lake.ensure(spark, [RETAINED])
+    _renew(spark, lake)
+    head = {"table": found.table, "format": FORMAT} | {name: getattr(found, name) for name, _ in _HEAD}
+    limits = found.limits
+    own: dict[str, Any] = {name: limits[name] for name in LIMITS.names}
+    for name, value in (("table", found.table), ("batch", found.batch), ("format", FORMAT)):
+        own[name] = pa.array([value] * limits.num_rows, _SCHEMA.field(name).type)
+    own |= {name: pa.nulls(limits.num_rows, kind) for name, kind in _HEAD if name != "batch"}
+    moved = pa.table({name: own[name] for name in _SCHEMA.names}).cast(_SCHEMA)
+    rows = pa.concat_tables([pa.Table.from_pylist([head], _SCHEMA), moved])
+    merge_claimed(spark, lake, RETAINED, _keyed(rows), _UPSERT)
+
+
+def _keyed(rows: pa.Table) -> pa.Table:
+    """Rows with values in the place of keys that they have not."""
+    for name, value in _KEYS.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, pc.fill_null(rows[name], value))
+    return rows
+
+
+def _renew(spark: SparkSession, lake: Lake) -> None:
+    """Writes what is of the first format anew."""
+    reader = lake.reader(spark)
+    if not reader.any(RETAINED, ("format", eq, 1)):
+        return
+    rows = reader.table(RETAINED).cast(_SCHEMA)
+    format_ = pa.array([FORMAT] * rows.num_rows, pa.int32())
+    rows = rows.set_column(rows.schema.get_field_index("format"), "format", format_)
+    replace_claimed(spark, lake, RETAINED, _keyed(rows))
+
+
+def forget(spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None) -> None:
+    """Takes note that tables are whole again: all of their rows were written anew. `CLAIM` must be held.
+
+    Args:
+        topics: only rows of these were; None for all.
+    """
+    from pyspark.sql import functions as F
+
+    known = sorted(heads(lake.reader(spark)).keys() & {*tables})
+    if known and topics is None:
+        delete_claimed(spark, lake, RETAINED, F.col("table").isin(known))
+    elif known and topics:
+        delete_claimed(spark, lake, RETAINED, F.col("table").isin(known) & F.col("topic").isin([*topics]))
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where a topic-partition begins in bronze.
+
+    Attributes:
+        last: the last offset that is gone.
+        highest_ms: stream time that messages had come to with it, ms; `UNSAID`: none of them said any.
+    """
+
+    last: int
+    highest_ms: int
+
+
+def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
+    """Where bronze begins, of the topic-partitions of which messages are gone."""
+    found = retained(reader, [MESSAGES]).get(MESSAGES)
+    if found is None:
+        return {}
+    highest = pc.fill_null(milliseconds_of(found.limits["highest_timestamp"]), UNSAID)
+    columns = (found.limits[name].to_pylist() for name in ("topic", "partition", "limit"))
+    rows = zip(*columns, highest.to_pylist(), strict=True)
+    return {(topic, partition): Beginning(last, time) for topic, partition, last, time in rows}
+
+
+def begins(place: TopicPartition, at: Beginning) -> str:
+    """Where a topic-partition begins, in words for people."""
+    return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {at.last + 1}, by maintain.retention"
+
+
+def floor_of(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
+    """The last position of a session's changes that are gone; None if none is.
+
+    Args:
+        partition: None: the sessions of this id in all partitions.
+    """
+    own: list[Condition] = [("table", eq, CHANGES), ("topic", eq, topic), ("session_id", eq, session_id)]
+    if partition is not None:
+        own.append(("partition", eq, partition))
+    return max((row["limit"] for row in reader.rows(RETAINED, *own, columns=["limit"])), default=None)

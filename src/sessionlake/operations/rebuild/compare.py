@@ -1,0 +1,165 @@
+"""Two silvers compared: a hash a session and table, and for the first that differs, the first difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
+from sessionlake.delta.storage.values import rows_of
+from sessionlake.ledger.retained import by_table, expired, heads, limits_frame
+from sessionlake.operations.rebuild.compare_states import VerifiedStates
+from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.names import internal, quote
+from sessionlake.settings.model import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# What tells the rows of one session apart.
+COMPARED: dict[str, tuple[str, ...]] = {
+    CHANGES: ("_position", "ordinal"),
+    ROWS: ("row_id",),
+    SESSIONS: (),
+    QUARANTINE: ("offset",),
+    CUTS: ("position", "snapshot_at", "reason"),
+    SNAPSHOTS: ("position", "snapshot_at", "reason", "row_id"),
+    SNAPSHOT_INDEX: ("position", "snapshot_at", "reason"),
+    EVENTS: ("offset", "event", "action"),
+}
+BOOKKEEPING = "_batch"
+_SIDE = internal("side")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The outcome.
+
+    Attributes:
+        sessions: how many there are on either side; messages without a session count as one a topic.
+        tables: names of the tables that differ.
+        different: how many sessions differ in some table.
+        first: the first difference, by table, topic, partition and session; None if there is none.
+        states: how the states compare; None if they were not asked for.
+        cut: of which tables what is old was not compared, and why.
+    """
+
+    sessions: int
+    tables: frozenset[str]
+    different: int
+    first: str | None
+    states: VerifiedStates | None = None
+    cut: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything that was compared is equal."""
+        return self.first is None and (self.states is None or self.states.first is None)
+
+
+def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
+    """Compares the live tables with those that a replay has left beside them: of cut ones, what is left for sure."""
+    beside = Lake(settings).staging()
+    cut = heads(lake.reader(spark))
+    noted = by_table(cut)
+
+    def left(of: Lake, table: str) -> DataFrame:
+        rows = of.read_near(spark, table)
+        if table not in noted:
+            return rows
+        up_to = limits_frame(spark, lake, noted[table].table).alias("s")
+        return rows.alias("t").join(up_to, expired(table).condition(), "left_anti")
+
+    found = compare(lambda table: left(lake, table), lambda table: left(beside, table))
+    return replace(found, cut=tuple(cut[table].since for table in sorted(cut) if table in COMPARED))
+
+
+def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:
+    """Compares the tables, row for row in any order, apart from the batches that wrote the rows.
+
+    Args:
+        live: the present tables by name.
+        built: the tables as they should be.
+    """
+    from pyspark.sql import functions as F
+
+    hashes = _hashes(live, 1).unionByName(_hashes(built, -1))
+    differs = (F.sum("side") != 0) | (F.sum(F.col("hash") * F.col("side")) != 0)
+    judged = hashes.groupBy("table", *SESSION).agg(differs.alias("differs")).localCheckpoint()
+    session, wrong = F.struct(*SESSION), judged.where("differs")
+    sessions, different, names = judged.select(
+        F.count_distinct(session),
+        F.count_distinct(F.when(F.col("differs"), session)),
+        F.collect_set(F.when(F.col("differs"), F.col("table"))),
+    ).collect()[0]
+    tables = frozenset(names)
+    if not tables:
+        return Verified(sessions, tables, 0, None)
+    first = wrong.orderBy("table", *SESSION).first()
+    assert first is not None  # noqa: S101 - there are tables
+    place = (first["table"], *(first[name] for name in SESSION))
+    return Verified(sessions, tables, different, _first_difference(live, built, *place))
+
+
+def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
+    """A hash of each row of each table: `table`, `SESSION`, `side` and `hash`."""
+    from pyspark.sql import functions as F
+
+    found: DataFrame | None = None
+    for table in COMPARED:
+        rows = read(table).drop(BOOKKEEPING)
+        columns = [quote(name) for name in sorted(rows.columns)]  # a column added later stands last
+        # Hashing skips nulls: which values are null is hashed as well.
+        nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
+        row = F.xxhash64(*columns, nulls).cast("decimal(38,0)")
+        part = rows.select(F.lit(table).alias("table"), *SESSION, F.lit(side).alias("side"), row.alias("hash"))
+        found = part if found is None else found.unionByName(part)
+    if found is None:
+        raise ValueError("nothing to compare")
+    return found
+
+
+def _first_difference(
+    live: Callable[[str], DataFrame],
+    built: Callable[[str], DataFrame],
+    table: str,
+    topic: str,
+    partition: int,
+    session: str | None,
+) -> str:
+    from pyspark.sql import functions as F
+
+    keys = COMPARED[table]
+    names = zip(SESSION, (topic, partition, session), strict=True)
+    mine = reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in names))
+    expected = built(table).where(mine).drop(BOOKKEEPING)
+    found = live(table).where(mine).select(*map(quote, expected.columns))
+    lacking = expected.exceptAll(found).withColumn(_SIDE, F.lit("expected"))
+    apart = lacking.unionAll(found.exceptAll(expected).withColumn(_SIDE, F.lit("found")))
+    first, *others = rows_of(apart.orderBy(*keys, _SIDE).limit(2).toArrow())
+    named = "".join(f", {name} {first[name]!r}" for name in keys)
+    where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
+    if first[_SIDE] == "found":
+        return f"{where}: should not be there"
+    other = next((row for row in others if row[_SIDE] == "found" and _same_key(row, first, keys)), None)
+    if other is None:
+        return f"{where}: missing"
+    column = next(name for name in expected.columns if not _equal(first[name], other[name]))
+    return f"{where}, {column}: found {other[column]!r}, expected {first[column]!r}"
+
+
+def _same_key(row: dict[str, Any], other: dict[str, Any], keys: tuple[str, ...]) -> bool:
+    return all(row[name] == other[name] for name in keys)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    return bool(value == other) or (_is_nan(value) and _is_nan(other))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -1,0 +1,97 @@
+"""The stream's state compared with a rebuilt one: shard by shard, session by session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from sessionlake.delta.schemas.names import SILVER
+from sessionlake.errors import LakeError
+from sessionlake.integrity.state import ShardState
+from sessionlake.integrity.state_difference import first_difference
+from sessionlake.protocol.columns import Column
+from sessionlake.settings.model import Settings
+from sessionlake.silver.states import last_batches, state_frame
+from sessionlake.streaming import handover
+from sessionlake.streaming.checkpoint import last_planned, way_on
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COMPARED_SCHEMA = "shard int, sessions bigint, difference string"
+
+
+@dataclass(frozen=True)
+class VerifiedStates:
+    """The outcome.
+
+    Attributes:
+        sessions: how many were compared.
+        first: the first difference, by shard; None if there is none.
+        skipped: why nothing was compared; None if it was.
+    """
+
+    sessions: int
+    first: str | None = None
+    skipped: str | None = None
+
+
+def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame | None) -> VerifiedStates:
+    """Compares what the stream goes on from with what it should be.
+
+    One task has one shard's two states in memory at a time.
+
+    Args:
+        rebuilt: the states after the same messages, `shard int, chunk binary`; None if there are none.
+
+    Raises:
+        LakeError: there is no state, though the ledger has batches.
+    """
+    from pyspark.sql import functions as F
+
+    why_not = _why_not(spark, settings)
+    if rebuilt is None or why_not is not None:
+        return VerifiedStates(0, skipped=why_not or "there is no message yet")
+    found = state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
+    both = found.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
+    compared = both.groupBy("shard").applyInPandas(_comparing(settings.capture.declared), _COMPARED_SCHEMA)
+    shards = sorted(compared.collect(), key=lambda row: row["shard"])
+    differ = (f"shard {row['shard']}, {row['difference']}" for row in shards if row["difference"] is not None)
+    return VerifiedStates(sum(row["sessions"] for row in shards), next(differ, None))
+
+
+def _why_not(spark: SparkSession, settings: Settings) -> str | None:
+    """Why the two cannot be compared: they are of other messages, or each session is elsewhere in them."""
+    made, configured = handover.shards(settings), settings.silver.shards
+    if made not in (None, configured):
+        return f"they are of {made} shards, and silver.shards is {configured}"
+    of_states, last = last_batches(spark, settings)
+    if of_states < 0 <= last != last_planned(settings.checkpoint(SILVER)):
+        raise LakeError(f"silver has taken in batches, but its checkpoint holds no state. {way_on(SILVER)}")
+    if of_states < 0:
+        died = ", and silver has not ended its first batch: run `sessionlake run silver --once`"
+        return f"there is none yet{'' if last < 0 else died}"
+    if of_states != last:
+        return f"they are of batch {of_states}, and the ledger's last is {last}: run `sessionlake run silver --once`"
+    return None
+
+
+def _comparing(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
+    """A function of one shard's rows `shard, chunk, is_rebuilt`, which gives one row of `_COMPARED_SCHEMA`."""
+
+    def state(stored: pd.Series[Any]) -> ShardState:
+        return ShardState.decode(bytes(stored.iloc[0]) if len(stored) else None, columns)
+
+    def compared(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+        rebuilt = state(rows.loc[rows["is_rebuilt"], "chunk"])
+        try:
+            difference = first_difference(state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
+            told = None if difference is None else str(difference)
+        except LakeError as error:  # a state that cannot be read is not as it should be
+            told = str(error)
+        return pd.DataFrame([{"shard": int(key[0]), "sessions": len(rebuilt.cursors), "difference": told}])
+
+    return compared

@@ -1,0 +1,134 @@
+"""What ends when tables are replaced: the query that wrote them, and what was computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import eq
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.delta.commit import empty, retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
+    AVERAGES,
+    CHANGES,
+    GOLD,
+    LATE_POINTS,
+    LEDGER,
+    LOOKUP_FAILURES,
+    PRODUCTS,
+    RESTATEMENTS,
+    RULE_RESULTS,
+    SENSOR_AVERAGES,
+    SILVER,
+)
+from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.txn import REBUILD, Txn, merges_of
+from sessionlake.errors import LakeError
+from sessionlake.gold.kept_up import note_names
+from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
+from sessionlake.settings.model import Settings
+from sessionlake.streaming import handover
+from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.guards import FILLED
+from sessionlake.streaming.stores import aside_of, put_aside
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import SparkSession
+
+
+def gold_tables(settings: Settings) -> tuple[str, ...]:
+    """All that gold writes."""
+    standard = (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, LATE_POINTS, *PRODUCTS)
+    return (*standard, *settings.gold.own_tables, LOOKUP_FAILURES, *RULE_RESULTS)
+
+
+def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
+    """What a process that stands still has yet to commit of a query that ends here must not come into the tables."""
+    token = lake.storage.token(layer)
+    if token:
+        for app_id in _query_ids(spark, lake, layer):
+            last, merges = Txn.last(app_id), Txn.before(merges_of(app_id), token)
+            for txn in (last, last.second, *([merges] if layer == SILVER else [])):
+                retire(spark, lake, (*tables, LEDGER), txn)
+
+
+def refuse_replaced(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn, layer: str, target: str) -> None:
+    """Returns if a rebuild has replaced none of its tables yet, so that it can be given up.
+
+    Args:
+        txn: by which it replaces them.
+        target: what `sessionlake rebuild` calls what it makes.
+
+    Raises:
+        LakeError: it has, or the query that wrote them was ended for it.
+    """
+    replaced = [table for table in tables if lake.exists(spark, table) and lake.storage.has_commit(table, txn)]
+    if lake.storage.token(layer) or replaced:
+        what = f"{', '.join(replaced)} was replaced already" if replaced else f"the query of {layer} was ended for it"
+        raise LakeError(
+            f"rebuild {target} --cancel: {what}, which cannot be undone: run `sessionlake rebuild {target}`, which "
+            f"finishes it, or `sessionlake rebuild {target} --start-over`, which builds everything again"
+        )
+
+
+def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
+    """Of the checkpoint's query, or, where that cannot be told, of those that the ledger names."""
+    try:
+        app_id = Generations(lake.settings.checkpoint(layer), layer).present.app_id
+    except LakeError:
+        app_id = None
+    if app_id is not None:
+        return {app_id}
+    entries = rows_of(Books(lake.reader(spark)).entries(("layer", eq, layer)))
+    return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
+
+
+def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
+    """Whether gold has begun, and has changes to read yet, or a batch that it has not finished.
+
+    Some of its steps look such changes up by the numbers of silver's batches.
+    """
+    checkpoint = settings.checkpoint(GOLD)
+    if last_planned(Path(checkpoint)) is not None and last_committed(checkpoint) is None:
+        return True
+    try:
+        version = handover.taken_in(settings, GOLD)
+        return version is not None and lake.read(spark, CHANGES, version).count() != lake.read(spark, CHANGES).count()
+    except LakeError:
+        return True
+
+
+def reset_gold(
+    spark: SparkSession, settings: Settings, lake: Lake, name: str, batch: int, started_at: datetime
+) -> None:
+    """Empties gold, which is then computed anew when it runs next. Repeatable after a crash.
+
+    Until all is empty, gold does not start: its checkpoint is new, and the ledger has its batches; or, where it was
+    emptied before and has none since, tables that every batch fills, which come last, are filled.
+
+    Args:
+        name: of what empties it.
+    """
+    checkpoint = Path(settings.checkpoint(GOLD))
+    known = sorted(gold_tables(settings), key=FILLED[GOLD].__contains__)
+    known = [table for table in known if lake.exists(spark, table)]
+    handed = handover.folder(settings, GOLD)
+    begins = checkpoint.exists() and not aside_of(checkpoint, name).exists()
+    if begins:
+        retire_query(spark, lake, GOLD, known)
+    put_aside(spark, lake, [checkpoint, handed] if begins else [handed], name)
+    fault_point("after:gold.aside")
+    if AVERAGES in known:
+        # What is configured again later, and is not emptied here, is then made anew.
+        note_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
+    txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
+    for table in known:
+        empty(spark, lake, table, txn)
+        fault_point(f"after:empty:{table}")
+    if known:
+        Ledger(lake).write(spark, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=config_hash(settings)))

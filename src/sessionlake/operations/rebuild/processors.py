@@ -1,0 +1,319 @@
+"""`sessionlake rebuild processor:NAME`: its table made of all of bronze once more, by the class as it is now.
+
+It is made beside the live table, compared with it, and published in one commit; the stream goes on from the states
+that this has left. What it replaces stays reachable by time travel. A publication that was interrupted is finished by
+running the command again; until then the processor refuses to start.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from sessionlake.build import code_version
+from sessionlake.delta.commit import append, remove_rows
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.delta.storage.expired import LIMIT, Expired
+from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.txn import REBUILD, Txn
+from sessionlake.errors import UsageError
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
+from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.ledger.progress import last_batch
+from sessionlake.operations.rebuild.endings import refuse_replaced, retire_query
+from sessionlake.operations.rebuild.replay import is_small, require_whole_bronze
+from sessionlake.operations.rebuild.slices import Slices
+from sessionlake.processors.difference import Difference, difference
+from sessionlake.processors.job import configured, fold_of, load, refuse_interrupted, row_ddl, table_of
+from sessionlake.processors.load import config_hash_of
+from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
+from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.settings.model import ProcessorSettings, Settings
+from sessionlake.silver.decisions import note_going_on
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
+from sessionlake.silver.job import counts_of, ranges_of, rows_of, total
+from sessionlake.silver.unread import unread_silences
+from sessionlake.spark.frames import as_frame
+from sessionlake.spark.interpreted import interpreted
+from sessionlake.streaming import handover
+from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.guards import forget_begun, read_journal, rebuild_journal, refuse_before_erasure
+from sessionlake.streaming.handover import Handover
+from sessionlake.streaming.losses import refuse_set_back
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+KEYS = (*SESSION, "_position", "ordinal")
+"""What tells a processor's records apart."""
+
+
+@dataclass(frozen=True)
+class RebuiltProcessor:
+    """The outcome.
+
+    Attributes:
+        table: the processor's.
+        version: of bronze.
+        messages: how many were taken in.
+        behind: how many of these the processor had not taken in before.
+        different: how the table before it compares; None if it finished an interrupted publication.
+    """
+
+    table: str
+    version: int
+    messages: int
+    behind: int = 0
+    different: Difference | None = None
+
+
+class _Plan(msgspec.Struct):
+    """What is left to publish, should the process die."""
+
+    rebuild: str
+    version: int
+    batch: int
+    started_at: datetime
+    ranges: list[tuple[str, int, int, int, int]]
+    counts: dict[str, int]
+
+
+def rebuild(
+    spark: SparkSession,
+    settings: Settings,
+    name: str,
+    *,
+    slice_messages: int | None = None,
+    start_over: bool = False,
+) -> RebuiltProcessor:
+    """Puts what the class makes of all of bronze in the place of the processor's table.
+
+    One that was interrupted while it was published is finished instead.
+
+    Args:
+        start_over: makes it again all the same.
+
+    Raises:
+        LakeError: bronze lacks messages that retention has removed, or judging stops. Nothing was changed.
+        ProcessorError: the class failed, under `fail`. Nothing was changed.
+    """
+    work = _Rebuild(spark, settings, name, slice_messages)
+    with interpreted(spark, when=is_small(spark, work.lake)):
+        return work.done(start_over=start_over)
+
+
+def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
+    """Gives up a rebuild that was interrupted before it replaced the table. The processor must be claimed.
+
+    Raises:
+        UsageError: none was interrupted.
+        LakeError: the table was replaced, or that cannot be told.
+    """
+    _Rebuild(spark, settings, name, None).cancel()
+
+
+def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
+    """How the table would differ if the class as it is now had made it, of the history that the processor has read.
+
+    Nothing is changed.
+
+    Raises:
+        LakeError: as `rebuild`, or one was interrupted: what it has yet to publish is where this would be made.
+        ProcessorError: likewise.
+    """
+    refuse_interrupted(settings, configured(settings, name))
+    work = _Rebuild(spark, settings, name, None)
+    with interpreted(spark, when=is_small(spark, work.lake)):
+        work.replay(
+            work.lake.last_commit(spark, MESSAGES).version, OffsetLog.load(spark, work.lake, work.own.layer).ends
+        )
+        found = work.difference()
+        work.clear()
+        return found
+
+
+def made_beside(name: str) -> tuple[str, str]:
+    """The tables that a processor's records and errors are made in, which are its own.
+
+    Of the schemas, only silver and ops have one beside them.
+    """
+    return f"silver.records_of_{name}", f"silver.errors_of_{name}"
+
+
+class _Rebuild:
+    """One processor's, with the tables that it is built in beside the live ones."""
+
+    def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
+        self._spark, self._settings, self._slice = spark, settings, slice_messages
+        self.own: ProcessorSettings = configured(settings, name)
+        self._processor = load(settings, name)
+        self._made, self._failed = made_beside(name)
+        self._tables = {ProcessorOutput.RECORDS: self._made, ProcessorOutput.ERRORS: self._failed}
+        records, errors = table_of(self.own, self._processor.workings.output), TABLES[PROCESSOR_ERRORS]
+        self.lake = Lake(settings, {self.own.into: records, self._made: records, self._failed: errors})
+        self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
+        if not self.lake.exists(spark, self.own.into):
+            self.lake.ensure(spark, [self.own.into])
+        self._beside = self.lake.staging()
+        self._states: DataFrame | None = None
+        self._partitions: list[PartitionCounts] = []
+        self._version = -1
+
+    @property
+    def _remedy(self) -> str:
+        return f"`sessionlake rebuild {self.own.rebuilt_as} --start-over` makes it again from bronze"
+
+    def cancel(self) -> None:
+        """Gives up what was interrupted, if it has replaced nothing."""
+        journal = rebuild_journal(self._settings, self.own.layer)
+        plan = read_journal(journal, _Plan, self._remedy)
+        if plan is None:
+            what = f"rebuild {self.own.rebuilt_as} --cancel"
+            raise UsageError(f"{what}: no rebuild was interrupted, so there is nothing to give up")
+        txn, tables = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), [self.own.into]
+        refuse_replaced(self._spark, self.lake, tables, txn, self.own.layer, self.own.rebuilt_as)
+        journal.unlink()  # first: without the states beside it, the publication must not go on
+        handover.discard_prepared(self._settings, self.own.layer)
+        handover.let_go(self._settings, self.own.layer)
+        self.clear()
+
+    def done(self, *, start_over: bool = False) -> RebuiltProcessor:
+        """Makes and publishes it, or finishes what was interrupted."""
+        refuse_before_erasure(self._settings)
+        journal = rebuild_journal(self._settings, self.own.layer)
+        plan = None if start_over else read_journal(journal, _Plan, self._remedy)
+        if plan is not None:
+            self._publish(plan)
+            return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"])
+        started = datetime.now(UTC)
+        ends = OffsetLog.load(self._spark, self.lake, self.own.layer).ends
+        version = self.lake.last_commit(self._spark, MESSAGES).version
+        handover.hold(self._settings, version, self.own.layer)
+        try:
+            self.replay(version)
+            found = self.difference()
+            plan = self._plan(started)
+            begin = Handover(plan.version, plan.batch + 1, self._settings.silver.shards, plan.rebuild)
+            rows = () if self._states is None else self._states.toLocalIterator()
+            states = ((row["shard"], bytes(row["chunk"])) for row in rows)
+            handover.prepare(self._settings, begin, states, self.own.layer)
+            self.lake.storage.require_claims()
+        except BaseException:
+            handover.let_go(self._settings, self.own.layer)
+            raise
+        write_whole(journal, msgspec.json.encode(plan))
+        self._publish(plan)
+        behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
+        return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"], behind, found)
+
+    def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
+        """Fills the tables beside from a version of bronze; by `ends` up to these offsets alone."""
+        spark, own = self._spark, self.own
+        require_whole_bronze(self.lake.reader(spark), own.into)
+        refuse_set_back(spark, self.lake, [MESSAGES, RETAINED])
+        self.clear()
+        self._beside.ensure(spark, self._tables.values())
+        self._version = version
+        what = f"a rebuild of {own.into}"
+        unread = () if ends is None else unread_silences(spark, self._settings, own.layer, ends)
+        slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, own.topics, unread)
+        partitions: list[PartitionCounts] = []
+        source = self.lake.read(spark, MESSAGES, version)
+        for part in slices.folded(spark, self._settings, source, fold_of(spark, self.lake, self._processor)):
+            refuse_failures(own.name, part.reports)
+            txn = Txn("rebuild", part.number)
+            for kind, table in self._tables.items():
+                if any(report.rows.get(kind, 0) for report in part.reports):
+                    ddl = row_ddl(kind, self._processor.workings.output)
+                    append(spark, self._beside, table, rows_of(part.folded, kind, txn, ddl), txn)
+            partitions += part.partitions
+            self._states = part.states
+        self._partitions = total([ShardReport(partitions, {})])
+
+    def difference(self) -> Difference:
+        """How what was made differs from the live table."""
+        spark = self._spark
+        return difference(self.lake.read(spark, self.own.into), self._beside.read(spark, self._made), KEYS)
+
+    def clear(self) -> None:
+        """Removes the tables beside."""
+        for table in self._tables.values():
+            self._beside.drop(self._spark, table)
+
+    def _plan(self, started: datetime) -> _Plan:
+        last = last_batch(self.lake.reader(self._spark), self.own.layer)
+        batches = [number for number in (last, self._newest_error()) if number is not None]
+        return _Plan(
+            rebuild=uuid.uuid4().hex[:12],
+            version=self._version,
+            batch=max(batches, default=-1) + 1,
+            started_at=started,
+            ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in ranges_of(self._partitions)],
+            counts=counts_of(self._partitions),
+        )
+
+    def _newest_error(self) -> int | None:
+        """The last batch that the processor has errors of, which may have died before its ledger row."""
+        from pyspark.sql import functions as F
+
+        errors = self.lake.read(self._spark, PROCESSOR_ERRORS).where(F.col("processor") == self.own.name)
+        found = errors.agg(F.max("_batch")).first()
+        return None if found is None else found[0]
+
+    def _publish(self, plan: _Plan) -> None:
+        """Every step can be taken twice."""
+        spark, settings, own, lake = self._spark, self._settings, self.own, self.lake
+        handover.require_prepared(settings, plan.rebuild, own.layer, self._remedy)
+        txn, by = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), config_hash_of(settings, own)
+        told = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
+        retire_query(spark, lake, own.layer, [own.into])
+        rows = _numbered(self._beside.read(spark, self._made), plan.batch)
+        columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
+        fault_point(f"before:publish:{own.into}")
+        lake.overwrite(spark, own.into, rows, txn, json.dumps(told), columns=columns)
+        output = TableOutput(own.into, lake.last_commit(spark, own.into).version, rows.count())
+        fault_point(f"after:publish:{own.into}")
+        self._publish_errors(plan, txn)
+        fault_point(f"after:publish:{PROCESSOR_ERRORS}")
+        ranges = tuple(OffsetRange(*item) for item in plan.ranges)
+        entry = LedgerEntry(
+            layer=own.layer, txn=txn, source=MESSAGES, source_to=plan.version, started_at=plan.started_at,
+            offsets=ranges, outputs=(output,), config_hash=by, **plan.counts,  # type: ignore[arg-type]
+        )  # fmt: skip
+        Ledger(lake).write(spark, entry)
+        lake.add_version(spark, MESSAGES, plan.version)
+        fault_point("before:publish:swap")
+        lake.storage.require_claims()
+        handover.swap(spark, settings, plan.rebuild, own.layer)
+        note_going_on(settings, own.layer)
+        forget_begun(settings, own.layer)
+        handover.let_go(settings, own.layer)
+        rebuild_journal(settings, own.layer).unlink()
+        self.clear()
+
+    def _publish_errors(self, plan: _Plan, txn: Txn) -> None:
+        """Puts the errors in the place of the processor's own; the table has those of others, too, who go on."""
+        spark, lake = self._spark, self.lake
+        limits = pa.table({"processor": [self.own.name], LIMIT: [plan.batch - 1]})
+        former = Expired(("processor",), "_batch", limits, {})
+        if lake.storage.count(spark, PROCESSOR_ERRORS, former):
+            remove_rows(spark, lake, PROCESSOR_ERRORS, former)
+        errors = _numbered(self._beside.read(spark, self._failed), plan.batch)
+        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), txn.second)
+
+
+def _numbered(rows: DataFrame, batch: int) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return rows.withColumn("_batch", F.lit(batch).cast("bigint"))

@@ -1,0 +1,298 @@
+"""Silver computed a second time from bronze, beside the live tables: in batch, slice after slice in offset order.
+
+The fold is a pure function of state and messages, so it needs no stream: a slice is a range of offsets of every
+topic-partition, whatever files they are in, and hands its state to the next. Memory is bounded by the slice, and by the
+changes of the session that has the most: its table is told in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.delta.commit import append
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
+    CHANGES,
+    CUTS,
+    DECISIONS,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    RETAINED,
+    ROWS,
+    SESSIONS,
+    SILVER,
+    SNAPSHOT_INDEX,
+    SNAPSHOTS,
+)
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.ledger.entries import OffsetRange
+from sessionlake.ledger.retained import beginnings, begins
+from sessionlake.operations.rebuild.slices import Slices
+from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.names import DELETE, WRITTEN
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.settings.model import Integrity, Settings, milliseconds
+from sessionlake.silver.decisions import binding_decisions
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
+from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.job import (
+    APPENDED,
+    ranges_of,
+    row_ddl,
+    rows_of,
+    total,
+)
+from sessionlake.silver.merge.batch_range import BatchRange
+from sessionlake.silver.merge.sessions import newest_progress
+from sessionlake.silver.merge.snapshot_source import SnapshotSource
+from sessionlake.silver.quarantine import with_messages
+from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
+from sessionlake.silver.tables.splits import ID, split_events
+from sessionlake.silver.unread import unread_silences
+from sessionlake.spark.frames import as_frame, map_batches
+from sessionlake.streaming.folded import Folded
+from sessionlake.streaming.losses import refuse_set_back
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX)
+# What one Python worker reduces at a time.
+_TASK_CHANGES = 500_000
+_LAST_SLICE = 2**31
+_LAYER = "a rebuild of silver"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Sessions: all, those of a topic, or those with one of some ids."""
+
+    topic: str | None = None
+    sessions: tuple[str, ...] = ()
+
+    @property
+    def everything(self) -> bool:
+        """Whether no session is left out."""
+        return self.topic is None and not self.sessions
+
+    def __str__(self) -> str:
+        who = f"the sessions {', '.join(map(repr, self.sessions))}" if self.sessions else "all sessions"
+        return who if self.topic is None else f"{who} of topic {self.topic}"
+
+    def __call__(self, topic: str, partition: int, session: str) -> bool:
+        """Whether it has this session: with an id, it has the sessions of all partitions that have it."""
+        del partition
+        return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
+
+    def rows(self) -> Column:
+        """Its rows in a table; a message without a session is in no selection but everything, or its whole topic."""
+        from pyspark.sql import functions as F
+
+        of_topic = F.lit(col=True) if self.topic is None else F.col("topic") == self.topic
+        named = F.coalesce(F.col("session_id").isin(*self.sessions), F.lit(col=False))
+        return of_topic & (named if self.sessions else F.lit(col=True))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay took in.
+
+    Attributes:
+        version: of bronze.
+        partitions: the counts of every topic-partition.
+        states: the shards' final states: `shard int, chunk binary`.
+    """
+
+    version: int
+    partitions: tuple[PartitionCounts, ...]
+    states: DataFrame | None
+
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """What it took in, as the ledger tells it."""
+        return ranges_of(self.partitions)
+
+
+def require_silver(spark: SparkSession, settings: Settings) -> Lake:
+    """The lake, with all tables that a replay has to do with.
+
+    Raises:
+        LakeError: there is no silver in it, or its tables have columns that are not declared so.
+    """
+    lake = _begun(spark, settings)
+    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
+    return lake
+
+
+def to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
+    """As `require_silver`, for who replaces the tables, and their columns with them.
+
+    Returns:
+        The lake, and what of the columns is not as it is declared: such tables are left as they are.
+    """
+    lake = _begun(spark, settings)
+    other = lake.other_columns(spark, REPLAYED)
+    silver = [table for table in REPLAYED if other is None or not lake.exists(spark, table)]
+    lake.ensure(spark, [*silver, DECISIONS, LEDGER])
+    return lake, other
+
+
+def _begun(spark: SparkSession, settings: Settings) -> Lake:
+    lake = Lake(settings)
+    if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
+        raise LakeError(f"there is no silver in {settings.place} yet: run `sessionlake run all`")
+    return lake
+
+
+def require_whole_bronze(reader: TableReader, what: str = "silver") -> None:
+    """A session of which messages are gone would be built as if they had never come, and time would begin later.
+
+    Raises:
+        LakeError: retention has removed messages.
+    """
+    gone = sorted(beginnings(reader).items())
+    if gone:
+        more = f", and {len(gone) - 1} more begin later" if len(gone) > 1 else ""
+        raise LakeError(f"{begins(*gone[0])}{more}: {what} cannot be built from what is left. Nothing was changed")
+
+
+def is_small(spark: SparkSession, lake: Lake) -> bool:
+    """Whether all of bronze is replayed, compared and published before code for it would be written."""
+    few = lake.limits.few_messages
+    return few > 0 and lake.reader(spark).count(MESSAGES) <= few
+
+
+def replay(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    version: int,
+    ends: Mapping[TopicPartition, int] | None = None,
+    slice_messages: int | None = None,
+) -> Replayed:
+    """Fills the staging tables from bronze.
+
+    Args:
+        version: of bronze to read.
+        ends: last offset to take in of each topic-partition; all others are left out. By default everything.
+        slice_messages: see `Slices`.
+
+    Raises:
+        LakeError: retention has removed messages, or bronze was set back; or, under `fail`, at a place that nobody has
+            decided about.
+        OffsetHoleError: bronze lacks messages, or has some more than once.
+    """
+    lake = Lake(settings)
+    require_whole_bronze(lake.reader(spark))
+    refuse_set_back(spark, lake, [MESSAGES, RETAINED])
+    decided = binding_decisions(lake.reader(spark))
+    _empty(spark, lake.staging())
+    source, capture = lake.read(spark, MESSAGES, version), settings.capture
+    fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
+    unread = () if ends is None else unread_silences(spark, settings, SILVER, ends)
+    slices = Slices("a rebuild of silver", SilverOutput.REPORT, read_report, ends, slice_messages, unread=unread)
+    states: DataFrame | None = None
+    partitions: list[PartitionCounts] = []
+    for part in slices.folded(spark, settings, source, fold):
+        _append(spark, settings, source, part.folded, part.reports, part.number)
+        partitions += part.partitions
+        states = part.states
+    _fill_rows(spark, settings)
+    _fill_sessions(spark, settings)
+    _fill_splits(spark, settings)
+    _fill_snapshots(spark, settings)
+    return Replayed(version, tuple(total([ShardReport(partitions, {})])), states)
+
+
+def clear(spark: SparkSession, settings: Settings) -> None:
+    """Removes the staging tables."""
+    beside = Lake(settings).staging()
+    for table in REPLAYED:
+        beside.drop(spark, table)
+
+
+def _empty(spark: SparkSession, beside: Lake) -> None:
+    """Fresh staging tables."""
+    for table in REPLAYED:
+        beside.drop(spark, table)
+    beside.ensure(spark, REPLAYED)
+
+
+def _append(
+    spark: SparkSession,
+    settings: Settings,
+    source: DataFrame,
+    folded: Folded,
+    reports: list[ShardReport],
+    number: int,
+) -> None:
+    beside, txn = Lake(settings).staging(), Txn("rebuild", number)
+    for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
+        count = sum(report.rows.get(kind, 0) for report in reports)
+        if not count:
+            continue
+        rows = rows_of(folded, kind, txn, row_ddl(settings, table))
+        if kind is SilverOutput.QUARANTINE:
+            rows = with_messages(source, as_frame(spark, rows), reports)
+        append(spark, beside, table, rows, txn)
+        found = beside.last_commit(spark, table).rows
+        if found not in (0, count):  # none are a compaction's, come since
+            raise LakeError(f"{table}: a rebuilt slice of {count} rows left {found}; report a fault of sessionlake")
+
+
+def _fill_rows(spark: SparkSession, settings: Settings) -> None:
+    """The tables of all sessions out of all their changes."""
+    from pyspark.sql import functions as F
+
+    beside, columns = Lake(settings).staging(), settings.capture.declared
+    changes = beside.read_near(spark, CHANGES).drop("_batch", "kafka_timestamp")
+    tasks = max(spark.sparkContext.defaultParallelism, -(-beside.reader(spark).count(CHANGES) // _TASK_CHANGES))
+    by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
+    rules = RuleBook(settings.capture)
+    topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
+    by_seq = [topic for topic in topics if rules.of(topic).integrity is Integrity.ONCE]
+    usual = map_batches(by_session.where(~F.col("topic").isin(by_seq)), NetChanges(columns), net_ddl(columns))
+    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), Refolded(columns), net_ddl(columns))
+    net = usual.unionByName(in_seq) if by_seq else usual
+    rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)
+    append(spark, beside, ROWS, rows, Txn("rebuild", 0))
+
+
+def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
+    beside = Lake(settings).staging()
+    append(spark, beside, SESSIONS, newest_progress(beside.read_near(spark, PROGRESS)), Txn("rebuild", 0))
+
+
+def _fill_splits(spark: SparkSession, settings: Settings) -> None:
+    """Records the ids that occur in several partitions."""
+    from pyspark.sql import functions as F
+
+    beside = Lake(settings).staging()
+    sessions = beside.read_near(spark, SESSIONS).select(*SESSION)
+    split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
+    found = sessions.join(split, list(ID), "left_semi").toArrow()
+    if found.num_rows:
+        events = split_events(found, found.slice(0, 0), RuleBook(settings.capture))
+        rows = events.append_column("_batch", pa.repeat(0, events.num_rows))
+        append(spark, beside, EVENTS, rows, Txn("rebuild:splits", 0))
+
+
+def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
+    """The tables at all cuts out of all changes."""
+    beside = Lake(settings).staging()
+    cuts, changes = (beside.reader(spark).count(table) for table in (CUTS, CHANGES))
+    if cuts:
+        whole, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
+        made = SnapshotSource(spark, beside, settings).of(whole, cuts, tasks)
+        append(spark, beside, SNAPSHOTS, made.rows, Txn("rebuild", 0))
+        append(spark, beside, SNAPSHOT_INDEX, made.index, Txn("rebuild", 0))

@@ -1,0 +1,39 @@
+"""`sessionlake verify silver`: built once more beside the live tables, and compared with them and with the state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sessionlake.delta.schemas.names import MESSAGES
+from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.operations.rebuild.compare import Verified, compare_tables
+from sessionlake.operations.rebuild.compare_states import compare_states
+from sessionlake.operations.rebuild.replay import clear, is_small, replay, require_silver
+from sessionlake.settings.model import Settings
+from sessionlake.silver.job import LAYER
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.spark.interpreted import interpreted
+from sessionlake.streaming.guards import refuse_half_committed, refuse_interrupted_rebuild
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> Verified:
+    """Builds silver once more, from the messages that it has taken in, and compares the tables, and the states.
+
+    Raises:
+        LakeError: there is nothing to compare, or a batch is half committed.
+    """
+    refuse_interrupted_rebuild(settings)
+    refuse_half_committed(settings, LAYER)
+    lake = require_silver(spark, settings)
+    with interpreted(spark, when=is_small(spark, lake)):
+        TableMerger(spark, settings).catch_up()
+        version, ends = lake.last_commit(spark, MESSAGES).version, OffsetLog.load(spark, lake, LAYER).ends
+        replayed = replay(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
+        states = compare_states(spark, settings, replayed.states)
+        found = replace(compare_tables(spark, settings, lake), states=states)
+    clear(spark, settings)
+    return found

@@ -1,0 +1,177 @@
+"""`sessionlake recover bronze`: a new generation of bronze's checkpoint, which goes on behind what its table holds.
+
+Where bronze stands is said three times: by its checkpoint, by the ledger, and by the table itself. So what the table
+has and the ledger has not is written into the ledger, which is where a new generation takes its starting offsets from.
+Nothing is read twice, and nothing passed over. Killed at any point, it can be run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from operator import eq
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from sessionlake.bronze.job import LAYER, entry_of, ranges_behind, require_as_new
+from sessionlake.bronze.silences import notes_of
+from sessionlake.bronze.subscription import QueryOffsets
+from sessionlake.delta.commit import retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LEDGER, MESSAGES
+from sessionlake.delta.storage.faults import fault_point
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError
+from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.entries import RECOVERED, Ledger, OffsetRange
+from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.ledger.progress import last_batch
+from sessionlake.settings.kafka import SourceKind
+from sessionlake.settings.model import Settings
+from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.losses import (
+    first_loss,
+    refuse_lost_files,
+    refuse_lost_tables,
+    refuse_set_back,
+    require_logs,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class RecoveredBronze:
+    """The outcome.
+
+    Attributes:
+        found: what was wrong with the checkpoint; None if nothing can be seen.
+        booked: messages that the table had, and the ledger had not.
+        generation: of the checkpoint, that the next start begins.
+        batch: the number of its first batch.
+    """
+
+    found: str | None
+    booked: int
+    generation: int
+    batch: int
+
+
+def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
+    """Begins a new generation behind what the table holds.
+
+    Raises:
+        LakeError: there is no bronze.
+        LossError: `bronze.messages` is gone or was set back, or files of it or of the ledger are gone.
+        OffsetHoleError: the table lacks messages behind those that the ledger knows, or has some more than once.
+    """
+    lake = Lake(settings)
+    if settings.bronze.source is not SourceKind.KAFKA:
+        raise LakeError(
+            f"bronze reads {settings.bronze.source}: put its checkpoint back from a backup; without one, "
+            "capture into another home: the source still has its messages"
+        )
+    refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
+    if not lake.exists(spark, MESSAGES):
+        raise LakeError(f"there is no bronze in {settings.place}: `sessionlake run bronze` begins one")
+    require_logs(spark, lake, [MESSAGES, LEDGER])
+    lake.ensure(spark, [MESSAGES, LEDGER])
+    for table in (MESSAGES, LEDGER):
+        refuse_lost_files(spark, lake, table)
+    refuse_set_back(spark, lake, [MESSAGES])
+    found = first_loss(lambda: _require_sound(spark, lake, settings))
+    generations = Generations(settings.checkpoint(LAYER), LAYER)
+    app_id, number, booked = end_query(spark, lake, settings, generations)
+    notes_of(settings).unlink(missing_ok=True)  # the table may be older than they are
+    begun = generations.begin(number + 1, app_id)
+    return RecoveredBronze(found, booked, begun.number, begun.first_batch)
+
+
+def end_query(spark: SparkSession, lake: Lake, settings: Settings, generations: Generations) -> tuple[str, int, int]:
+    """Ends the present generation: nothing of what it has planned comes into the table any more.
+
+    Returns:
+        the query's id, the last number that no batch may have, and how many messages the ledger did not know of.
+    """
+    app_id, known = _last_known(spark, lake, settings)
+    _unbooked(spark, lake, settings)  # what is refused, is refused before anything changes
+    generations.hold(app_id)  # what the present one would do next, it could not do any more
+    fault_point("after:bronze.held")
+    number = _retired(spark, lake, app_id, known)
+    fault_point("after:bronze.retired")
+    return app_id, number, _book(spark, lake, settings, Txn(app_id, number - 1))
+
+
+def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
+    """Returns if nothing is wrong with the checkpoint that can be seen from outside."""
+    checkpoint = settings.checkpoint(LAYER)
+    require_whole(checkpoint, LAYER)
+    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    present = Generations(checkpoint, LAYER).present
+    require_as_new(spark, lake, present)
+    if present.newest is not None:
+        QueryOffsets(present.folder).start()
+
+
+def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
+    """The query's id, and the last batch that the ledger or the checkpoint knows; 0 if they know none.
+
+    So an entry of what they do not know has a number, too.
+    """
+    reader = lake.reader(spark)
+    entries = list(rows_of(Books(reader).entries(("layer", eq, LAYER))))
+    latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
+    of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).survey()
+    app_id = of_checkpoint if latest is None else latest["app_id"]
+    recorded = -1 if app_id is None else last_batch(reader, LAYER, app_id)
+    return app_id or str(uuid4()), max(planned, recorded or 0, 0)
+
+
+def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
+    """The first number behind all batches that the table has, retired: so none that was planned comes in any more.
+
+    Numbers that were planned and given up are in neither ledger nor table; that of a batch which died before its ledger
+    row is in the table alone. Of a number that the table knows, or of one before it, Delta makes no commit.
+    """
+    number, written = known, False
+    while not written:
+        number += 1
+        before = lake.last_commit(spark, MESSAGES).version
+        retire(spark, lake, [MESSAGES], Txn(app_id, number))
+        come = lake.last_commit(spark, MESSAGES).version - before
+        # A platform that merges files commits as well.
+        found = lake.storage.latest_commits(spark, MESSAGES, come) if come else []
+        written = any(commit.operation == "WRITE" for commit in found)
+    return number
+
+
+def has_unbooked(spark: SparkSession, lake: Lake) -> bool:
+    """Whether the table has messages that the ledger does not know."""
+    return bool(ranges_behind(spark, lake, OffsetLog.load(spark, lake, LAYER).ends))
+
+
+def _unbooked(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
+    """The offsets of messages that the ledger does not know.
+
+    Raises:
+        OffsetHoleError: the table lacks some of them, or has some more than once.
+    """
+    log = OffsetLog.load(spark, lake, LAYER)
+    ranges = ranges_behind(spark, lake, log.ends)
+    if ranges:
+        log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
+    return ranges
+
+
+def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
+    """Gives messages that the ledger does not know an entry of their own; returns how many they are."""
+    ranges = _unbooked(spark, lake, settings)
+    if not ranges:
+        return 0
+    version = lake.last_commit(spark, MESSAGES).version
+    entry = replace(entry_of(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash="")
+    # A ledger that was emptied remembers the transactions of its former entries.
+    Ledger(lake).write(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
+    return entry.messages

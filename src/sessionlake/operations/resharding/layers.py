@@ -1,0 +1,73 @@
+"""What the number of shards is to each layer: by what it is set, of how many its states are, and how they are moved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import GOLD, SILVER
+from sessionlake.gold.changes import declared_in
+from sessionlake.gold.declared import averages_of, schemas_of, tables_of
+from sessionlake.gold.fold.resharding import GoldResharder
+from sessionlake.gold.making import kept, marked_shards
+from sessionlake.gold.products import require_kept_up, shards_noted, whole
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.operations.resharding.judging import JudgingResharder
+from sessionlake.processors.memory import shards_of
+from sessionlake.settings.model import Settings
+from sessionlake.silver.fold.process import split
+from sessionlake.silver.states import has_state, state_frame
+from sessionlake.streaming import handover
+from sessionlake.streaming.resharded import resharded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def layers_of(settings: Settings) -> list[str]:
+    """The layers whose states are by shards, in the order in which data passes them."""
+    return [SILVER, *(own.layer for own in settings.processors if not own.key), GOLD]
+
+
+def configured(settings: Settings, layer: str) -> int:
+    """The number of shards that the configuration says; processors have silver's."""
+    return settings.gold.shards if layer == GOLD else settings.silver.shards
+
+
+def with_shards(settings: Settings, layer: str, shards: int) -> Settings:
+    """The configuration with another number of shards for a layer."""
+    section = "gold" if layer == GOLD else "silver"
+    return settings.model_copy(update={section: getattr(settings, section).model_copy(update={"shards": shards})})
+
+
+def present(spark: SparkSession, settings: Settings, layer: str) -> int | None:
+    """The number of shards that a layer's states are of; None where nothing says it, since there is nothing yet."""
+    if layer == GOLD:
+        return shards_noted(spark, Lake(settings))
+    if layer == SILVER:
+        return handover.shards(settings)
+    if has_state(settings, layer):
+        for row in state_frame(spark, settings, layer).toLocalIterator():
+            memory = split(bytes(row["chunk"]))[1]
+            if memory is not None:
+                return shards_of(memory)
+    return None
+
+
+def moved_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
+    """A layer's states, of which there must be some, in other shards: `shard int, chunk binary`, a row for each.
+
+    Raises:
+        LakeError: gold keeps up a table that is not configured, or a state cannot be read.
+    """
+    states = state_frame(spark, settings, layer)
+    if layer != GOLD:
+        return resharded(states, JudgingResharder(RuleBook(settings.capture), after), after)
+    lake = Lake(settings, schemas_of(settings))
+    require_kept_up(spark, lake, tables_of(settings))
+    former = with_shards(settings, GOLD, before)
+    averages = [kept(spark, lake, former, series) for series in whole(spark, lake, averages_of(settings))]
+    marked = {one.series.name: marked_shards(spark, lake, one.series, after) for one in averages}
+    resharder = GoldResharder(declared_in(settings).numbers, tuple(averages), marked, after)
+    every = spark.range(before).selectExpr("CAST(id AS INT) AS shard")
+    return resharded(every.join(states, "shard", "left"), resharder, after)

@@ -1,0 +1,387 @@
+"""What a rebuilt silver, or processor, hands over to the stream that goes on, and what is left of states that changed.
+
+A streaming checkpoint cannot be filled from outside. So a rebuild leaves, beside the checkpoint's place, where bronze
+is to be read on from, the number of the next batch, and the shards' states: a stream with a new checkpoint begins
+there. Where states are only changed, of silver, of a processor or of gold, the new checkpoint is one of the same query:
+its batches go on, and so do the transactions that bear its id.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pandas as pd
+
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import SILVER
+from sessionlake.delta.storage.faults import fault_point
+from sessionlake.errors import LakeError, LossError
+from sessionlake.settings.model import Settings
+from sessionlake.streaming.carried import Emissions
+from sessionlake.streaming.checkpoint import TablePlace, last_committed, last_planned, read_to, way_on, write_whole
+from sessionlake.streaming.sharded import ShardFold
+from sessionlake.streaming.stores import put_aside
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """Where the stream begins.
+
+    Attributes:
+        bronze_version: the last one that is taken in; of the table that the layer reads, which gold's is silver's.
+        first_batch: number of the stream's first batch: `_batch` goes on rising.
+        shards: how many the states are of.
+        rebuild: names the rebuild.
+        stored: the shards that have a state; None of an older version, which did not note it.
+    """
+
+    bronze_version: int
+    first_batch: int
+    shards: int
+    rebuild: str
+    format: int = 1
+    stored: list[int] | None = None
+
+
+_QUERY = "query.json"
+"""In a handover: the metadata of the query that goes on, as Spark has it in the checkpoint."""
+
+
+def folder(settings: Settings, layer: str = SILVER) -> Path:
+    """Where the handover in force is."""
+    return Path(f"{settings.checkpoint(layer)}.handover")
+
+
+def prepared(settings: Settings, layer: str = SILVER) -> Path:
+    """Where the next one is put together."""
+    return Path(f"{settings.checkpoint(layer)}.handover.next")
+
+
+def read(place: Path, layer: str = SILVER) -> Handover | None:
+    """The handover in a folder, if there is one.
+
+    Raises:
+        LossError: it cannot be read.
+    """
+    file = place / "handover.json"
+    if not file.is_file():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Handover)
+    except msgspec.MsgspecError as error:
+        raise LossError(f"{file} is damaged ({error})", way_on(layer)) from None
+
+
+def in_force(settings: Settings, layer: str = SILVER) -> Handover | None:
+    """The handover that a layer's stream begins from, or began from."""
+    return read(folder(settings, layer), layer)
+
+
+def require_states(settings: Settings, layer: str) -> None:
+    """Returns if every state that a handover in force has brought is there: without one, its sessions begin anew.
+
+    Raises:
+        LossError: naming the file of one that is not.
+    """
+    begin = in_force(settings, layer)
+    if begin is not None and begin.stored is not None:
+        lost = sorted({*begin.stored} - {*numbers(settings, layer)})
+        if lost:
+            raise LossError(f"{layer}: {folder(settings, layer) / f'{lost[0]}.state'} is gone", way_on(layer))
+
+
+def hold(settings: Settings, version: int, layer: str) -> None:
+    """Has maintenance keep what comes behind a version of bronze, which a rebuild that has begun ends with.
+
+    A stream that has a checkpoint keeps what it has yet to read by that; one that has none would find it gone.
+    """
+    note = _held(settings, layer)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(note, msgspec.json.encode(version))
+
+
+def held(settings: Settings, layer: str) -> int | None:
+    """The version of bronze behind which all is kept for a rebuild of the layer; None if there is none."""
+    try:
+        return msgspec.json.decode(_held(settings, layer).read_bytes(), type=int)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise LossError(f"{_held(settings, layer)} is damaged ({error})", "Remove it") from None
+
+
+def let_go(settings: Settings, layer: str) -> None:
+    """Ends `hold`: the rebuild is published, or given up."""
+    _held(settings, layer).unlink(missing_ok=True)
+
+
+def _held(settings: Settings, layer: str) -> Path:
+    return Path(f"{settings.checkpoint(layer)}.rebuilding.json")
+
+
+def prepare(
+    settings: Settings,
+    handover: Handover,
+    states: Iterable[tuple[int, bytes]],
+    layer: str = SILVER,
+    query: bytes | None = None,
+) -> None:
+    """Puts a handover together; it comes into force with `swap`.
+
+    Args:
+        query: metadata of the query that goes on; None begins one.
+    """
+    place = prepared(settings, layer)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    stored = []
+    for shard, state in states:
+        write_whole(place / f"{shard}.state", state)
+        stored.append(shard)
+    if query is not None:
+        write_whole(place / _QUERY, query)
+    whole = msgspec.structs.replace(handover, stored=sorted(stored))
+    write_whole(place / "handover.json", msgspec.json.encode(whole))
+
+
+def is_prepared(settings: Settings, name: str, layer: str) -> bool:
+    """Whether a handover of this name is prepared, and whole: its note and all states that the note lists."""
+    place = prepared(settings, layer)
+    try:
+        found = read(place, layer)
+    except LossError:
+        return False
+    if found is None or not is_named(found, name):
+        return False
+    return all((place / f"{shard}.state").is_file() for shard in found.stored or ())
+
+
+def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
+    """Removes a handover that was prepared and never came into force."""
+    shutil.rmtree(prepared(settings, layer), ignore_errors=True)
+
+
+def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> None:
+    """Returns if a handover of this name is in force, or is prepared and whole.
+
+    Raises:
+        LossError: it is neither, so that the layer could not go on from what is about to replace its tables.
+    """
+    # In this order: a handover in force that is damaged is what a prepared one is to replace.
+    if not is_prepared(settings, name, layer) and not is_named(in_force(settings, layer), name):
+        raise LossError(f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", remedy)
+
+
+def restart(
+    spark: SparkSession, settings: Settings, begin: Handover, states: Iterable[tuple[int, bytes]], layer: str
+) -> None:
+    """Has a layer's query go on from other states than its checkpoint's, which is put aside.
+
+    Repeatable after a crash, with the same handover, as long as the layer does not run meanwhile.
+    """
+    if not is_named(in_force(settings, layer), begin.rebuild):
+        if not is_named(read(prepared(settings, layer), layer), begin.rebuild):
+            prepare(settings, begin, states, layer, query_of(settings, layer))
+        fault_point(f"after:{layer}.prepared")
+    go_on(spark, settings, begin.rebuild, layer)
+
+
+def query_of(settings: Settings, layer: str) -> bytes | None:
+    """Metadata of the query that a layer's checkpoint is of, as Spark has it there; None if it has not begun."""
+    metadata = Path(settings.checkpoint(layer)) / "metadata"
+    return metadata.read_bytes() if metadata.is_file() else None
+
+
+def is_named(found: Handover | None, rebuild: str) -> bool:
+    """Whether there is a handover, and it is this one."""
+    return found is not None and found.rebuild == rebuild
+
+
+def go_on(spark: SparkSession, settings: Settings, rebuild: str, layer: str) -> None:
+    """Brings a handover that was prepared into force, for the same query. Repeatable after a crash."""
+    checkpoint = Path(settings.checkpoint(layer))
+    if not is_named(in_force(settings, layer), rebuild):
+        swap(spark, settings, rebuild, layer)
+    fault_point(f"after:{layer}.swapped")
+    query = folder(settings, layer) / _QUERY
+    if query.is_file() and not (checkpoint / "metadata").exists():
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        write_whole(checkpoint / "metadata", query.read_bytes())
+
+
+def first_batch(settings: Settings, layer: str = SILVER) -> int:
+    """The number of the first batch of a layer's checkpoint, which Spark counts as 0."""
+    begin = in_force(settings, layer)
+    return 0 if begin is None else begin.first_batch
+
+
+def known_first_batch(settings: Settings, layer: str = SILVER) -> int | None:
+    """As `first_batch`; None where the handover in force cannot be read."""
+    try:
+        return first_batch(settings, layer)
+    except LossError:
+        return None
+
+
+def next_batch(settings: Settings, layer: str = SILVER) -> int:
+    """The number of the batch behind a layer's last committed one."""
+    committed = last_committed(settings.checkpoint(layer))
+    return first_batch(settings, layer) + (0 if committed is None else committed + 1)
+
+
+def taken_in(settings: Settings, layer: str, *, feed: bool = False) -> int | None:
+    """The last version of the table that it reads that a layer has taken in; None before its first batch.
+
+    Args:
+        feed: whether it reads the table's change feed, of which a batch has whole versions.
+
+    Raises:
+        LakeError: it has stopped within a version, or within a batch.
+    """
+    checkpoint, begin = Path(settings.checkpoint(layer)), in_force(settings, layer)
+    batch = last_committed(checkpoint)
+    if batch is None and begin is None:
+        return None
+    run = f"run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first"
+    if last_planned(checkpoint) != batch:
+        raise LakeError(f"{layer} has not finished its last batch: {run}")
+    if batch is None:
+        return begin.bronze_version if begin else None
+    version, is_whole = reached(settings, layer, batch, feed=feed)
+    if not is_whole:
+        raise LakeError(f"{layer} has read a part of what the layer before it wrote at once: {run}")
+    return version
+
+
+def reached(settings: Settings, layer: str, batch: int, *, feed: bool = False) -> tuple[int, bool]:
+    """The version of the table that a layer reads that a batch, by Spark's number, comes to; whether to its end.
+
+    Args:
+        feed: as with `taken_in`.
+
+    Raises:
+        LakeError: the checkpoint does not say it.
+    """
+    place = _place(settings, layer, batch)
+    if place.at_first:
+        return place.version, False
+    return place.latest, feed or place.before_version
+
+
+def following(settings: Settings, layer: str, batch: int) -> int:
+    """The first version of the table that a layer reads of which it has not read all after a batch of the ledger's.
+
+    Raises:
+        LakeError: the checkpoint does not say it; or the layer is still at what the table held when it began, which it
+            reads in another order than that of its versions.
+    """
+    begin, number = in_force(settings, layer), batch - first_batch(settings, layer)
+    if begin is not None and number < 0:
+        return begin.bronze_version + 1
+    place = _place(settings, layer, number)
+    if place.at_first:
+        raise LakeError(
+            f"{layer} has read a part of what there was when it began: run `sessionlake run "
+            f"{layer.replace('processor-', 'processor ')} --once` first"
+        )
+    return place.version
+
+
+def _place(settings: Settings, layer: str, batch: int) -> TablePlace:
+    """Where a batch, by Spark's number, ends."""
+    checkpoint = settings.checkpoint(layer)
+    try:
+        return read_to(checkpoint, batch)
+    except (OSError, ValueError) as error:
+        unknown = f"{checkpoint} does not say what {layer} has read ({error!r})"
+        raise LakeError(f"{unknown}. {way_on(layer)}") from None
+
+
+def numbers(settings: Settings, layer: str = SILVER) -> list[int]:
+    """The shards that the handover in force has states of, in order."""
+    return sorted(int(file.stem) for file in folder(settings, layer).glob("*.state"))
+
+
+def _state(place: str, shard: int) -> bytes | None:
+    file = Path(place) / f"{shard}.state"
+    return file.read_bytes() if file.exists() else None
+
+
+@dataclass(frozen=True)
+class StateReader:
+    """The states of a handover, read where the rows are, one at a time; a `mapInPandas` function.
+
+    Takes `shard int`, gives `shard int, chunk binary`.
+    """
+
+    place: str
+
+    def __call__(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        """Reads the task's states."""
+        for frame in frames:
+            for shard in frame["shard"].tolist():
+                yield pd.DataFrame({"shard": [shard], "chunk": [_state(self.place, shard)]})
+
+
+def refuse_other_shards(settings: Settings) -> None:
+    """Refuses another number of shards than the states are of: sessions would not find theirs.
+
+    Raises:
+        LakeError: naming both numbers.
+    """
+    made = shards(settings)
+    if made not in (None, settings.silver.shards):
+        raise LakeError(
+            f"silver.shards is {settings.silver.shards}, but silver's states are of {made} shards: set it back, or "
+            f"move them with `sessionlake reshard {settings.silver.shards}`"
+        )
+
+
+def shards(settings: Settings) -> int | None:
+    """How many shards silver's states are of: the checkpoint's, or, before its first batch, the handover's.
+
+    None if there are none yet, or a version wrote them that did not note it.
+    """
+    note = _shards(settings)
+    if (Path(settings.checkpoint(SILVER)) / "metadata").exists() and note.exists():
+        return int(note.read_text())
+    begin = in_force(settings)
+    return None if begin is None else begin.shards
+
+
+def note_shards(settings: Settings) -> None:
+    """Notes beside the checkpoint how many shards it has."""
+    _shards(settings).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(_shards(settings), str(settings.silver.shards).encode())
+
+
+def _shards(settings: Settings) -> Path:
+    return Path(f"{settings.checkpoint(SILVER)}.shards")
+
+
+def swap(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
+    """Brings the prepared handover into force, and puts the old checkpoint aside. Repeatable after a crash."""
+    if prepared(settings, layer).is_dir():
+        put_aside(spark, Lake(settings), (Path(settings.checkpoint(layer)), folder(settings, layer)), rebuild)
+        prepared(settings, layer).rename(folder(settings, layer))
+
+
+@dataclass
+class HandedOver:
+    """A fold whose shards begin with the states of a handover."""
+
+    fold: ShardFold
+    place: str
+
+    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
+        """See `ShardFold`."""
+        begins = _state(self.place, shard) if state is None else None
+        after, out = self.fold(shard, state or begins, chunks)
+        return after or begins, out

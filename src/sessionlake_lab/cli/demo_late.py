@@ -1,0 +1,165 @@
+"""The demo's last scenes: a point that comes late corrects what was published, and another one a rule raises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import eq, itemgetter
+from typing import TYPE_CHECKING
+
+from sessionlake.cli import rules
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import AVERAGES, RESTATEMENTS, RULE_EVENTS, SESSIONS
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.errors import BrokerError
+from sessionlake.gold.changes import declared_in
+from sessionlake.gold.rules.document import read_file
+from sessionlake.protocol.types import Row
+from sessionlake.settings.model import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Shown = tuple[str, list[str], list[list[object]]]
+"""A table's title, its columns and its rows."""
+# So many of a series' newest points come before the late one's place in time.
+_BACK = 4
+_SESSIONS = 5
+_MINUTE = 60_000
+# Minutes before the session's first point: they are over, so that the rule is raised and cleared at once.
+_EARLIER = 3
+_TIMEOUT_S = 30.0
+_RULE = "rules: [{{name: spike, topics: {topic}, when: max({metric}) over 1 min > {limit}}}]"
+
+
+@dataclass(frozen=True)
+class LatePoints:
+    """Two messages with event times behind what their session has said already.
+
+    Attributes:
+        series: topic, session, row and metric that they are of.
+        corrects: partition and offset of the one that corrects averages.
+        late_ms: how late that one is.
+        limit: that the other one passes: gold takes in a rule about it with the same batch.
+    """
+
+    series: Row
+    corrects: tuple[int, int]
+    late_ms: int
+    limit: float
+
+    def shown(self, spark: SparkSession, settings: Settings) -> Iterator[Shown]:
+        """What they have changed."""
+        reader = Lake(settings).reader(spark)
+        title = f"One point came {self.late_ms / 1000:.1f} s late: the averages it corrected ({RESTATEMENTS})"
+        columns = ["row_id", "metric", "at", "before", "after", "points", "revision", "pane"]
+        yield title, columns, _rows(columns, map(_corrected, self._restatements(reader)))
+        columns = ["rule", "row_id", "event", "from", "until", "value", "late"]
+        title = f"A rule while gold ran, max({self.series['metric']}) over 1 min > {self.limit} ({RULE_EVENTS})"
+        yield title, columns, _rows(columns, map(_alert, self._alerts(reader)))
+
+    def _restatements(self, reader: TableReader) -> list[Row]:
+        found = reader.rows(RESTATEMENTS, ("topic", eq, self.series["topic"]), ("table", eq, AVERAGES))
+        return sorted((row for row in found if self._because(row)), key=itemgetter("ts"))
+
+    def _because(self, row: Row) -> bool:
+        return any((cause["partition"], cause["offset"]) == self.corrects for cause in row["because"])
+
+    def _alerts(self, reader: TableReader) -> list[Row]:
+        own = [(name, eq, self.series[name]) for name in ("topic", "session_id", "row_id")]
+        return sorted(reader.rows(RULE_EVENTS, *own), key=itemgetter("window_end"))
+
+
+def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | None:
+    """Sends updates of a session that is open, in their places in the stream, but late by their event times.
+
+    Returns:
+        None if no open session has enough points.
+
+    Raises:
+        BrokerError: Kafka does not take them.
+    """
+    reader = Lake(settings).reader(spark)
+    opened = [row for row in reader.rows(SESSIONS, ("status", eq, "open")) if not row["gaps"]]
+    for session in sorted(opened, key=itemgetter("messages"), reverse=True)[:_SESSIONS]:
+        line = _longest(reader, session)
+        if len(line) > _BACK:
+            return _sent(spark, settings, session, line)
+    return None
+
+
+def _sent(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
+    point, highest = line[-_BACK], max(abs(row["value"]) for row in line)
+    limit = round(2 * highest, 3)
+    _apply(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
+    told = (
+        (point["ts"] - 1, round(1.5 * highest, 3)),  # below the rule's limit, and no average is as high
+        (line[0]["ts"] - _EARLIER * _MINUTE, round(3 * highest, 3)),
+    )
+    updates = [
+        {"type": "update", "seq": session["next_seq"] + place, "ts": ts}
+        | {"rows": [{"id": point["row_id"], point["metric"]: value}]}
+        for place, (ts, value) in enumerate(told)
+    ]
+    offset, *_ = _offsets(settings, session, [json.dumps(update).encode() for update in updates])
+    return LatePoints(point, (session["partition"], offset), line[-1]["ts"] - told[0][0], limit)
+
+
+def _apply(spark: SparkSession, settings: Settings, text: str) -> None:
+    written, problems = read_file(text, declared_in(settings))
+    if problems:
+        raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")
+    rules.apply(spark, settings, written, lambda _: None, only=False)
+
+
+def _longest(reader: TableReader, session: Row) -> list[Row]:
+    """The points of the session's longest series of doubles, in event time."""
+    own = [(name, eq, session[name]) for name in ("topic", "session_id")]
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in reader.rows(AVERAGES, *own):
+        if not float(row["value"]).is_integer():
+            lines.setdefault((row["row_id"], row["metric"]), []).append(row)
+    longest = max(lines.values(), key=len, default=[])
+    return sorted(longest, key=itemgetter("ts", "_life", "_seq", "position", "ordinal"))
+
+
+def _offsets(settings: Settings, session: Row, values: Sequence[bytes]) -> list[int]:
+    """Sends the messages; where each is."""
+    from confluent_kafka import KafkaException, Producer
+
+    from sessionlake.kafka.clients import client_config
+
+    offsets: list[int] = []
+    producer = Producer(client_config(settings) | {"enable.idempotence": "true"})
+    try:
+        for value in values:
+            producer.produce(
+                session["topic"],
+                value,
+                session["session_id"].encode(),
+                session["partition"],
+                on_delivery=lambda error, message: None if error else offsets.append(message.offset()),
+            )
+        producer.flush(_TIMEOUT_S)
+    except KafkaException as error:
+        raise BrokerError(f"Kafka did not take the late points: {error.args[0]}") from None
+    if len(offsets) < len(values):
+        raise BrokerError("Kafka did not take the late points")
+    return offsets
+
+
+def _rows(columns: Sequence[str], rows: Iterator[Row]) -> list[list[object]]:
+    return [[row[name] for name in columns] for row in rows]
+
+
+def _corrected(row: Row) -> Row:
+    at = datetime.fromtimestamp(row["ts"] / 1000, UTC).strftime("%H:%M:%S.%f")[:-5]
+    return row | {"at": at, "before": round(row["average_before"], 3), "after": round(row["average"], 3)}
+
+
+def _alert(row: Row) -> Row:
+    values = [round(value, 3) for _, value in row["values"] or ()]
+    times = {"from": f"{row['window_start']:%H:%M}", "until": f"{row['window_end']:%H:%M}"}
+    return row | times | {"value": values[0] if values else None}

@@ -1,0 +1,63 @@
+"""Every session table against the ground truth, row for row, value for value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import ROWS
+from sessionlake_lab.truth import Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SessionKey = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What comparing the tables with the truth has shown.
+
+    Attributes:
+        exact: sessions whose table is what it must be.
+        differences: the first difference of each other session.
+    """
+
+    exact: int
+    differences: dict[SessionKey, str]
+
+    @property
+    def sessions(self) -> int:
+        """How many were compared."""
+        return self.exact + len(self.differences)
+
+
+def verify(spark: SparkSession, lake: Lake, truth: Tables) -> Verification:
+    """Compares `silver.session_rows` with the truth: sessions of either side, all columns."""
+    held: dict[SessionKey, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for row in lake.read(spark, ROWS).toArrow().to_pylist():
+        held[row.pop("topic"), row.pop("partition"), row.pop("session_id")][row.pop("row_id")] = row
+    exact, differences = 0, {}
+    for session in sorted({*truth.session_rows, *held}):
+        found = first_difference(truth.session_rows.get(session, {}), held.get(session, {}))
+        if found is None:
+            exact += 1
+        else:
+            differences[session] = found
+    return Verification(exact, differences)
+
+
+def first_difference(expected: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> str | None:
+    """Names the first row and column that differ; None if the tables are equal."""
+    for row_id in sorted({*expected, *found}):
+        if row_id not in found:
+            return f"row {row_id!r} is missing"
+        if row_id not in expected:
+            return f"row {row_id!r} should not be there"
+        wanted, got = expected[row_id], found[row_id]
+        for column in wanted:
+            if wanted[column] != got.get(column):
+                return f"row {row_id!r}, column {column}: expected {wanted[column]!r}, found {got.get(column)!r}"
+    return None

@@ -1,0 +1,172 @@
+"""Scenario in, messages out: pure, without a clock, the same for the same seed.
+
+Messages are drawn in blocks. Whatever is numbers is drawn for a whole block with numpy; Python touches a message
+to format its text, and otherwise only the few that are special or faulty.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sessionlake.protocol.columns import ID
+from sessionlake_lab.simulate.block import DELETE, END, FIRST, HEARTBEAT, SNAPSHOT, UPDATE, Block
+from sessionlake_lab.simulate.disturb import Disturber
+from sessionlake_lab.simulate.malformed import odd_forms
+from sessionlake_lab.simulate.rows import RowText, hot_rows
+from sessionlake_lab.simulate.scenario import KafkaRecord, Scenario
+from sessionlake_lab.simulate.sensors import FAMILIES, World
+from sessionlake_lab.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from sessionlake.protocol.columns import Column
+
+_UPDATE = b'{"type":"update","seq":%d,"ts":%d,"rows":[%b]}'
+_DELETE = b'{"type":"update","seq":%d,"ts":%d,"deleted":["%b"]}'
+_SNAPSHOT = b'{"type":"snapshot","seq":%d,"ts":%d,"rows":[%b]}'
+_HEARTBEAT = b'{"type":"heartbeat","seq":%d,"ts":%d}'
+_END = b'{"type":"end","seq":%d,"ts":%d}'
+# A new snapshot leaves out this share of the rows.
+_DROPPED = 0.1
+# A sensor's messages reach Kafka this long after the event, milliseconds.
+_LATENCY_MS = (2, 60)
+
+
+def generate(scenario: Scenario, columns: Sequence[Column]) -> Iterator[KafkaRecord]:
+    """Plays a scenario.
+
+    Args:
+        scenario: what to play.
+        columns: the declared columns (`settings.capture.declared`).
+
+    Yields:
+        Messages in the order in which they are to be written; timestamps never fall.
+    """
+    others = [column for column in columns if column.name != ID]  # every row has an id, declared or not
+    return chain.from_iterable(_Generator(scenario, others).blocks())
+
+
+class _Generator:
+    def __init__(self, scenario: Scenario, columns: Sequence[Column]) -> None:
+        self._scenario = scenario
+        self._rng = rng = np.random.default_rng(scenario.seed)
+        self._world = World(scenario, columns, rng)
+        self._text = RowText(self._world, columns, scenario.mix, rng)
+        self._timeline = Timeline(scenario, rng)
+        self._disturb = Disturber(scenario, columns, rng)
+        self._latency = rng.integers(*_LATENCY_MS, scenario.sessions)
+        self._addresses = _addresses(scenario)
+        self._odd = odd_forms()
+
+    def blocks(self) -> Iterator[list[KafkaRecord]]:
+        slots, size = self._scenario.slots, self._scenario.block
+        for begin in range(0, slots, size):
+            block = self._draw(begin, min(size, slots - begin))
+            self._disturb.event_times(block.ts, block.session)
+            messages = [
+                KafkaRecord(*address, value, time)
+                for address, value, time in zip(
+                    map(self._addresses.__getitem__, block.session.tolist()),
+                    self._values(block),
+                    block.time.tolist(),
+                    strict=True,
+                )
+            ]
+            yield self._disturb.on_the_way(messages, block)
+        yield self._disturb.left_over(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
+
+    def _draw(self, begin: int, count: int) -> Block:
+        """Who speaks, what kind of message, and when."""
+        step = 1000 / self._scenario.rate
+        elapsed = ((begin + np.arange(count)) * step).astype(np.int64)
+        starting, ending = self._timeline.advance(elapsed[-1] / 1000, count)
+        others = self._timeline.turns(count - len(starting) - len(ending))
+        session = np.concatenate([np.array(starting + ending, np.int64), others])
+        own = np.repeat(np.array([FIRST, END], np.int8), [len(starting), len(ending)])
+        kind = np.concatenate([own, self._kinds(len(others))])
+        time = self._scenario.start_ms + elapsed[: len(session)]
+        return Block(session, kind, self._timeline.take_seqs(session), time - self._latency[session], time)
+
+    def _kinds(self, count: int) -> NDArray[np.int8]:
+        mix = self._scenario.mix
+        limits = np.cumsum([mix.snapshots, mix.deletes, mix.heartbeats])
+        kinds = np.array([SNAPSHOT, DELETE, HEARTBEAT, UPDATE], np.int8)
+        return kinds[np.searchsorted(limits, self._rng.random(count), side="right")]
+
+    def _values(self, block: Block) -> list[bytes]:
+        """The text of every message: as if all were updates, then the others in their place."""
+        seqs, times = block.seq.tolist(), block.ts.tolist()
+        values = [_UPDATE % fields for fields in zip(seqs, times, self._update_rows(block), strict=True)]
+        for index in np.flatnonzero(block.kind == HEARTBEAT).tolist():
+            values[index] = _HEARTBEAT % (seqs[index], times[index])
+        for index in np.flatnonzero(block.kind == END).tolist():
+            values[index] = _END % (seqs[index], times[index])
+        self._add_deletes(values, block)
+        self._add_snapshots(values, block)
+        if self._scenario.mix.unusual:
+            for index in np.flatnonzero(self._rng.random(len(values)) < self._scenario.mix.unusual).tolist():
+                values[index] = self._odd[int(self._rng.integers(len(self._odd)))](values[index])
+        return values
+
+    def _update_rows(self, block: Block) -> list[bytes]:
+        """Per slot the rows of an update, joined."""
+        count, mean = len(block.session), self._scenario.mix.rows_per_update
+        first = hot_rows(self._scenario, self._rng, count)
+        elapsed = (block.time - self._scenario.start_ms) / 1000
+        if mean == 1 or self._scenario.rows == 1:
+            return self._text.varied(block.session, first, elapsed)
+        sizes = np.minimum(1 + self._rng.poisson(mean - 1, count), self._scenario.rows)
+        ends = np.cumsum(sizes)
+        # Neighbours of the first row: never the same row twice in a message.
+        offset = np.arange(ends[-1] if count else 0) - np.repeat(ends - sizes, sizes)
+        row = (np.repeat(first, sizes) + offset) % self._scenario.rows
+        text = self._text.varied(np.repeat(block.session, sizes), row, np.repeat(elapsed, sizes))
+        bounds = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
+        return [text[low] if high - low == 1 else b",".join(text[low:high]) for low, high in bounds]
+
+    def _add_deletes(self, values: list[bytes], block: Block) -> None:
+        where = np.flatnonzero(block.kind == DELETE)
+        row_ids = self._world.ids(block.session[where], hot_rows(self._scenario, self._rng, len(where)))
+        for number, (index, row_id) in enumerate(zip(where.tolist(), row_ids, strict=True)):
+            if number % 2:
+                values[index] = values[index][:-1] + b',"deleted":["%b"]}' % row_id
+            else:
+                values[index] = _DELETE % (block.seq[index], block.ts[index], row_id)
+
+    def _add_snapshots(self, values: list[bytes], block: Block) -> None:
+        """Whole tables, read together; a session's first one has every row."""
+        where = np.flatnonzero((block.kind == FIRST) | (block.kind == SNAPSHOT))
+        rows = self._scenario.rows
+        elapsed = (block.time[where] - self._scenario.start_ms) / 1000
+        session = np.repeat(block.session[where], rows)
+        text = self._text.full(session, np.tile(np.arange(rows), len(where)), np.repeat(elapsed, rows))
+        for number, index in enumerate(where.tolist()):
+            table = text[number * rows : (number + 1) * rows]
+            if block.kind[index] == SNAPSHOT:
+                kept = self._rng.random(rows) >= _DROPPED
+                table = [row for row, keep in zip(table, kept.tolist(), strict=True) if keep]
+            values[index] = _SNAPSHOT % (block.seq[index], block.ts[index], b",".join(table))
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a session. Not CRC-32: of keys that count up, it sends whole runs to the same one."""
+    return int.from_bytes(blake2b(key, digest_size=4).digest()) % partitions
+
+
+def _addresses(scenario: Scenario) -> list[tuple[str, int, bytes]]:
+    """Topic, partition and key of every session. The key names the run: a restarted producer takes a new session id."""
+    run = blake2b(b"%d:%d" % (scenario.seed, scenario.start_ms), digest_size=4).hexdigest()
+    found = []
+    for sensor in range(scenario.sensors):
+        name = f"{FAMILIES[sensor % len(FAMILIES)].name}-{sensor:02d}"
+        for number in range(scenario.sessions_per_sensor):
+            key = f"{name}-{run}-{number:04d}".encode()
+            found.append((scenario.prefix + name, partition_of(key, scenario.partitions), key))
+    return found

@@ -1,0 +1,136 @@
+"""Ground truth of what is really in Kafka: every message read back, offsets and timestamps as the broker gave them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+
+from sessionlake.errors import BrokerError
+from sessionlake.kafka.clients import consumer_config, require_broker
+from sessionlake.protocol.silence import Silence
+from sessionlake.settings.model import Settings, TopicRule, milliseconds
+from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+TIMEOUT_S = 30.0
+FETCH = 10_000
+
+
+def truth_from_broker(settings: Settings, rules: Rules | None = None, silences: Iterable[Silence] = ()) -> Tables:
+    """What silver must hold, given what the topics of `kafka.topic_pattern` hold now.
+
+    Args:
+        settings: where Kafka is, and which topics count.
+        rules: how to judge; the settings' own unless given.
+        silences: that bronze tells of.
+
+    Raises:
+        BrokerError: Kafka cannot be read.
+        Violation: under `on_violation: fail`, at the message where silver must stop.
+    """
+    truth, told = Truth(rules or rules_of(settings)), defaultdict[tuple[str, int, int], list[int]](list)
+    for silence in silences:
+        told[silence.topic, silence.partition, silence.behind].append(silence.until)
+    for message in read_back(settings):
+        truth.feed(message)
+        for until in told[message[:3]]:
+            truth.silence(message.topic, message.partition, until)
+    return truth.finish()
+
+
+def rules_of(settings: Settings) -> Rules:
+    """The judge's rules, spelled out from the configuration."""
+    capture = settings.capture
+    return Rules(
+        columns={column.name: column.sql for column in capture.declared},
+        integrity=capture.integrity.value,
+        on_violation=capture.on_violation.value,
+        lateness_ms=milliseconds(capture.lateness),
+        gap_timeout_ms=milliseconds(capture.gap_timeout),
+        session_timeout_ms=milliseconds(capture.session_timeout),
+        max_future_skew_ms=milliseconds(capture.max_future_skew),
+        max_message_bytes=capture.max_message_bytes,
+        snapshot_interval_ms=milliseconds(settings.silver.snapshot_interval),
+        by_topic=tuple((rule.pattern, _overrides(rule)) for rule in capture.by_topic),
+    )
+
+
+def _overrides(rule: TopicRule) -> dict[str, str | int]:
+    found: dict[str, str | int] = {}
+    if rule.integrity is not None:
+        found["integrity"] = rule.integrity.value
+    if rule.on_violation is not None:
+        found["on_violation"] = rule.on_violation.value
+    if rule.lateness is not None:
+        found["lateness_ms"] = milliseconds(rule.lateness)
+    return found
+
+
+def read_back(settings: Settings) -> Iterator[KafkaMessage]:
+    """Every committed message of every matching topic up to where it ends now, by partition, in offset order.
+
+    A partition ends before the first message of an open transaction.
+
+    Raises:
+        BrokerError: Kafka cannot be read.
+    """
+    require_broker(settings)
+    config = {
+        "queued.max.messages.kbytes": 65_536,
+        # A fetch that waits at one partition's end would hold up the next partition's.
+        "fetch.wait.max.ms": 5,
+    }
+    consumer = Consumer(consumer_config(settings, "truth") | config)
+    try:
+        for topic, partition in _partitions(consumer, settings):
+            yield from _read_partition(consumer, topic, partition)
+    except KafkaException as error:
+        raise _unreadable(settings.kafka.bootstrap_servers, str(error.args[0])) from None
+    finally:
+        consumer.close()
+
+
+def _partitions(consumer: Consumer, settings: Settings) -> list[tuple[str, int]]:
+    matches = re.compile(settings.kafka.topic_pattern).fullmatch
+    topics = consumer.list_topics(timeout=TIMEOUT_S).topics
+    return sorted((name, number) for name, topic in topics.items() if matches(name) for number in topic.partitions)
+
+
+def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[KafkaMessage]:
+    where = TopicPartition(topic, partition)
+    _, end = consumer.get_watermark_offsets(where, timeout=TIMEOUT_S)
+    if end == 0:
+        return
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+    reached, deadline = 0, time.monotonic() + TIMEOUT_S
+    while reached < end:
+        # `consume` waits until it has as many as it was asked for: never more than there are.
+        batch = consumer.consume(min(FETCH, end - reached), timeout=1.0)
+        if batch:
+            deadline = time.monotonic() + TIMEOUT_S
+        elif time.monotonic() > deadline:
+            raise _unreadable(
+                topic, f"partition {partition} gave nothing for {TIMEOUT_S:.0f} s at offset {reached} of {end}"
+            )
+        for message in batch:
+            if message.error():
+                raise KafkaException(message.error())
+            if message.offset() < end:
+                yield KafkaMessage(
+                    topic, partition, message.offset(), message.timestamp()[1], message.key(), message.value()
+                )
+        # Positions also pass what is no message, such as a transaction's markers; before the first fetch there is none.
+        reached = max(reached, consumer.position([where])[0].offset)
+
+
+def _unreadable(what: str, reason: str) -> BrokerError:
+    return BrokerError(
+        f"Kafka could not be read back from {what}: {reason}. "
+        "See `sessionlake broker status`; `sessionlake broker up` starts the local one."
+    )

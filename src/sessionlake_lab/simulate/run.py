@@ -1,0 +1,187 @@
+"""One call from plain options to messages in Kafka and, on request, their ground truth on disk."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.errors import MachineError, UsageError
+from sessionlake.protocol.payload import PayloadFormat
+from sessionlake.settings.model import Settings, milliseconds
+from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from threading import Event
+
+    from sessionlake_lab.simulate.sink import ProduceResult
+
+MODES = ("live", "burst", "bench")
+# Short words of the command line for the longer names in a scenario.
+_SHORT = {"duration": "duration_s", "sessions": "sessions_per_sensor", "reorder": "reordered", "day": "day_s"}
+_FAULTS = {item.name for item in fields(Faults)}
+_MIX = {item.name for item in fields(Mix)}
+_SCENARIO = {item.name for item in fields(Scenario)} - {"mix", "faults"}
+
+
+@dataclass(frozen=True)
+class SimulationReport:
+    """What a simulation did.
+
+    Attributes:
+        scenario: what was played.
+        produced: what reached Kafka.
+        truth: folder of the ground truth, if it was asked for.
+    """
+
+    scenario: Scenario
+    produced: ProduceResult
+    truth: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--format json`."""
+        offsets = sorted(self.produced.offsets.items())
+        return {
+            "messages": self.produced.messages,
+            "value_bytes": self.produced.value_bytes,
+            "seconds": round(self.produced.seconds, 3),
+            "messages_per_second": round(self.produced.rate),
+            "stopped": self.produced.stopped,
+            "sessions": self.scenario.sessions,
+            "seed": self.scenario.seed,
+            "start_ms": self.scenario.start_ms,
+            "offsets": [
+                {"topic": topic, "partition": partition, "first": first, "end": end}
+                for (topic, partition), (first, end) in offsets
+            ],
+            "truth": str(self.truth) if self.truth else None,
+        }
+
+
+def run_simulation(
+    settings: Settings,
+    *,
+    mode: str = "live",
+    truth: Path | None = None,
+    stop: Event | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    **options: Any,
+) -> SimulationReport:
+    """Simulates into the configured Kafka.
+
+    Args:
+        settings: where Kafka is; declared columns, lateness and limits come from it too.
+        mode: as of `build_scenario`; only live keeps to the clock.
+        truth: where to write what silver must hold, judged from everything the topics then hold.
+        stop: set from outside to end early; Ctrl-C does the same.
+        on_progress: called with the number of messages handed over so far, about every thousand.
+        options: as of `build_scenario`.
+
+    Raises:
+        UsageError: an option is unknown or out of range, or its topics would not be read.
+        BrokerError: Kafka cannot be reached or refuses messages.
+        MachineError: the Kafka client is not installed.
+    """
+    scenario = build_scenario(settings, mode=mode, **options)
+    return simulate(settings, scenario, pace=mode == "live", truth=truth, stop=stop, on_progress=on_progress)
+
+
+def simulate(
+    settings: Settings,
+    scenario: Scenario,
+    *,
+    pace: bool = False,
+    truth: Path | None = None,
+    stop: Event | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> SimulationReport:
+    """Plays a scenario into the configured Kafka. Arguments and errors as of `run_simulation`."""
+    _check_prefix(settings, scenario)
+    if settings.capture.format is not PayloadFormat.JSON:
+        raise UsageError(f"the simulator writes JSON, capture.format is {settings.capture.format}: set it to json")
+    try:
+        from sessionlake_lab.simulate import sink  # here: a Databricks runtime has no Kafka client
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise MachineError("the simulator needs a Kafka client: `pip install 'sessionlake[local]'`") from None
+    messages = generate(scenario, settings.capture.declared)
+    produced = sink.produce(
+        settings, messages, partitions=scenario.partitions, pace=pace, stop=stop, on_progress=on_progress
+    )
+    if truth is not None:
+        _write_truth(settings, truth)
+    return SimulationReport(scenario, produced, truth)
+
+
+def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) -> Scenario:
+    """A scenario from plain options.
+
+    Args:
+        settings: lateness and the largest message come from here.
+        mode: `live`: stream time is now. `burst`: the same content at once, ending now. `bench`: as
+            `Scenario.bench`, from a fixed time on; takes `messages` and no duration.
+        options: any field of `Scenario`, `Mix` or `Faults`, also by its short name (`duration`, `sessions`: of each
+            sensor, `reorder`, `day`). None means the default.
+
+    Raises:
+        UsageError: naming the option and what is allowed.
+    """
+    if mode not in MODES:
+        raise UsageError(f"simulate: mode {mode!r}; there are {', '.join(MODES)}")
+    given = {_SHORT.get(name, name): value for name, value in options.items() if value is not None}
+    total = given.pop("messages", None)
+    _check_known(given)
+    limits: dict[str, Any] = {
+        "lateness_s": milliseconds(settings.capture.lateness) / 1000,
+        "max_message_bytes": settings.capture.max_message_bytes,
+        "future_skew_s": milliseconds(settings.capture.max_future_skew) / 1000,
+    }
+    base = _bench(given, total) if mode == "bench" else Scenario(**limits)
+    mix = replace(base.mix, **{name: value for name, value in given.items() if name in _MIX})
+    faults = replace(base.faults, **{name: value for name, value in given.items() if name in _FAULTS})
+    plain = {name: value for name, value in given.items() if name in _SCENARIO}
+    scenario = replace(base, **{**limits, **plain}, mix=mix, faults=faults)
+    if total is not None:
+        scenario = replace(scenario, duration_s=total / scenario.rate)
+    if mode == "bench" or "start_ms" in given:
+        return scenario
+    now = time.time_ns() // 1_000_000
+    return replace(scenario, start_ms=now if mode == "live" else now - round(scenario.duration_s * 1000))
+
+
+def _bench(given: dict[str, Any], total: int | None) -> Scenario:
+    sensors = given.get("sensors", 4)
+    sessions = given.get("sessions_per_sensor", 125) * sensors
+    shape = {name: given[name] for name in ("rows", "seed", "rate") if name in given}
+    return replace(
+        Scenario.bench(sessions=sessions, messages=total or 1_000_000, **{"rows": 200, **shape}),
+        sensors=sensors, sessions_per_sensor=sessions // sensors,
+    )  # fmt: skip
+
+
+def _check_known(given: dict[str, Any]) -> None:
+    known = _SCENARIO | _MIX | _FAULTS | {"messages", *_SHORT}
+    for name in given:
+        if name not in known:
+            raise UsageError(f"simulate: there is no option {name!r}; known: {', '.join(sorted(known))}")
+
+
+def _check_prefix(settings: Settings, scenario: Scenario) -> None:
+    example = f"{scenario.prefix}chamber-00"
+    if not re.fullmatch(settings.kafka.topic_pattern, example):
+        raise UsageError(
+            f"simulate: topic {example} would not be read, kafka.topic_pattern is {settings.kafka.topic_pattern!r}: "
+            "give a --prefix that it matches"
+        )
+
+
+def _write_truth(settings: Settings, folder: Path) -> None:
+    from sessionlake_lab import truth as judge
+    from sessionlake_lab.simulate.readback import truth_from_broker
+
+    judge.write(truth_from_broker(settings), folder)

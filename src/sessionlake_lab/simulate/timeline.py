@@ -1,0 +1,107 @@
+"""When sessions start, end and fall silent, and whose turn it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sessionlake_lab.simulate.scenario import Scenario
+
+# Snapshots that may fall into one block, in rows: bounds the memory of a block, not the number of sessions.
+MAX_SNAPSHOT_ROWS = 200_000
+# Every fifth session's seq begins somewhere else than at 0, as the protocol allows.
+ODD_START = 0.2
+
+
+class Timeline:
+    """The lives of all sessions, played forward block by block.
+
+    Attributes:
+        active: numbers of the sessions that speak, shape (m,), in the order in which they began.
+        next_seq: per session, shape (sessions,), the next `seq` it will use.
+    """
+
+    def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
+        count, end = scenario.sessions, scenario.duration_s
+        begin = _sensor_starts(scenario, rng).repeat(scenario.sessions_per_sensor)
+        joins = (rng.random(count) < scenario.joining) & (np.arange(count) % scenario.sessions_per_sensor > 0)
+        start = np.where(joins, rng.uniform(begin, begin + 0.9 * (end - begin)), begin)
+        fate = rng.random(count)
+        self._says_end = fate < scenario.ended
+        leaves = fate < scenario.ended + scenario.silent
+        stop = np.where(leaves, rng.uniform(start + 0.3 * (end - start), end), np.inf)
+        self._starts = _in_order(start)
+        self._stops = _in_order(stop)
+        self._started = np.zeros(count, np.bool_)
+        self._most_starts = max(1, MAX_SNAPSHOT_ROWS // scenario.rows)
+        self._round_robin, self._turn = scenario.round_robin, 0
+        self._rng = rng
+        self.active: NDArray[np.int64] = np.empty(0, np.int64)
+        self.next_seq = np.where(rng.random(count) < ODD_START, rng.integers(1, 10**6, count), 0)
+        if scenario.round_robin:
+            self.next_seq[:] = 0
+
+    def advance(self, elapsed_s: float, slots: int) -> tuple[list[int], list[int]]:
+        """Plays up to a moment.
+
+        Args:
+            elapsed_s: seconds since the start.
+            slots: how many messages there is room for; what finds no room waits for the next block.
+
+        Returns:
+            The sessions that start, and those that say their end. Both are out of, or in, `active` accordingly.
+        """
+        starting: list[int] = []
+        while len(starting) < min(slots, self._most_starts) and self._starts and self._starts[-1][0] <= elapsed_s:
+            starting.append(self._starts.pop()[1])
+        self._started[starting] = True
+        leaving: list[int] = []
+        while len(leaving) < slots - len(starting) and self._stops and self._stops[-1][0] <= elapsed_s:
+            if not self._started[self._stops[-1][1]]:
+                break  # its start still waits for room
+            leaving.append(self._stops.pop()[1])
+        if starting or leaving:
+            everyone = np.concatenate([self.active, np.array(starting, np.int64)])
+            self.active = everyone[~np.isin(everyone, leaving)]
+        return starting, [session for session in leaving if self._says_end[session]]
+
+    def turns(self, count: int) -> NDArray[np.int64]:
+        """Who speaks in the next `count` slots, shape (count,), or (0,) while nobody is active."""
+        if not len(self.active):
+            return np.empty(0, np.int64)
+        if not self._round_robin:
+            return self.active[self._rng.integers(0, len(self.active), count)]
+        turn = (self._turn + np.arange(count)) % len(self.active)
+        self._turn = (self._turn + count) % len(self.active)
+        return self.active[turn]
+
+    def take_seqs(self, speakers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The `seq` of each message of a block, given who sends it, both shape (n,); moves `next_seq` on."""
+        order = np.argsort(speakers, kind="stable")
+        ordered = speakers[order]
+        first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, np.int64)
+        counts = np.diff(np.r_[first, len(ordered)])
+        rank = np.arange(len(ordered)) - np.repeat(first, counts)
+        seqs = np.empty(len(ordered), np.int64)
+        seqs[order] = self.next_seq[ordered] + rank
+        self.next_seq[ordered[first]] += counts
+        return seqs
+
+
+def _sensor_starts(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Seconds at which each sensor's topic appears: the last ones in the first half of the run, the others at once."""
+    starts = np.zeros(scenario.sensors)
+    late = min(round(scenario.sensors * scenario.late_sensors), scenario.sensors - 1)
+    if late:
+        starts[-late:] = np.sort(rng.uniform(0.1, 0.5, late)) * scenario.duration_s
+    return starts
+
+
+def _in_order(when: NDArray[np.float64]) -> list[tuple[float, int]]:
+    """(time, session), latest first, so that the next one pops; those that never come are left out."""
+    order = np.argsort(when, kind="stable")[::-1]
+    return [(float(when[session]), int(session)) for session in order if np.isfinite(when[session])]

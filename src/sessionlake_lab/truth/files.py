@@ -1,0 +1,91 @@
+"""The truth on disk and in short: one compressed JSON-lines file a table, one hash a session table."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sessionlake.errors import LakeError
+from sessionlake_lab.truth.model import Row, SessionKey, Tables
+
+_FORMAT = 4
+_BYTES = ("key", "value")
+
+
+def rows_digest(tables: Tables) -> dict[SessionKey, str]:
+    """A hash for every session's table; equal tables have equal hashes."""
+    return {key: table_digest(rows) for key, rows in tables.session_rows.items()}
+
+
+def table_digest(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The hash of one session's table: row id to its columns, in any order of rows and columns.
+
+    The columns are those of `Tables.session_rows`, without topic, partition, session id and row id.
+    """
+    return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write(tables: Tables, folder: Path) -> None:
+    """Writes `<folder>/<table>.jsonl.gz` for every table; what was there is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "format.jsonl.gz", [_FORMAT])
+    _write(folder / "session_rows.jsonl.gz", [[*key, rows] for key, rows in tables.session_rows.items()])
+    _write(folder / "sessions.jsonl.gz", list(tables.sessions.values()))
+    _write(folder / "counts.jsonl.gz", [[*where, counts] for where, counts in tables.counts.items()])
+    _write(folder / "session_changes.jsonl.gz", tables.session_changes)
+    _write(folder / "session_cuts.jsonl.gz", tables.session_cuts)
+    _write(folder / "session_snapshots.jsonl.gz", tables.session_snapshots)
+    _write(folder / "integrity_events.jsonl.gz", tables.integrity_events)
+    _write(folder / "quarantine.jsonl.gz", [_as_text(message) for message in tables.quarantine])
+
+
+def read(folder: Path) -> Tables:
+    """The tables that `write` put into the folder.
+
+    Raises:
+        LakeError: a file is missing, or was written in another format.
+    """
+    found = _read(folder / "format.jsonl.gz")
+    if found != [_FORMAT]:
+        raise LakeError(f"ground truth in {folder}: found format {found}, expected [{_FORMAT}]; simulate again")
+    rows, sessions = (_read(folder / f"{name}.jsonl.gz") for name in ("session_rows", "sessions"))
+    return Tables(
+        session_rows={(topic, partition, session): held for topic, partition, session, held in rows},
+        sessions={(row["topic"], row["partition"], row["session_id"]): row for row in sessions},
+        counts={(topic, partition): counts for topic, partition, counts in _read(folder / "counts.jsonl.gz")},
+        session_changes=_read(folder / "session_changes.jsonl.gz"),
+        session_cuts=_read(folder / "session_cuts.jsonl.gz"),
+        session_snapshots=_read(folder / "session_snapshots.jsonl.gz"),
+        integrity_events=_read(folder / "integrity_events.jsonl.gz"),
+        quarantine=[_as_bytes(message) for message in _read(folder / "quarantine.jsonl.gz")],
+    )
+
+
+def _write(file: Path, lines: list[Any]) -> None:
+    with gzip.open(file, "wt", compresslevel=1, encoding="utf-8") as out:
+        out.writelines(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
+
+
+def _read(file: Path) -> list[Any]:
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+    except (OSError, EOFError, ValueError) as error:
+        raise LakeError(f"ground truth {file} cannot be read ({error}); simulate again to write it") from None
+
+
+def _as_text(message: Row) -> Row:
+    """Bytes as base64: a quarantined message may hold anything."""
+    return {
+        **message,
+        **{name: base64.b64encode(message[name]).decode() for name in _BYTES if message[name] is not None},
+    }
+
+
+def _as_bytes(message: Row) -> Row:
+    return {**message, **{name: base64.b64decode(message[name]) for name in _BYTES if message[name] is not None}}

@@ -1,0 +1,233 @@
+"""From the bytes of a Kafka message to what it says, or to the reason why it says nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sessionlake_lab.truth.model import KafkaMessage, Rules
+from sessionlake_lab.truth.text import NotJsonError, TooDeepError, parse
+
+MAX_KEY_BYTES = 256
+MAX_ROW_ID_BYTES = 1024
+MAX_INT64 = 2**63 - 1
+NO_TIMESTAMP = -1
+"""Kafka's timestamp of a message whose producer set none; so stands stream time while nobody has said one."""
+_TYPES = ("snapshot", "update", "heartbeat", "end")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+"""Every character of Unicode category Cc."""
+
+Check = Callable[[Any], Any]
+
+
+class MalformedError(Exception):
+    """Not a message; `reason` is one of the closed list."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ParsedRow(NamedTuple):
+    """One row of a message: its id, the declared columns it sets, and the others as JSON text."""
+
+    row_id: str
+    values: dict[str, Any]
+    rescued: str | None
+
+
+class ParsedMessage(NamedTuple):
+    """A well-formed message: the Kafka record and what its JSON says."""
+
+    kafka: KafkaMessage
+    session_id: str
+    kind: str
+    seq: int | None
+    ts: int
+    rows: list[ParsedRow]
+    deleted: list[str]
+    time: int
+    """The message's own time, ms: its Kafka timestamp, or stream time if it has none."""
+
+
+class MessageParser:
+    """Parses the messages of topics that share the same rules, and refuses what is no message."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._checks = {name: _CHECKS[spark_type] for name, spark_type in rules.columns.items()}
+        self._known = {"id", *rules.columns}
+        self._all_null = dict.fromkeys(rules.columns)
+
+    def is_from_the_future(self, message: KafkaMessage) -> bool:
+        """Whether Kafka's timestamp is too far ahead of the moment at which bronze read the message."""
+        ahead = 0 if message.ingested_at is None else message.timestamp - message.ingested_at
+        return ahead > self._rules.max_future_skew_ms
+
+    def parse(self, message: KafkaMessage, stream_time: int) -> ParsedMessage:
+        """What the message says.
+
+        Args:
+            stream_time: when it came, ms.
+
+        Raises:
+            MalformedError: with the first reason that applies, in the protocol's order.
+        """
+        session_id = session_of(message.key)
+        if session_id is None:
+            raise MalformedError("bad_key")
+        if self.is_from_the_future(message):
+            raise MalformedError("future_kafka_ts")
+        body = self._object(message.value)
+        kind = body.get("type")
+        if not isinstance(kind, str) or kind not in _TYPES:
+            raise MalformedError("bad_type")
+        seq, ts = self._seq(body), self._ts(body, message.timestamp)
+        rows: list[ParsedRow] = []
+        deleted: list[str] = []
+        if kind in {"snapshot", "update"}:
+            raw, deleted = _row_lists(body, kind)
+            _require_ids(raw)
+            rows = [self._row(row, kind) for row in raw]
+        time = stream_time if message.timestamp == NO_TIMESTAMP else message.timestamp
+        return ParsedMessage(message, session_id, kind, seq, ts, rows, deleted, time)
+
+    def _object(self, value: bytes | None) -> dict[str, Any]:
+        if value is None:
+            raise MalformedError("not_json")
+        if len(value) > self._rules.max_message_bytes:
+            raise MalformedError("too_large")
+        try:
+            body = parse(value.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise MalformedError("not_utf8") from None
+        except NotJsonError:
+            raise MalformedError("not_json") from None
+        except TooDeepError:
+            raise MalformedError("too_deep") from None
+        if not isinstance(body, dict):
+            raise MalformedError("not_object")
+        return body
+
+    def _seq(self, body: dict[str, Any]) -> int | None:
+        if "seq" not in body and self._rules.integrity == "none":
+            return None
+        seq = body.get("seq")
+        if type(seq) is not int or not 0 <= seq <= MAX_INT64:
+            raise MalformedError("bad_seq")
+        return seq
+
+    def _ts(self, body: dict[str, Any], kafka_timestamp: int) -> int:
+        ts = body.get("ts")
+        if type(ts) is not int or not -MAX_INT64 - 1 <= ts <= MAX_INT64:
+            raise MalformedError("bad_ts")
+        if kafka_timestamp != NO_TIMESTAMP and ts > kafka_timestamp + self._rules.max_future_skew_ms:
+            raise MalformedError("future_ts")
+        return ts
+
+    def _row(self, row: dict[str, Any], kind: str) -> ParsedRow:
+        """In a snapshot an absent column is null, so it is set; in an update it is not."""
+        values = self._all_null.copy() if kind == "snapshot" else {}
+        for name, check in self._checks.items():
+            if name in row:
+                value = row[name]
+                values[name] = None if value is None else check(value)
+        others = row.keys() - self._known
+        rescued = _compact({name: row[name] for name in others}) if others else None
+        return ParsedRow(row["id"], values, rescued)
+
+
+@lru_cache(maxsize=65_536)
+def session_of(key: bytes | None) -> str | None:
+    """The session id a Kafka key spells; None for a key that is no session id."""
+    if not key or len(key) > MAX_KEY_BYTES:
+        return None
+    try:
+        text = key.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROL.search(text) else text
+
+
+def _row_lists(body: dict[str, Any], kind: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """`rows` and `deleted` of a snapshot or update; a snapshot's `deleted` is an unknown field."""
+    rows: object = body.get("rows", [] if kind == "update" else None)
+    deleted: object = body.get("deleted", []) if kind == "update" else []
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise MalformedError("bad_rows")
+    if not isinstance(deleted, list) or not all(_is_row_id(row_id) for row_id in deleted):
+        raise MalformedError("bad_rows")
+    return rows, deleted
+
+
+def _require_ids(rows: list[dict[str, Any]]) -> None:
+    if not all(_is_row_id(row.get("id")) for row in rows):
+        raise MalformedError("bad_row_id")
+    if len({row["id"] for row in rows}) < len(rows):
+        raise MalformedError("duplicate_row_id")
+
+
+def _is_row_id(value: object) -> bool:
+    return isinstance(value, str) and 1 <= len(value.encode("utf-8")) <= MAX_ROW_ID_BYTES
+
+
+def _compact(value: dict[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _boolean(value: object) -> bool:
+    if type(value) is not bool:
+        raise MalformedError("bad_column")
+    return value
+
+
+def _string(value: object) -> str:
+    if type(value) is not str:
+        raise MalformedError("bad_column")
+    return value
+
+
+def _integer(bits: int) -> Check:
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    def check(value: object) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise MalformedError("bad_column")
+        return value
+
+    return check
+
+
+def _double(value: object) -> float:
+    """An integer is a valid double while it is finite as one."""
+    if type(value) is not float and type(value) is not int:
+        raise MalformedError("bad_column")
+    try:
+        return float(value)
+    except OverflowError:
+        raise MalformedError("bad_column") from None
+
+
+def _float(value: object) -> float:
+    """The nearest 32-bit float, as a Python float."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", _double(value)))[0]
+    except OverflowError:
+        raise MalformedError("bad_column") from None
+    return rounded
+
+
+_CHECKS: Mapping[str, Check] = {
+    "boolean": _boolean,
+    "tinyint": _integer(8),
+    "smallint": _integer(16),
+    "int": _integer(32),
+    "bigint": _integer(64),
+    "float": _float,
+    "double": _double,
+    "string": _string,
+}
