@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test lint classes pure real bench soak jupyter wheel clean-home clean
+.PHONY: help setup demo test lint classes pure real bench soak jupyter tables wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -47,6 +47,9 @@ soak: $(READY) ## the long tests
 
 jupyter: $(READY) ## write the notebooks as .ipynb, for Jupyter
 	@$(BIN)/python -m sessionlake.notebook.jupyter notebooks/*.py
+
+tables: $(READY) ## write the data dictionary, docs/reference/tables.md
+	@$(BIN)/python -m sessionlake.delta.schemas.page > docs/reference/tables.md
 
 wheel: $(READY) ## build the wheel into dist/
 	@$(BIN)/uv build --wheel

@@ -61,9 +61,9 @@ class Home:
         """Makes of `session_cuts` what it was without the number of changes."""
         found = self.lake.read(self.spark, CUTS).drop("changes")
         rows = self.spark.createDataFrame(found.collect(), found.schema)
-        columns = tuple(column for column in TABLES[CUTS].columns if column[0] != "changes")
+        columns = tuple(column for column in TABLES[CUTS].definitions if column.name != "changes")
         self.lake.drop(self.spark, CUTS)
-        self.lake.storage.create(self.spark, CUTS, replace(TABLES[CUTS], columns=columns))
+        self.lake.storage.create(self.spark, CUTS, replace(TABLES[CUTS], definitions=columns))
         self.lake.storage.save(rows.write.format("delta").mode("append"), CUTS)
 
     def sizes(self) -> dict[tuple[Any, ...], int]:

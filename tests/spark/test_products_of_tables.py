@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from sessionlake.cli import gold, processors
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.schemas.definition import TableSchema, Writes, described
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
@@ -108,7 +109,9 @@ class Fills:
     def write(self, *fills: Fill) -> None:
         """As if the processor had written them."""
         columns = (*HEAD, ("customer", "string"), ("price", "double"), ("at", "timestamp"))
-        lake = Lake(self.settings, {"silver.fills": TableSchema(columns, "", writes=Writes.APPEND)})
+        definitions = described(columns, defaultdict(str))
+        schema = TableSchema(definitions, "Fills", written_by="processors.job", writes=Writes.APPEND)
+        lake = Lake(self.settings, {"silver.fills": schema})
         lake.ensure(self.spark, ["silver.fills"])
         rows = []
         for customer, price, ts in fills:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.schemas.gold import GOLD_TABLES
+from sessionlake.delta.schemas.gold import GOLD_SCHEMAS
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.restated import breaches
@@ -25,7 +25,7 @@ SERIES = (
     RollingAverage("final", last=4, watermark_ms=60 * STEP, early=False),
     RollingAverage("filled", ("topic", "row_id", "metric"), last=3, watermark_ms=20 * STEP, least=2),
 )
-TOLD = ", ".join(f"`{name}` {sql}" for name, sql in GOLD_TABLES[RESTATEMENTS].columns)
+TOLD = ", ".join(f"`{name}` {sql}" for name, sql in GOLD_SCHEMAS[RESTATEMENTS].columns)
 TOPICS = 60
 
 
@@ -64,7 +64,7 @@ def broken(spark: Any, history: History, series: RollingAverage, table: list[Row
     ]
     ddl = "topic string, session_id string, row_id string, ts long, position long, ordinal int, partition int"
     frame = spark.createDataFrame(points, f"{ddl}, offset long, metric string, value double")
-    columns = [name for name, _ in GOLD_TABLES[RESTATEMENTS].columns]
+    columns = [name for name, _ in GOLD_SCHEMAS[RESTATEMENTS].columns]
     held = spark.createDataFrame([tuple(row[name] for name, _ in series.columns) for row in table], series.ddl)
     chain = spark.createDataFrame([tuple(row[name] for name in columns) for row in told], TOLD)
     found: dict[str, str] = {}

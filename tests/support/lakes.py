@@ -96,7 +96,7 @@ def assert_silver_is_the_truth(
             names = [f"c{place}" for place in range(found.num_columns)]  # any others are paths to whoever compares them
             by_spark = lake.read(spark, table).select(*map(quote, found.column_names)).toDF(*names)
             wanted = spark.createDataFrame(expected.rename_columns(names))
-            assert_df_equality(by_spark, wanted, ignore_row_order=True, ignore_nullable=True)
+            assert_df_equality(by_spark, wanted, ignore_row_order=True, ignore_nullable=True, ignore_metadata=True)
         lacking = Counter(in_order(expected)) - Counter(in_order(found))
         assert Counter(in_order(found)) - Counter(in_order(expected)) == Counter(), table
         assert table in cut or not lacking, table

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.catalog.storage import Catalog
 from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import APPEND_ONLY, TableSchema
 from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, SILVER
 from sessionlake.delta.schemas.tables import TABLES
@@ -15,7 +16,6 @@ from sessionlake.delta.storage.commits import Commit
 from sessionlake.delta.storage.interface import Limits, Storage
 from sessionlake.delta.storage.reading import TableReader, TooLargeError
 from sessionlake.errors import LakeError
-from sessionlake.protocol.names import quote
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.spark.frames import as_frame
 
@@ -262,8 +262,8 @@ class Lake:
         return next((own for own in self.settings.processors if own.into == table), None)
 
     def _add(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
-        wanted = self._schemas[table].resolved(self.settings)
-        added = [f"{quote(name)} {sql}" for name, sql in wanted if name not in present]
+        wanted = self._schemas[table].definitions_for(self.settings)
+        added = [column for column in wanted if column.name not in present]
         if added:
             with self.storage.exclusive(table):
-                spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({', '.join(added)})")
+                spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({columns_ddl(added)})")

@@ -17,6 +17,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
 from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, Rows, Source, names_sessions
 from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.column_comments import average_columns, final_columns, product_columns
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
 from sessionlake.gold.references.declared import enriched_of, enriched_schema, reference_schemas
@@ -255,11 +256,20 @@ def _schema(table: GoldTable) -> TableSchema:
     keys = table.row_keys
     times = tuple(name for name in (START, "ts") if name in keys)
     skipping = (*table.keys, *times)
-    return TableSchema(table.columns, table.comment, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
+    if isinstance(table, RollingAverage):
+        columns, written_by = average_columns(table), "gold.averages"
+    else:
+        columns, written_by = product_columns(table), "gold.merging"
+    return TableSchema(columns, table.comment, written_by, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
 
 
 def _final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
-        final.columns, final.comment, cluster_by=final.row_keys[:2], skipping=skipping, writes=Writes.APPEND
+        final_columns(final),
+        final.comment,
+        written_by="gold.final",
+        cluster_by=final.row_keys[:2],
+        skipping=skipping,
+        writes=Writes.APPEND,
     )

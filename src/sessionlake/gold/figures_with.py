@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.ddl import text
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
 from sessionlake.delta.schemas.tables import own_columns
-from sessionlake.delta.storage.interface import text
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import create_table_function, relation
 from sessionlake.gold.aggregate.late import APPLIED

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.ddl import text
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -23,7 +24,6 @@ from sessionlake.delta.schemas.names import (
     VIEWS,
 )
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.interface import text
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import create_table_function, relation
 from sessionlake.protocol.erased import KEY as ERASED_KEY

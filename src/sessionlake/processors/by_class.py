@@ -58,6 +58,8 @@ class ByClass(Computation):
         except ValueError as error:
             raise ConfigError(f"{own.where}.class: {own.target}.output: {error}") from None
         self.by, self.keys, self.columns = own.key, (*own.key, ORDINAL), output.ddl[:-1]
+        self.comments = {name: f"Key: {name} of {own.source}" for name in own.key} | output.comments
+        self.comments |= {ORDINAL: "Number of the record among those of its key, from 0"}
         self.comment = f"What the processor {own.name} makes of the rows of {own.source}, key by key"
 
     def given(self, rows: DataFrame) -> DataFrame:

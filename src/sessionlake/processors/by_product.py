@@ -12,6 +12,7 @@ from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
+from sessionlake.gold.column_comments import product_comments
 from sessionlake.gold.declared import product_of
 from sessionlake.gold.verify import by_sql
 from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
@@ -46,6 +47,7 @@ class ByProduct(Computation):
         self.by = self.keys = self.product.row_keys
         keys = ((name, "timestamp" if name not in own.key else present[name]) for name in self.keys)
         self.columns = (*keys, *(column for column in self.product.columns if column[0] in self.product.results))
+        self.comments = product_comments(self.product)
         self.comment = f"Of the rows of {own.source}, one for each {', '.join(self.keys)}"
         self.logic = self.product.logic
 

@@ -30,6 +30,7 @@ class Computation(ABC):
         by: columns by whose values rows go together; those of a batch say what is gone through once more.
         keys: what tells apart the rows that come of it.
         columns: names and Spark SQL types of these, less `_batch`.
+        comments: what the columns mean, by their names.
         comment: what the table is, for its description.
         logic: changes with whatever its rows depend on; None where code of which nothing is known decides.
     """
@@ -37,6 +38,7 @@ class Computation(ABC):
     by: tuple[str, ...]
     keys: tuple[str, ...]
     columns: tuple[tuple[str, str], ...]
+    comments: Mapping[str, str]
     comment: str
     logic: str | None = None
 

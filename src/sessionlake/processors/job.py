@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.schemas.definition import TableSchema, Writes, described
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
@@ -21,7 +21,7 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.processors import keyed
 from sessionlake.processors.load import config_hash_of, ref_of
-from sessionlake.processors.output import OutputColumns
+from sessionlake.processors.output import HEAD_COMMENTS, OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
 from sessionlake.processors.shard import MessageByMessage, processor_of
 from sessionlake.processors.stored import require_readable_states
@@ -177,8 +177,9 @@ def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
 def table_of(own: ProcessorSettings, output: OutputColumns) -> TableSchema:
     """Definition of a processor's output table."""
     return TableSchema(
-        output.ddl,
+        described(output.ddl, HEAD_COMMENTS | output.comments),
         f"Records of the processor {own.name}",
+        written_by="processors.job",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "_offset", "_batch"),
         writes=Writes.APPEND,

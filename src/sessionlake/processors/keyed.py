@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 from sessionlake.build import code_version
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import PASSING_REMOVALS, Lake
-from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema, names_listed
+from sessionlake.delta.schemas.definition import (
+    APPEND_ONLY,
+    CHANGE_FEED,
+    SKIPPING,
+    TableSchema,
+    described,
+    names_listed,
+)
 from sessionlake.delta.schemas.names import LEDGER, REFERENCE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
@@ -32,7 +39,7 @@ from sessionlake.processors.by_class import ByClass
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.load import config_hash_of
-from sessionlake.processors.output import BATCH
+from sessionlake.processors.output import BATCH, BATCH_COMMENT
 from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
@@ -62,7 +69,10 @@ class KeyedTable:
         self.work = ByProduct(own, present) if isinstance(own, ProductProcessor) else ByClass(own, present)
         self.columns = (*self.work.columns, (BATCH, "bigint"))
         by = self.work.by
-        schema = TableSchema(self.columns, self.work.comment, cluster_by=by[:2], skipping=by, feed=True)
+        columns = described(self.columns, {**self.work.comments, BATCH: BATCH_COMMENT})
+        schema = TableSchema(
+            columns, self.work.comment, written_by="processors.keyed", cluster_by=by[:2], skipping=by, feed=True
+        )
         self.lake = Lake(settings, {own.into: schema})
 
     @property

@@ -30,6 +30,16 @@ HEAD = (
 `_position` and `_offset` are those of the last message before it, and `ordinal` counts what came of that message and of
 the timers between it and the next; `_time` is the stream time."""
 BATCH = "_batch"
+BATCH_COMMENT = "Number of the processor's batch that wrote the row"
+HEAD_COMMENTS = {
+    "topic": "Kafka topic",
+    "session_id": "Id of the capture session: the message's Kafka key, as text",
+    "partition": "Kafka partition",
+    "_offset": "Kafka offset of the session's last message before the record",
+    "_position": "Order of application of that message (session_changes._position)",
+    "ordinal": "Number of the record among those that followed that message, from 0",
+    "_time": "Stream time at which the record was made",
+}
 _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), TIMESTAMP)
 
 
@@ -69,6 +79,12 @@ class OutputColumns:
         """Names and types of the whole table's columns."""
         own = ((name, sql) for name, (sql, _, _) in self._types.items())
         return (*self._head, *own, (BATCH, "bigint"))
+
+    @property
+    def comments(self) -> dict[str, str]:
+        """What the declared columns and `_batch` mean."""
+        own = dict.fromkeys(self._types, "Output of the processor; null if the record leaves it out or sets it to null")
+        return own | {BATCH: BATCH_COMMENT}
 
     def check(self, record: Any) -> msgspec.Struct:
         """A record as it will be written.

@@ -13,12 +13,13 @@ import pyarrow as pa
 from sessionlake.delta.catalog.history import at_least, files_stay, first_read, last_vacuum
 from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.catalog.leases import holding, overtook, require_held, token_of
+from sessionlake.delta.schemas.ddl import columns_ddl, text
 from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval, span_of
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES
 from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.delta.storage.conflicts import conflicts, repeated
 from sessionlake.delta.storage.expired import Chosen
-from sessionlake.delta.storage.interface import PURGED, Limits, Staged, Storage, text
+from sessionlake.delta.storage.interface import PURGED, Limits, Staged, Storage
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_append import StagedFrame, staged_by_spark
@@ -200,7 +201,7 @@ class Catalog(Storage):
         within = self._schema(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
-        columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
+        columns = columns_ddl(schema.definitions_for(self._settings))
         wanted = schema.properties(at_least(table, self._settings.maintain.keep))
         properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in wanted.items())
         spark.sql(

@@ -27,6 +27,7 @@ from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
 from sessionlake.delta.folders.staging import Place, StagedFiles, has_commit, written
 from sessionlake.delta.folders.table_files import opened
 from sessionlake.delta.folders.writable import obstacle, writable
+from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.delta.storage.expired import Chosen
@@ -165,8 +166,7 @@ class Folders(Storage):
         from pyspark.sql.types import StructType
 
         del spark
-        columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
-        declared = Schema.from_json(StructType.fromDDL(columns).json())
+        declared = Schema.from_json(StructType.fromDDL(columns_ddl(schema.definitions_for(self._settings))).json())
         wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
         wanted.pop(DELETION_VECTORS, None)
         with self.exclusive(table):

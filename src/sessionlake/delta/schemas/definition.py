@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
 
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -56,6 +58,28 @@ def span_of(told: str | None) -> timedelta:
     return timedelta(seconds=int(found[1])) if found else timedelta(0)
 
 
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        sql: its Spark SQL type.
+        comment: what it means, its unit, and when it is null. Tables in storage have it as the column's comment.
+    """
+
+    name: str
+    sql: str
+    comment: str
+
+
+def described(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
+    """The columns with their comments.
+
+    Raises:
+        KeyError: a column has no comment.
+    """
+    return tuple(Column(name, sql, comments[name]) for name, sql in columns)
+
+
 class Writes(StrEnum):
     """How rows come into a table."""
 
@@ -71,27 +95,41 @@ class TableSchema:
     """Definition of one Delta table.
 
     Attributes:
-        columns: `(name, Spark SQL type)` in order; `DECLARED` stands for the declared capture columns.
+        definitions: its columns in order; `DECLARED` stands for the declared capture columns, which have its comment.
+        comment: what a row is.
+        written_by: the module, without `sessionlake.`, that usually commits the table's rows.
         cluster_by: liquid clustering keys, where the storage has it.
         writes: how rows come in; what MERGE replaces is marked in deletion vectors.
         skipping: columns that files keep minimum and maximum of.
         feed: whether Delta's change data feed is on.
     """
 
-    columns: Columns
+    definitions: tuple[Column, ...]
     comment: str
+    written_by: str
     cluster_by: tuple[str, ...] = ()
     skipping: tuple[str, ...] = ()
     feed: bool = False
     writes: Writes = Writes.MERGE
 
-    def resolved(self, settings: Settings) -> Columns:
+    @cached_property
+    def columns(self) -> Columns:
+        """Names and Spark SQL types of the columns."""
+        return tuple((column.name, column.sql) for column in self.definitions)
+
+    def definitions_for(self, settings: Settings) -> tuple[Column, ...]:
         """The columns, with the declared ones in place."""
-        declared = tuple((column.name, column.sql) for column in settings.capture.declared)
-        whole: list[tuple[str, str]] = []
-        for column in self.columns:
-            whole.extend(declared if column[0] == DECLARED else (column,))
+        whole: list[Column] = []
+        for column in self.definitions:
+            if column.name == DECLARED:
+                whole.extend(Column(own.name, own.sql, column.comment) for own in settings.capture.declared)
+            else:
+                whole.append(column)
         return tuple(whole)
+
+    def resolved(self, settings: Settings) -> Columns:
+        """Names and Spark SQL types of the columns, with the declared ones in place."""
+        return tuple((column.name, column.sql) for column in self.definitions_for(settings))
 
     @property
     def append_only(self) -> bool:

@@ -1,8 +1,19 @@
-"""What gold's tables hold."""
+"""Definitions of the tables of the schema `gold`; `schemas` has them among all tables."""
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.schemas.columns import (
+    GOLD_BATCH,
+    METRIC,
+    OFFSET,
+    ORDINAL,
+    PARTITION,
+    ROW_ID,
+    SESSION_ID,
+    TOPIC,
+    TS,
+)
+from sessionlake.delta.schemas.definition import Column, TableSchema, Writes
 from sessionlake.delta.schemas.names import (
     AVERAGES,
     DISTINCT_VALUES,
@@ -15,166 +26,191 @@ from sessionlake.delta.schemas.names import (
     SENSOR_AVERAGES,
 )
 
-_POINT = (
-    ("topic", "string"),
-    ("session_id", "string"),
-    ("row_id", "string"),
-    ("metric", "string"),
-)
+_POINT = (TOPIC, SESSION_ID, ROW_ID, METRIC)
+_POSITION = Column("position", "bigint", "Order of application in the session (session_changes._position)")
 _AVERAGE = (
-    ("value", "double"),
-    ("average", "double"),
-    ("points", "int"),
-    ("revision", "int"),
-    ("pane", "string"),
+    Column("value", "double", "The point: the number that the message set"),
+    Column(
+        "average",
+        "double",
+        "Average of this point and those before it; null if it is not published yet (least_points, early: false)",
+    ),
+    Column("points", "int", "Number of points that the average covers, 1 to N"),
+    Column("revision", "int", "Number of times that the published average became another; 0 at first"),
+    Column(
+        "pane",
+        "string",
+        "Whether the row was last written before the series' watermark passed its event time (early), as it passed "
+        "(on_time) or after (late)",
+    ),
+)
+_LIFE = Column("_life", "bigint", "Kafka offset of the first message of the session's life; null unless class once")
+_SEQ = Column("_seq", "bigint", "seq of the message; null unless class once")
+_SESSION = Column(
+    "_session",
+    "bigint",
+    "Hash of the session id, by which sessions of one event time are ordered; null unless class once",
 )
 
-_SEQ_ORDER = (("_session", "bigint"), ("_life", "bigint"), ("_seq", "bigint"))
-"""What orders points of one event time first under `once`; null in other classes."""
+
+def _placed(name: str, order: str) -> tuple[Column, ...]:
+    """The first or the last point, and the columns by which late points are compared with it."""
+    return (
+        Column(name, "double", f"The {order} point in event time"),
+        Column(f"_{name}_ts", "bigint", f"State of {name}: its event time, ms since the epoch"),
+        Column(f"_{name}_life", "bigint", f"State of {name}: its session's _life under class once, else -1"),
+        Column(f"_{name}_position", "bigint", f"State of {name}: its seq under class once, else its _position"),
+        Column(f"_{name}_ordinal", "int", f"State of {name}: its position in its message, from 0"),
+    )
 
 
-def _placed(name: str) -> tuple[tuple[str, str], ...]:
-    """A value, and its place in event time."""
-    parts = (("ts", "bigint"), ("life", "bigint"), ("position", "bigint"), ("ordinal", "int"))
-    return (name, "double"), *((f"_{name}_{part}", sql) for part, sql in parts)
-
-
-def _metrics(comment: str) -> TableSchema:
+def _metrics(comment: str, bucket: str) -> TableSchema:
     """A tier of metrics: what begins with an underscore is kept so that late points merge."""
     return TableSchema(
         (
             *_POINT,
-            ("partition", "int"),
-            ("window_start", "timestamp"),
-            ("points", "bigint"),
-            ("min", "double"),
-            ("max", "double"),
-            ("sum", "double"),
-            ("_sum_rest", "double"),
-            ("average", "double"),
-            *_placed("first"),
-            *_placed("last"),
-            ("variance", "double"),
-            ("_squares", "double"),
-            ("__squares_rest", "double"),
+            PARTITION,
+            Column("window_start", "timestamp", f"Event time at which the {bucket} begins (UTC)"),
+            Column("points", "bigint", f"Number of points in the {bucket}: numbers that messages set"),
+            Column("min", "double", "The least of them"),
+            Column("max", "double", "The greatest of them"),
+            Column("sum", "double", "Their sum"),
+            Column("_sum_rest", "double", "State of sum: what rounding took from it"),
+            Column("average", "double", "Their mean"),
+            *_placed("first", "first"),
+            *_placed("last", "last"),
+            Column(
+                "variance",
+                "double",
+                "Their sample variance; null if there is one point, or squares are beyond the range of doubles",
+            ),
+            Column("_squares", "double", "State of variance: sum of the squares"),
+            Column("__squares_rest", "double", "State of variance: what rounding took from _squares"),
         ),
         comment,
+        written_by="gold.merging",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "window_start"),
         writes=Writes.BOTH,
     )
 
 
-GOLD_TABLES: dict[str, TableSchema] = {
+GOLD_SCHEMAS: dict[str, TableSchema] = {
     AVERAGES: TableSchema(
-        (
-            *_POINT[:2],
-            ("partition", "int"),
-            *_POINT[2:],
-            ("ts", "bigint"),
-            ("position", "bigint"),
-            ("ordinal", "int"),
-            *_AVERAGE,
-            *_SEQ_ORDER[1:],
-        ),
+        (TOPIC, SESSION_ID, PARTITION, ROW_ID, METRIC, TS, _POSITION, ORDINAL, *_AVERAGE, _LIFE, _SEQ),
         "Average over each point and the N-1 before it in event time",
+        written_by="gold.averages",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "ts"),
         writes=Writes.BOTH,
     ),
     SENSOR_AVERAGES: TableSchema(
-        (
-            ("topic", "string"),
-            ("row_id", "string"),
-            ("metric", "string"),
-            ("ts", "bigint"),
-            ("partition", "int"),
-            ("offset", "bigint"),
-            ("ordinal", "int"),
-            *_AVERAGE,
-            *_SEQ_ORDER,
-        ),
+        (TOPIC, ROW_ID, METRIC, TS, PARTITION, OFFSET, ORDINAL, *_AVERAGE, _SESSION, _LIFE, _SEQ),
         "Average over each point and the N-1 before it in event time, across the topic's sessions",
+        written_by="gold.averages",
         cluster_by=("topic", "row_id"),
         skipping=("topic", "row_id", "ts"),
         writes=Writes.BOTH,
     ),
     RESTATEMENTS: TableSchema(
         (
-            ("table", "string"),
-            *_POINT,
-            ("ts", "bigint"),
-            ("position", "bigint"),
-            ("partition", "int"),
-            ("offset", "bigint"),
-            ("ordinal", "int"),
-            ("revision", "int"),
-            ("average_before", "double"),
-            ("average", "double"),
-            ("points_before", "int"),
-            ("points", "int"),
-            ("pane", "string"),
-            ("late_points", "int"),
-            ("late_ms", "bigint"),
-            ("because", "array<struct<partition:int,offset:bigint,ts:bigint>>"),
-            ("logic", "string"),
-            ("restated_at", "timestamp"),
-            ("_batch", "bigint"),
+            Column("table", "string", "Two-level name of the table whose average was restated"),
+            TOPIC,
+            Column("session_id", "string", "Id of the capture session; null if the table's keys have none"),
+            Column("row_id", "string", "Id of the row; null if the table's keys have none"),
+            METRIC,
+            TS,
+            Column(
+                "position", "bigint", "Order of application in the session; null if the table's keys have no session"
+            ),
+            PARTITION,
+            Column("offset", "bigint", "Kafka offset of the message; null if the table's keys have a session"),
+            ORDINAL,
+            Column("revision", "int", "The row's revision after this restatement"),
+            Column("average_before", "double", "Average as it was published before"),
+            Column("average", "double", "Average from now on"),
+            Column("points_before", "int", "Number of points that the average covered before"),
+            Column("points", "int", "Number of points that it covers from now on"),
+            Column("pane", "string", "The row's pane after this restatement: early, on_time or late"),
+            Column("late_points", "int", "Number of new points that came into the average"),
+            Column(
+                "late_ms",
+                "bigint",
+                "How far the first of them is behind the series' newest point before, in ms of event time; 0 if it is "
+                "not",
+            ),
+            Column(
+                "because",
+                "array<struct<partition:int,offset:bigint,ts:bigint>>",
+                "Messages that brought them, the first 16 in event time: partition, offset, event time in ms",
+            ),
+            Column("logic", "string", "Fingerprint of the table's settings (keys, number of points, watermark)"),
+            Column("restated_at", "timestamp", "Wall-clock time of the restatement"),
+            GOLD_BATCH,
         ),
-        "Every published average that became another: from what to what, and because of which messages",
+        "Every change of a published average: from what to what, and because of which messages",
+        written_by="gold.averages",
         cluster_by=("table", "topic"),
         skipping=("table", "topic", "session_id", "row_id", "ts", "_batch"),
         writes=Writes.BOTH,
     ),
     LATE_POINTS: TableSchema(
         (
-            ("table", "string"),
-            ("topic", "string"),
-            ("session_id", "string"),
-            ("row_id", "string"),
-            ("name", "string"),
-            ("ts", "bigint"),
-            ("stream_time", "bigint"),
-            ("partition", "int"),
-            ("offset", "bigint"),
-            ("position", "bigint"),
-            ("ordinal", "int"),
-            ("_batch", "bigint"),
+            Column("table", "string", "Two-level name of the table that the point came too late for"),
+            TOPIC,
+            SESSION_ID,
+            ROW_ID,
+            Column("name", "string", "Name of the declared column that the message set"),
+            TS,
+            Column("stream_time", "bigint", "Stream time at which the message was applied, ms since the epoch"),
+            PARTITION,
+            OFFSET,
+            _POSITION,
+            ORDINAL,
+            Column("_batch", "bigint", "Number of the gold batch that read it; -1 if the table was rebuilt since"),
         ),
-        "Every point that came too late for a table of gold with a lateness, and so is not in it",
+        "Every point that came too late for a table of gold with a lateness, and is not in that table",
+        written_by="gold.late",
         cluster_by=("table", "topic"),
         skipping=("table", "topic", "session_id", "row_id", "ts", "_batch"),
         writes=Writes.BOTH,
     ),
-    METRICS_1M: _metrics("One row a minute of event time"),
-    METRICS_1H: _metrics("One row an hour of event time"),
-    METRICS_1D: _metrics("One row a day of event time"),
+    METRICS_1M: _metrics("One row a minute of event time", "minute"),
+    METRICS_1H: _metrics("One row an hour of event time", "hour"),
+    METRICS_1D: _metrics("One row a day of event time", "day"),
     DISTINCT_VALUES: TableSchema(
         (
-            ("topic", "string"),
-            ("column", "string"),
-            ("value", "string"),
-            ("changes", "bigint"),
-            ("first_ts", "bigint"),
-            ("last_ts", "bigint"),
+            TOPIC,
+            Column("column", "string", "Name of the declared column"),
+            Column("value", "string", "The text"),
+            Column("changes", "bigint", "Number of changes that set it"),
+            Column("first_ts", "bigint", "Lowest event time of these changes, ms since the epoch"),
+            Column("last_ts", "bigint", "Highest event time of these changes, ms since the epoch"),
         ),
         "Every text that a column was ever set to, when first and last in event time, and how often",
+        written_by="gold.merging",
         cluster_by=("topic", "column"),
         skipping=("topic", "column", "value", "last_ts"),
         writes=Writes.BOTH,
     ),
     LOOKUP_FAILURES: TableSchema(
         (
-            ("reference", "string"),
-            ("key", "string"),
-            ("error", "string"),
-            ("reason", "string"),
-            ("attempts", "int"),
-            ("failed_at", "timestamp"),
-            ("next_try", "timestamp"),
+            Column("reference", "string", "Name of the reference table, without its schema"),
+            Column("key", "string", "JSON array of the key's values"),
+            Column("error", "string", "Kind of failure, such as unknown, answer, raised or table (docs/enrichment.md)"),
+            Column("reason", "string", "The same in words"),
+            Column("attempts", "int", "Number of requests for the key without success"),
+            Column("failed_at", "timestamp", "Wall-clock time of the last request"),
+            Column("next_try", "timestamp", "Wall-clock time from which the key is asked for again"),
         ),
-        "Keys that a lookup has brought nothing for, why, and when it is asked again; what comes at last has no row",
+        "Keys for which a lookup brought no usable row, why, and when it is asked again",
+        written_by="gold.references.lookups",
         writes=Writes.BOTH,
     ),
 }
-"""The definitions of the tables of the schema `gold`, by their names."""
+"""The definitions by table name."""
+
+AVERAGE_COMMENTS = {
+    column.name: column.comment for table in (AVERAGES, SENSOR_AVERAGES) for column in GOLD_SCHEMAS[table].definitions
+}
+"""Comments of all columns that a table of averages can have."""

@@ -1,62 +1,90 @@
-"""What the tables of rules hold; `schemas` has them among all tables."""
+"""Definitions of the tables of rules; `schemas` has them among all tables."""
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.schemas.columns import GOLD_BATCH, ORDINAL, ROW_ID, SESSION_ID, TOPIC, TS
+from sessionlake.delta.schemas.definition import Column, TableSchema, Writes
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_STATUS, RULE_TIMES, RULES
 
-_KEY = tuple((name, "string") for name in ("topic", "session_id", "row_id"))
-
-RULE_TABLES: dict[str, TableSchema] = {
+RULE_SCHEMAS: dict[str, TableSchema] = {
     RULES: TableSchema(
-        (("name", "string"), ("text", "string"), ("enabled", "boolean"), ("updated_at", "timestamp")),
-        "Rules as they are written: to be edited; gold takes them in with its next batch",
+        (
+            Column("name", "string", "Name of the rule"),
+            Column("text", "string", "The rule as YAML, without its name"),
+            Column("enabled", "boolean", "False if the rule is not to be evaluated"),
+            Column("updated_at", "timestamp", "Wall-clock time of the last change; null if whoever wrote it gave none"),
+        ),
+        "Rules as users write and edit them; gold reads them with its next batch",
+        written_by="cli.rules",
         writes=Writes.BOTH,
     ),
     RULE_STATUS: TableSchema(
-        (("rule", "string"), ("version", "string"), ("text", "string"), ("error", "string"), ("taken_by", "bigint")),
-        "The rules that gold evaluates, since which batch, and why it does not evaluate one",
+        (
+            Column("rule", "string", "Name of the rule"),
+            Column("version", "string", "Fingerprint of what the rule says; null if it is not evaluated"),
+            Column("text", "string", "The rule as YAML, as gold read it; null if it has no text"),
+            Column("error", "string", "Why the rule is not evaluated; null if it is"),
+            Column("taken_by", "bigint", "Number of the gold batch that read the rule so first"),
+        ),
+        "Enabled rules: since which batch gold evaluates each, or why it does not",
+        written_by="gold.alerts.book",
         writes=Writes.REPLACE,
     ),
     RULE_TIMES: TableSchema(
-        (("topic", "string"), ("ts", "bigint")),
-        "Stream time of each topic up to which rules were evaluated",
+        (TOPIC, Column("ts", "bigint", "Highest event time read of the topic, ms since the epoch")),
+        "Event time of each topic up to which rules were evaluated",
+        written_by="gold.alerts.step",
         writes=Writes.REPLACE,
     ),
     RULE_MATCHES: TableSchema(
         (
-            ("event", "string"),
-            *_KEY,
-            ("ts", "bigint"),
-            ("life", "bigint"),
-            ("position", "bigint"),
-            ("ordinal", "int"),
-            ("value", "string"),
+            Column("event", "string", "Fingerprint of the condition that the change meets"),
+            TOPIC,
+            SESSION_ID,
+            ROW_ID,
+            TS,
+            Column("life", "bigint", "The session's _life under class once, else -1"),
+            Column("position", "bigint", "seq of the message under class once, else its _position"),
+            ORDINAL,
+            Column("value", "string", "Value of the column that is part of the rule's key; null if none is"),
         ),
-        "Changes that are an event of some rule's pattern",
+        "Changes that meet a condition in the pattern of a rule",
+        written_by="gold.alerts.step",
         cluster_by=("event",),
         skipping=("event", "ts"),
         writes=Writes.BOTH,
     ),
     RULE_EVENTS: TableSchema(
         (
-            ("rule", "string"),
-            ("rule_version", "string"),
-            *_KEY,
-            ("value", "string"),
-            ("event", "string"),
-            ("retracts", "string"),
-            ("window_start", "timestamp"),
-            ("window_end", "timestamp"),
-            ("values", "map<string,double>"),
-            ("late", "boolean"),
-            ("late_ts", "timestamp"),
-            ("cause", "string"),
-            ("_batch", "bigint"),
+            Column("rule", "string", "Name of the rule"),
+            Column("rule_version", "string", "Fingerprint of what the rule says"),
+            Column("topic", "string", "Kafka topic; null if it is not part of the rule's key"),
+            Column("session_id", "string", "Id of the capture session; null if it is not part of the rule's key"),
+            Column("row_id", "string", "Id of the row; null if it is not part of the rule's key"),
+            Column("value", "string", "Value of the column that is part of the rule's key; null if none is"),
+            Column("event", "string", "raised, cleared, or retracted (an alert before is taken back)"),
+            Column("retracts", "string", "The event that is taken back; null unless event is retracted"),
+            Column(
+                "window_start",
+                "timestamp",
+                "Event time at which what the alert rests on begins; null if it is retracted, or rests on all before",
+            ),
+            Column("window_end", "timestamp", "Event time of the alert"),
+            Column(
+                "values",
+                "map<string,double>",
+                "What decided it: the rule's aggregates, as it writes them, and their values; null if it is retracted",
+            ),
+            Column("late", "boolean", "True if a late point changed what had been said"),
+            Column("late_ts", "timestamp", "First late event time that the alert can rest on; null if it is not late"),
+            Column("cause", "string", "Why it is written: on time, late data, or new or changed rule"),
+            GOLD_BATCH,
         ),
-        "Alerts raised, cleared and retracted: what they rest on, which version decided, and why so late",
+        "Alerts raised, cleared and retracted, with the values that decided and the version of the rule",
+        written_by="gold.alerts.step",
         cluster_by=("rule",),
         skipping=("rule", "window_end", "_batch"),
         writes=Writes.BOTH,
     ),
 }
+"""The definitions by table name."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sessionlake.delta.schemas.ddl import text
 from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval
 from sessionlake.delta.storage.commits import Commit, LoggedCommit
 from sessionlake.delta.storage.expired import Chosen
@@ -34,11 +35,6 @@ if TYPE_CHECKING:
 
 PURGED = "sessionlake.purged"
 """The table's property that names what its history was last removed for."""
-
-
-def text(value: str) -> str:
-    """A SQL string."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sessionlake.delta.schemas.definition import TableSchema, Writes
 from sessionlake.errors import ConfigError
-from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference, taken_columns
+from sessionlake.gold.column_comments import enriched_columns, reference_columns, taken_reference_columns
+from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference
 from sessionlake.gold.enrich.table import BATCH, JOINED_ON, OF_CHANGE, Enriched, Join
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.model import Settings
@@ -31,7 +32,14 @@ def enriched_schema(one: Enriched) -> TableSchema:
     """The definition of an enriched table."""
     joined = (name for join in one.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*one.keys, "offset", "ts", BATCH, *joined)))
-    return TableSchema(one.columns, one.comment, cluster_by=one.keys, skipping=skipping, writes=Writes.BOTH)
+    return TableSchema(
+        enriched_columns(one),
+        one.comment,
+        written_by="gold.references.step",
+        cluster_by=one.keys,
+        skipping=skipping,
+        writes=Writes.BOTH,
+    )
 
 
 def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
@@ -40,15 +48,17 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     for one in references_of(settings):
         first = one.key_names[:1]
         found[one.table] = TableSchema(
-            one.all_columns,
+            reference_columns(one),
             f"What holds of each {', '.join(one.key_names)}, and from when until when",
+            written_by="gold.references.writing",
             cluster_by=first,
             skipping=one.key_names,
             writes=Writes.BOTH,
         )
         found[one.taken] = TableSchema(
-            taken_columns(one),
+            taken_reference_columns(one),
             f"What gold has taken of {one.table}: its tables rest on the rows that are not gone",
+            written_by="gold.references.taken",
             cluster_by=first,
             skipping=(*one.key_names, TAKEN_BY, GONE_BY),
             writes=Writes.BOTH,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.ddl import text
 from sessionlake.delta.schemas.names import CHANGES, CUTS, LEDGER, PROGRESS, RETAINED, ROWS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.schemas.tables import TABLES, own_columns
-from sessionlake.delta.storage.interface import text
 from sessionlake.delta.table_function import create_table_function, relation
 from sessionlake.protocol.names import internal, quote
 

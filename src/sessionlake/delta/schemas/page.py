@@ -1,0 +1,78 @@
+"""The data dictionary, `docs/reference/tables.md`, made of the definitions of tables.
+
+python -m sessionlake.delta.schemas.page > docs/reference/tables.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+
+from sessionlake.delta.schemas.definition import DECLARED, Column, TableSchema, Writes
+from sessionlake.delta.schemas.tables import TABLES
+
+_HEAD = """\
+# Tables
+
+**Which tables are there, who writes them, and what does each column mean?**
+
+Every table that each lake has, schema by schema. Storage has the same texts as comments of tables and columns, which
+`DESCRIBE` shows. Tables that a configuration declares (processors' tables, gold's products, enriched and reference
+tables) have such comments, too. Gold's two views are described in [gold](../gold.md).
+
+*Written by* names the module that usually commits the table's rows. Rebuilds, recovery, forgetting and retention also
+replace or remove rows: see [operations](../operations.md). Timestamps are instants, in UTC. Stream time, session, life,
+epoch and the project's other words are in the [glossary](../glossary.md). Only tables in a catalog are clustered.
+
+This page is made from the definitions in [`delta/schemas/`](../../src/sessionlake/delta/schemas): run `make tables`
+after a change.
+"""
+_WRITES = {
+    Writes.APPEND: "appended, never changed",
+    Writes.MERGE: "merged by key",
+    Writes.BOTH: "appended, and merged by key",
+    Writes.REPLACE: "replaced, all at once",
+}
+
+
+def page() -> str:
+    """The page, as Markdown."""
+    return "\n".join([_HEAD, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    names = sorted(TABLES, key=lambda table: _ORDER.index(table.partition(".")[0]))
+    for schema, tables in groupby(names, key=lambda table: table.partition(".")[0]):
+        yield f"## {schema}\n"
+        for table in tables:
+            yield from _table(table, TABLES[table])
+
+
+_ORDER = ("bronze", "silver", "gold", "ops")
+
+
+def _table(name: str, schema: TableSchema) -> Iterator[str]:
+    file = f"{schema.written_by.replace('.', '/')}.py"
+    yield f"### {name}\n"
+    yield f"{schema.comment}.\n"
+    yield f"- Written by: [`{file}`](../../src/sessionlake/{file})"
+    yield f"- Rows are: {_WRITES[schema.writes]}"
+    if schema.cluster_by:
+        yield f"- Clustered by: {', '.join(f'`{key}`' for key in schema.cluster_by)}"
+    if schema.feed:
+        yield "- Change data feed: on"
+    yield "\n| column | type | meaning |\n|---|---|---|"
+    yield from map(_row, schema.definitions)
+    yield ""
+
+
+def _row(column: Column) -> str:
+    name, kind = (f"`{column.name}`", f"`{column.sql}`")
+    if column.name == DECLARED:
+        name, kind = "each of `capture.columns`", "as declared"
+    return f"| {name} | {kind} | {column.comment} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
