@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from sessionlake.cli.doctor import _as_booked
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import CHANGES
+from sessionlake.delta.schemas.names import CHANGES, MESSAGES, RETAINED
 from sessionlake.delta.storage.faults import VARIABLE
+from sessionlake.ledger.retained import heads
 from sessionlake.settings.model import Settings
 from spark.test_forgetting import GONE, run, stream
 from support.lakes import rows_of
+from support.retention import Aging, aging_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -121,3 +124,38 @@ def test_the_command_that_a_run_names_ends_an_operation_that_was_killed(
     settings = Settings.model_validate({"home": folder, **CONFIG})
     gone = GONE not in {row["session_id"] for row in rows_of(spark, Lake(settings), CHANGES)}
     assert gone == (death.words.startswith("forget") and not death.undoes)
+
+
+@pytest.fixture(scope="module")
+def aged(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose rows of the first batches are old."""
+    home = tmp_path_factory.mktemp("aged") / "home"
+    aging = Aging(spark, {"home": home})
+    for _ in range(3):
+        aging.take_in()
+    return home
+
+
+@pytest.mark.parametrize("table", [MESSAGES, CHANGES])
+@pytest.mark.parametrize("place", ["before:{retained}", "before:remove:{table}", "after:remove:{table}"])
+def test_rows_that_a_killed_retention_was_removing_are_removed_and_counted_once_by_the_next(
+    spark: Any, aged: Path, tmp_path: Path, place: str, table: str
+) -> None:
+    home = shutil.copytree(aged, tmp_path / "home")
+    settings = aging_settings({"home": home})
+
+    def cut(**more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "support.cut_retention", str(home), table]
+        return subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, check=False)
+
+    before = len(rows_of(spark, Lake(settings), table))
+    killed = cut(**{VARIABLE: place.format(retained=RETAINED, table=table)})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = cut()
+    assert again.returncode == 0, again.stderr
+
+    left = len(rows_of(spark, Lake(settings), table))
+    noted = heads(Lake(settings).reader(spark))[table]
+    assert (noted.pending, noted.removed) == (0, before - left)
+    assert 0 < left < before
+    assert _as_booked(spark, Lake(settings)).startswith("hold what the ledger says")

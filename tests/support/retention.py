@@ -75,16 +75,20 @@ BATCHES = [
 ]
 
 
+def aging_settings(location: dict[str, Any]) -> Settings:
+    """Rows of every table are removed after the same span."""
+    capture = CaptureSettings(columns={"price": "double"}, on_violation=OnViolation.ISOLATE)
+    maintain = MaintainSettings(retention=dict.fromkeys(NAMES, SPAN))
+    silver = SilverSettings(shards=2, snapshot_interval="10 minutes")
+    return Settings(**location, capture=capture, silver=silver, maintain=maintain)
+
+
 class Aging:
     """The lake; each batch of bronze, silver, the merger and gold is older than the next."""
 
     def __init__(self, spark: Any, location: dict[str, Any]) -> None:
-        capture = CaptureSettings(columns={"price": "double"}, on_violation=OnViolation.ISOLATE)
-        spans = dict.fromkeys(NAMES, SPAN)
-        maintain = MaintainSettings(retention=spans)
-        silver = SilverSettings(shards=2, snapshot_interval="10 minutes")
         self.spark = spark
-        self.settings = Settings(**location, capture=capture, silver=silver, maintain=maintain)
+        self.settings = aging_settings(location)
         self.lake, self.come = Lake(self.settings), list[KafkaMessage]()
         self.moments: list[datetime] = []
         self.lake.ensure(spark, [MESSAGES])

@@ -52,6 +52,7 @@ _VACUUMS = {
 # Of two processes that create a table at once, one fails, perhaps before the other's is there.
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
+_LAST_OF_BMP = "\uffff"
 
 
 class Catalog(Storage):
@@ -204,11 +205,16 @@ class Catalog(Storage):
         columns = columns_ddl(schema.definitions_for(self._settings))
         wanted = schema.properties(at_least(table, self._settings.maintain.keep))
         properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in wanted.items())
+        # Delta cuts this clause out of the statement by counting characters, and counts those beyond U+FFFF as one.
+        is_miscounted = max(columns) > _LAST_OF_BMP
+        clustered = f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else ""
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
-            + (f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else "")
+            + ("" if is_miscounted else clustered)
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
+        if clustered and is_miscounted:
+            self.cluster(spark, table, schema.cluster_by)
         if self._known is not None:
             self._known[table] = wanted
 

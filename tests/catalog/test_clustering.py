@@ -1,0 +1,24 @@
+"""Liquid clustering of tables in a catalog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import ROWS
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.settings.model import CaptureSettings, Settings
+
+
+@pytest.mark.parametrize("column", ["price", "preis_\u20ac", "\U0001f600", "\U0001f600'--"])
+def test_a_table_is_clustered_whatever_its_columns_are_called(
+    spark: Any, location: dict[str, Any], column: str
+) -> None:
+    settings = Settings(**location, capture=CaptureSettings(columns={column: "double"}))
+    lake = Lake(settings)
+    lake.ensure(spark, [ROWS])
+    found = lake.delta(spark, ROWS).detail().select("clusteringColumns").first()
+    assert tuple(found[0]) == TABLES[ROWS].cluster_by
+    assert column in lake.read(spark, ROWS).columns

@@ -1,0 +1,27 @@
+"""Removes the rows of a table that are older than a span, in a process of its own that a fault point can kill.
+
+    python -m support.cut_retention HOME TABLE
+
+The rows' ages are those of `support.retention.Aging`; the clock that retention goes by is two spans ahead.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sessionlake.operations.retention.removal import Retention
+from sessionlake.spark.session import spark_session, stop_spark
+from support.retention import SPAN, aging_settings
+
+
+def main(home: str, table: str) -> None:
+    settings = aging_settings({"home": Path(home)})
+    found = Retention(spark_session(settings), settings).remove(table, datetime.now(UTC) + SPAN)
+    sys.stdout.write(f"{found.rows} {found.waits}\n")
+    stop_spark()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
