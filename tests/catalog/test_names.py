@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark.test_names import (  # noqa: F401
+from spark.test_names import (  # noqa: F401 - pytest runs what is imported again here
     names,
     test_a_declared_column_id_holds_the_row_s_id,
     test_a_moment_of_a_session_is_the_same_in_python_and_in_sql,
