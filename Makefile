@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test lint classes pure real bench soak jupyter tables wheel clean-home clean
+.PHONY: help setup demo test lint classes pure real bench trace soak jupyter tables wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -41,6 +41,9 @@ classes: $(READY)
 
 bench: $(READY) ## measure bronze, silver and gold beside the floor
 	@$(BIN)/python tests/perf/bench.py
+
+trace: $(READY) ## count the modules one must enter to follow a message, a start, a command
+	@$(BIN)/python tests/perf/trace_modules.py
 
 soak: $(READY) ## the long tests
 	@$(BIN)/pytest -m "soak or hypothesis" --hypothesis-profile=thorough
