@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test lint classes pure real bench soak jupyter tables wheel clean-home clean
+.PHONY: help setup demo test lint classes pure real soak bench trace tables jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -12,18 +12,18 @@ USUAL = $(BIN)/pytest -q -m "not soak" --durations=10
 # As containers often set it: each of the many processes of a run would compile all that it imports, seconds each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-help: ## show this list
+help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## make the virtual environment in .venv (the other targets do it themselves)
+setup: $(READY) ## create .venv with all dependencies (every other target does this first)
 
-demo: $(READY) ## the whole pipeline on live Kafka input for a minute, then verified
+demo: $(READY) ## run the whole pipeline on simulated Kafka input for a minute, then verify it
 	@$(BIN)/sessionlake demo
 
-test: $(READY) ## lint, type check and all tests but the soak
+test: $(READY) ## check style and types, and run every test except the long ones
 	@$(MAKE) --no-print-directory -j3 lint pure real
 
-lint: $(READY) ## ruff and mypy
+lint: $(READY) ## check style and types with ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -39,26 +39,29 @@ real: $(READY) classes
 classes: $(READY)
 	@PYTHONPATH=tests $(BIN)/python -m support.class_archive
 
-bench: $(READY) ## measure bronze, silver and gold beside the floor
-	@$(BIN)/python tests/perf/bench.py
-
-soak: $(READY) ## the long tests
+soak: $(READY) ## run the long tests, which take hours
 	@$(BIN)/pytest -m "soak or hypothesis" --hypothesis-profile=thorough
 
-jupyter: $(READY) ## write the notebooks as .ipynb, for Jupyter
-	@$(BIN)/python -m sessionlake.notebook.jupyter notebooks/*.py
+bench: $(READY) ## measure what a million messages cost in bronze, silver and gold
+	@$(BIN)/python tests/perf/bench.py
 
-tables: $(READY) ## write the data dictionary, docs/reference/tables.md
+trace: $(READY) ## count the modules one must enter to follow a message, a start or a command
+	@$(BIN)/python tests/perf/trace_modules.py
+
+tables: $(READY) ## write docs/reference/tables.md, which describes every table and column
 	@$(BIN)/python -m sessionlake.delta.schemas.page > docs/reference/tables.md
+
+jupyter: $(READY) ## convert the notebooks to .ipynb, for Jupyter
+	@$(BIN)/python -m sessionlake.notebook.jupyter notebooks/*.py
 
 wheel: $(READY) ## build the wheel into dist/
 	@$(BIN)/uv build --wheel
 
-clean-home: ## stop the embedded broker and remove tables, checkpoints and Kafka data
+clean-home: ## stop the embedded broker and delete tables, checkpoints and Kafka data
 	@if [ -x $(BIN)/sessionlake ] && [ -d "$(HOME_FOLDER)/kafka" ]; then $(BIN)/sessionlake broker down; fi
 	rm -rf "$(HOME_FOLDER)"
 
-clean: clean-home ## remove the virtual environment and everything built, too
+clean: clean-home ## do clean-home, and delete .venv and everything that was built
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamp is younger than the lock file only when the environment holds what the lock file says.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark.test_bronze_sources import (  # noqa: F401
+from spark.test_bronze_sources import (  # noqa: F401 - pytest runs what is imported again here
     archived,
     folder,
     test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between,

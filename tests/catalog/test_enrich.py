@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark.test_enrich import (  # noqa: F401
+from spark.test_enrich import (  # noqa: F401 - pytest runs what is imported again here
     feed,
     test_batches_and_corrections_that_die_at_any_commit_are_made_good,
     test_lookups_ask_for_what_changes_name_and_again_for_what_failed,

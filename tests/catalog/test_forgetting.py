@@ -1,7 +1,7 @@
 """A session leaves a catalog: bronze, silver, gold, a processor and what is published, while the layers run or not."""
 
-from integration.test_forgetting import test_layers_that_run_stand_aside_and_go_on_without_the_session  # noqa: F401
-from spark.test_forgetting import (  # noqa: F401
+from integration.test_forgetting import test_layers_that_run_stand_aside_and_go_on_without_the_session  # noqa: F401 - pytest runs what is imported again here
+from spark.test_forgetting import (  # noqa: F401 - pytest runs what is imported again here
     settings,
     test_messages_are_in_no_file_though_the_platform_marks_what_changes,
     test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was,

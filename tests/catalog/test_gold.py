@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark.test_gold import (  # noqa: F401
+from spark.test_gold import (  # noqa: F401 - pytest runs what is imported again here
     feed,
     test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it,
     test_a_point_far_older_than_the_tail_refines_old_rows_alone,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sessionlake.settings.model import Settings
-from spark.test_interrupted import (  # noqa: F401
+from spark.test_interrupted import (  # noqa: F401 - pytest runs what is imported again here
     fill,
     test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by_who_does_not_know_the_session,
     test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_and_finished_or_begun_again_after_that,

@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.upkeep import Kept
 from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.silver import rebuild
-from spark.test_maintenance import (  # noqa: F401
+from spark.test_maintenance import (  # noqa: F401 - pytest runs what is imported again here
     eager,
     test_a_merge_that_meets_an_optimize_is_done_again,
     test_bronze_is_left_alone_before_silver_has_begun,

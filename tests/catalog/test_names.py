@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark.test_names import (  # noqa: F401
+from spark.test_names import (  # noqa: F401 - pytest runs what is imported again here
     names,
     test_a_declared_column_id_holds_the_row_s_id,
     test_gold_is_exact_and_every_table_has_rows,

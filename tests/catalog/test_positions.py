@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark.test_positions import (  # noqa: F401
+from spark.test_positions import (  # noqa: F401 - pytest runs what is imported again here
     lake,
     read,
     test_sums_go_on_from_sums_and_are_those_of_all,

@@ -11,7 +11,7 @@ import pytest
 from integration.test_publish import (
     Scene,
     configured,
-    test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore,  # noqa: F401
+    test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore,  # noqa: F401 - pytest runs what is imported again here
 )
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark import test_retention as over_folders
-from spark.test_retention import (  # noqa: F401
+from spark.test_retention import (  # noqa: F401 - pytest runs what is imported again here
     test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do,
     test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died,
 )

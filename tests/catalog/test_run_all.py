@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration.conftest import ask  # noqa: F401
+from integration.conftest import ask  # noqa: F401 - a fixture of tests here
 from integration.test_run_all import count, prefix, simulated
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import BrokerStatus
@@ -46,7 +46,7 @@ def environment(settings: Settings) -> dict[str, str]:
 def test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees(
     mine: Settings,
     spark: Any,
-    ask: Callable[..., str],  # noqa: F811
+    ask: Callable[..., str],  # noqa: F811 - the fixture imported above
 ) -> None:
     simulated(mine)
     assert run_once(spark, mine, Layer.ALL, threading.Event())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spark.test_silver_law import (  # noqa: F401
+from spark.test_silver_law import (  # noqa: F401 - pytest runs what is imported again here
     Pipeline,
     by_spark_alone,
     streams,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from integration.test_topics import (  # noqa: F401
+from integration.test_topics import (  # noqa: F401 - pytest runs what is imported again here
     test_a_batch_in_the_table_that_goes_over_what_the_ledger_has_is_refused_at_every_start,
     test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since,
     test_a_batch_that_died_before_another_topic_came_is_read_with_it,

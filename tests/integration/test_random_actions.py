@@ -18,7 +18,7 @@ import pytest
 from sessionlake.delta.storage.upkeep import Kept
 from sessionlake.local.broker import down, up
 from sessionlake.settings.model import KafkaSettings, Settings
-from spark.test_maintenance import eager  # noqa: F401 - a fixture
+from spark.test_maintenance import eager  # noqa: F401 - a fixture of tests here
 from support.keeper import Keeper, KeeperOfAll
 
 ACTIONS = int(os.environ.get("ACTIONS", "10000"))

@@ -89,10 +89,10 @@ def write(spark: Any, settings: Settings, plain: Path, rows: int) -> int:
 
 
 _FIGURES = "sum(sum) / sum(points) AS average, min(min) AS min, max(max) AS max"
-_BY_HOUR = f"SELECT date_trunc('HOUR', window_start) AS hour, topic, metric, {_FIGURES} FROM metrics"  # noqa: S608
+_BY_HOUR = f"SELECT date_trunc('HOUR', window_start) AS hour, topic, metric, {_FIGURES} FROM metrics"  # noqa: S608 - made of constants of this module
 _ONE = "topic = 'capture.s1' AND row_id = 'r3' AND metric = 'price'"
 QUERIES = {
-    "one series, the last day": f"SELECT window_start, average FROM metrics WHERE {_ONE} AND window_start >= :day",  # noqa: S608
+    "one series, the last day": f"SELECT window_start, average FROM metrics WHERE {_ONE} AND window_start >= :day",  # noqa: S608 - made of constants of this module
     "one session, all it has": "SELECT * FROM metrics WHERE topic = 'capture.s1' AND session_id = :session",
     "highest by topic, the last hour": (
         "SELECT topic, metric, max(max) AS max FROM metrics WHERE window_start >= :hour GROUP BY ALL"
@@ -103,7 +103,7 @@ QUERIES = {
 """What a dashboard asks, of minutes that are called `metrics`."""
 OF_HOURS = {
     "all topics by hour, all time": (
-        f"SELECT window_start AS hour, topic, metric, {_FIGURES} FROM metrics_1h GROUP BY ALL"  # noqa: S608
+        f"SELECT window_start AS hour, topic, metric, {_FIGURES} FROM metrics_1h GROUP BY ALL"  # noqa: S608 - made of constants of this module
     )
 }
 """What it asks of the coarsest table that has it, where gold keeps one."""

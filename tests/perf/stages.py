@@ -18,15 +18,15 @@ from typing import Any
 
 START = time.perf_counter()
 
-import psutil  # noqa: E402 - imports are part of what starting costs
+import psutil
 
-from sessionlake.bronze.job import start as start_bronze  # noqa: E402
-from sessionlake.gold.job import start as start_gold  # noqa: E402
-from sessionlake.operations.rebuild.verify import verify  # noqa: E402
-from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings  # noqa: E402
-from sessionlake.silver.job import start as start_silver  # noqa: E402
-from sessionlake.silver.merge.merger import TableMerger  # noqa: E402
-from sessionlake.spark.session import spark_session  # noqa: E402
+from sessionlake.bronze.job import start as start_bronze
+from sessionlake.gold.job import start as start_gold
+from sessionlake.operations.rebuild.verify import verify
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake.silver.job import start as start_silver
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.spark.session import spark_session
 
 
 def main(home: Path, servers: str, *more: str) -> None:
@@ -60,7 +60,7 @@ class Disk:
     def __init__(self) -> None:
         self._fsync = os.fsync
         self.cpu = self.wall = 0.0
-        os.fsync = self._measured  # type: ignore[assignment]
+        os.fsync = self._measured
 
     def _measured(self, descriptor: int) -> None:
         cpu, wall = time.thread_time(), time.perf_counter()

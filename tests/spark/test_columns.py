@@ -24,7 +24,7 @@ from sessionlake.processors import keyed
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
 from sessionlake.streaming.source_columns import other_column
 from sessionlake_lab.truth import KafkaMessage
-from spark.test_processors import KEYED, Counted, counted  # noqa: F401
+from spark.test_processors import KEYED, Counted, counted  # noqa: F401 - counted is a fixture
 from spark.test_silver_law import Pipeline, streams, topic_of
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, rows_of
 from support.streams import COLUMNS, LIGHT, Fact, StreamMaker
@@ -184,7 +184,7 @@ def assert_equal(pipeline: Pipeline, fresh: Pipeline, batches: list[list[Fact]])
 
 @pytest.mark.soak
 def test_processors_are_told_to_be_rebuilt_and_go_on_with_the_columns_that_are_declared_now(
-    counted: Counted,  # noqa: F811
+    counted: Counted,  # noqa: F811 - the fixture imported above
 ) -> None:
     spark = counted.spark
     own = ProcessorSettings(name="changes", target="keyed_of_doubles:Changes", key=("topic", "row_id"))
@@ -242,4 +242,4 @@ def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_any
         of_gold = GoldSettings.model_validate({"references": [reference], "enriched": [enriched]})
         settings = Settings(home=tmp_path, capture=CaptureSettings(columns=declared), gold=of_gold)
         with pytest.raises(ConfigError, match=f"gold.enriched.placed.{told}"):
-            rebuild_silver(None, settings, None, Selection(), print)  # type: ignore[arg-type]
+            rebuild_silver(None, settings, None, Selection(), print)

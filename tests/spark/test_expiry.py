@@ -90,7 +90,7 @@ def held(feed: Feed, table: str) -> dict[tuple[Any, ...], tuple[int, float]]:
         for row in rows
     }
     assert len(found) == len(rows)
-    return found  # type: ignore[return-value]
+    return found
 
 
 def floors_of(feed: Feed) -> dict[str, Any]:

@@ -445,7 +445,7 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
 
 
 def compact_all(lake: Lake) -> None:
-    while lake.storage.compact(None, EVENTS):  # type: ignore[arg-type]
+    while lake.storage.compact(None, EVENTS):
         pass
 
 

@@ -114,7 +114,8 @@ def test_on_a_platform_every_notebook_shows_what_the_tables_in_its_catalog_hold(
     assert set(deployed) >= {"session", "row", "metric", "moment", "topic", "quiet_ms"}
 
 
-def test_session_moment_and_metric_are_chosen_by_name(spark, filled, home, monkeypatch, capsys):  # noqa: ARG001
+@pytest.mark.usefixtures("home")
+def test_session_moment_and_metric_are_chosen_by_name(spark, filled, monkeypatch, capsys):
     least = Lake(filled).read(spark, "silver.sessions").orderBy("messages", "session_id").first()
     monkeypatch.setenv("NOTEBOOK_SESSION", least["session_id"])
     monkeypatch.setenv("NOTEBOOK_METRIC", "nothing")
@@ -128,7 +129,8 @@ def test_session_moment_and_metric_are_chosen_by_name(spark, filled, home, monke
         runpy.run_path(EXPLORE)
 
 
-def test_an_empty_home_is_named_with_what_to_run(spark, monkeypatch, tmp_path):  # noqa: ARG001 - a session
+@pytest.mark.usefixtures("spark")
+def test_an_empty_home_is_named_with_what_to_run(monkeypatch, tmp_path):
     monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "empty"))
     for notebook in NOTEBOOKS:
         with pytest.raises(NotThereError, match=r"empty has no .*: run `make demo`"):

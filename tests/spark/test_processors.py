@@ -218,7 +218,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     assert shown.columns == ("more",)
     one = {"topic": "capture.a", "partition": 0, "_position": 1, "ordinal": 0, "session_id": "t"}
     changed = next(row for row in shown.first if row.change == "changed")
-    assert (changed.key, changed.before["seen"], changed.after["seen"]) == (one, 1, 11)  # type: ignore[index]
+    assert (changed.key, changed.before["seen"], changed.after["seen"]) == (one, 1, 11)
     assert counted.rows() == stored
 
     monkeypatch.setattr(

@@ -156,7 +156,7 @@ def test_gold_stays_as_it_was_and_is_told_of_as_before_where_a_rebuild_changes_n
     def figures() -> list[Any]:
         rows = rows_of(spark, Lake(looking_up), CHANGES)
         place = min((row["topic"], row["partition"], row["_offset"]) for row in rows if row["qty"])
-        asked = "SELECT * FROM figures_with({!r}, {}, {})".format(*place)  # noqa: S608
+        asked = "SELECT * FROM figures_with({!r}, {}, {})".format(*place)  # noqa: S608 - quoted values of a row made here
         return sorted(fetch(spark, looking_up, asked)[1], key=repr)
 
     run(spark, looking_up, batches[0])

@@ -18,6 +18,6 @@ def give_secrets(patch: pytest.MonkeyPatch, secrets: Mapping[str, str], scope: s
         return secrets[key]
 
     runtime = ModuleType("databricks.sdk.runtime")
-    runtime.dbutils = SimpleNamespace(secrets=SimpleNamespace(get=get))  # type: ignore[attr-defined]
+    runtime.dbutils = SimpleNamespace(secrets=SimpleNamespace(get=get))
     patch.setitem(sys.modules, "databricks.sdk", ModuleType("databricks.sdk"))
     patch.setitem(sys.modules, "databricks.sdk.runtime", runtime)

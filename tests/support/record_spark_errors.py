@@ -196,7 +196,7 @@ def pack_fails(case: Case) -> BaseException | None:
         "chunk AS value",
         "now() AS ingested_at",
     )  # without the key
-    packer = Packer(None, 1)  # type: ignore[arg-type]
+    packer = Packer(None, 1)
     return case.run(raw.mapInArrow(packer, PACKED_SCHEMA))
 
 
@@ -398,11 +398,11 @@ def main(names: list[str]) -> None:
                 traceback.print_exc()
                 continue
             if error is None:
-                print(f"{name}: did not fail", flush=True)  # noqa: T201
+                print(f"{name}: did not fail", flush=True)  # noqa: T201 - shows how far the tool is
                 continue
             content = json.dumps(told(error, folder), indent=1, ensure_ascii=False)
             (RECORDS / f"{name}.json").write_text(f"{content}\n", encoding="utf-8")
-            print(f"{name}: {type(error).__name__}", flush=True)  # noqa: T201
+            print(f"{name}: {type(error).__name__}", flush=True)  # noqa: T201 - shows how far the tool is
     finally:
         stop_spark()
         shutil.rmtree(root, ignore_errors=True)

@@ -323,8 +323,8 @@ def with_silences(rnd: random.Random, messages: Sequence[KafkaMessage]) -> list[
             times[place] = max(times[place], message.timestamp)
         facts.append(message)
         lengths = [1, 3_000, 20_000, 600_000, SESSION_TIMEOUT, 2 * SESSION_TIMEOUT]
-        for lasted in sorted(rnd.choice(lengths) + rnd.choice([0, 1]) for _ in range(rnd.choice([0, 0, 0, 0, 1, 2]))):
-            facts.append(Silence(*place, message.offset, times[place] + lasted, lasted))  # noqa: PERF401 - among messages
+        silences = sorted(rnd.choice(lengths) + rnd.choice([0, 1]) for _ in range(rnd.choice([0, 0, 0, 0, 1, 2])))
+        facts.extend(Silence(*place, message.offset, times[place] + lasted, lasted) for lasted in silences)
     return facts
 
 

@@ -204,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         try:
             if "/api/" in url.path and self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                raise RefusedError(403, "PERMISSION_DENIED", "Invalid access token.")  # noqa: TRY301 - one answer
+                raise RefusedError(403, "PERMISSION_DENIED", "Invalid access token.")  # noqa: TRY301 - the handler below answers it
             answer, status = self._workspace.answer(self.command, url.path, dict(parse_qsl(url.query)), body), 200
         except RefusedError as refused:
             answer, status = {"error_code": refused.code, "message": str(refused)}, refused.status

@@ -103,9 +103,9 @@ def test_at_the_bounds_all_is_read(monkeypatch):
     deepest = "[" * MAX_DEPTH + "]" * MAX_DEPTH
     yaml.load(deepest, BoundedLoader)  # noqa: S506 - it is a safe loader
     monkeypatch.setattr(bounded_yaml, "MAX_NODES", 7)
-    assert yaml.load("[&a [1, 2], *a]", BoundedLoader) == [[1, 2], [1, 2]]  # noqa: S506 - as above
+    assert yaml.load("[&a [1, 2], *a]", BoundedLoader) == [[1, 2], [1, 2]]  # noqa: S506 - it is a safe loader
     with pytest.raises(yaml.YAMLError, match="more than 7 values"):
-        yaml.load("[&a [1, 2], *a, 3]", BoundedLoader)  # noqa: S506 - as above
+        yaml.load("[&a [1, 2], *a, 3]", BoundedLoader)  # noqa: S506 - it is a safe loader
 
 
 values = st.recursive(

@@ -87,8 +87,8 @@ def running(book: Book, starts: list[Any], told: list[str], tmp_path: Path) -> B
     made = BronzeQuery(
         "bronze",
         generations,
-        book,  # type: ignore[arg-type]  # a fake
-        source=lambda _: (None, Batches()),  # type: ignore[arg-type, return-value]  # a fake
+        book,
+        source=lambda _: (None, Batches()),
         settle=lambda _: False,
         give_up=lambda _: None,
         trigger=timedelta(seconds=1),

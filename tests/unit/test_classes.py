@@ -56,5 +56,5 @@ def test_a_failure_leaves_no_part_of_a_file(
     jars[1].write_text("newer jar")
     before = sorted((jars[0].parent / "jars").iterdir())
     with suppress(KeyboardInterrupt):
-        classes.keep(None)  # type: ignore[arg-type]
+        classes.keep(None)
     assert sorted((jars[0].parent / "jars").iterdir()) == before

@@ -332,7 +332,7 @@ def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path
     said = rf"another process rebuilds silver over {tmp_path} \(.*, process {os.getpid()}, since .*Z\): stop it first"
     for _ in range(2):  # again with what the one before has left in the file
         with claim(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
-            pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())  # type: ignore[arg-type]
+            pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())
 
 
 def test_the_first_processor_that_has_stopped_is_raised_and_the_others_are_told(tmp_path, monkeypatch):
@@ -345,7 +345,7 @@ def test_the_first_processor_that_has_stopped_is_raised_and_the_others_are_told(
     processors = tuple(ProcessorSettings.model_validate({"name": name, "class": "a:B"}) for name in ("p", "q"))
     settings, told, stop = Settings(home=tmp_path, processors=processors), list[str](), threading.Event()
     with pytest.raises(ProcessorError, match="processor-p"):
-        pipeline.run_once(None, settings, pipeline.Layer.ALL, stop, lambda error: told.append(str(error)))  # type: ignore[arg-type]
+        pipeline.run_once(None, settings, pipeline.Layer.ALL, stop, lambda error: told.append(str(error)))
     assert told == ["processor-q"]  # the first is said by whoever catches it
 
 

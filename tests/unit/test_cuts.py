@@ -60,7 +60,7 @@ TIMELINES = [
 def messages(timeline: str) -> list[KafkaMessage]:
     found, seq = [], 0
     for offset, word in enumerate(timeline.split()):
-        kind, given, at = re.fullmatch(r"([suhe-])(\d*)@(-?\d+)", word).groups()  # type: ignore[union-attr]
+        kind, given, at = re.fullmatch(r"([suhe-])(\d*)@(-?\d+)", word).groups()
         body: dict[str, Any] = {"type": KINDS.get(kind, "end"), "seq": int(given or seq), "ts": int(at)}
         if kind in "su":
             body["rows"] = [{"id": f"r{offset}", "v": offset}]

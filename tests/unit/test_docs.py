@@ -34,6 +34,8 @@ NO_MODULES = {"sessionlake.yml", "sessionlake.version"}
 """The configuration file, and a header of published messages."""
 INLINE = re.compile(r"`sessionlake ([^`]+)`")
 ROOT_COMMAND = typer.main.get_command(cli.app)
+ABOUT_THE_PROJECT = [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+PATH = re.compile(r"`((?:src|tests|docs|resources|notebooks|\.github)/[\w./-]+|\w[\w.-]*\.(?:md|toml|lock|yml))`")
 named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -236,7 +238,7 @@ def test_every_block_says_what_it_is(page: Path):
     assert {block.language for block in blocks() if block.page == page} <= LANGUAGES
 
 
-@named
+@pytest.mark.parametrize("page", [*PAGES, *ABOUT_THE_PROJECT], ids=lambda page: page.name)
 def test_every_link_leads_to_a_file_and_a_heading_that_there_are(page: Path):
     for link in LINK.finditer(prose(page)):
         if link["file"].startswith(("http://", "https://")):
@@ -245,6 +247,14 @@ def test_every_link_leads_to_a_file_and_a_heading_that_there_are(page: Path):
         assert target.exists(), link[0]
         assert target.is_relative_to(ROOT), link[0]
         assert link["heading"] is None or link["heading"] in anchors(target), link[0]
+
+
+@pytest.mark.parametrize("page", ABOUT_THE_PROJECT, ids=lambda page: page.name)
+def test_every_file_named_by_its_path_and_every_target_of_make_exists(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert {path for path in PATH.findall(text) if not (ROOT / path).exists()} == set()
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*re.findall(r"`make ([a-z-]+)", text)} <= {*targets}
 
 
 def test_every_page_is_reached_from_the_readme():

@@ -57,7 +57,9 @@ def at_version_48(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fields = [Field("place", PrimitiveType("string")), Field("value", PrimitiveType("long"))]
     DeltaTable.create(folder, Schema(fields), configuration={CHECKPOINTS: "50", LOG_BY_AGE: "false"})
     files = [written(folder, pa.table({"place": ["b", "c"], "value": [n, 1000 + n]})) for n in range(FILES)]
-    added: list[Any] = [AddAction(one.path, one.size, {}, n, True, one.stats) for n, one in enumerate(files)]  # noqa: FBT003
+    added: list[Any] = [
+        AddAction(one.path, one.size, {}, n, data_change=True, stats=one.stats) for n, one in enumerate(files)
+    ]
     DeltaTable(folder).create_write_transaction(added, "append", ROWS.schema, post_commithook_properties=ALONE)
     passed(folder, 47)
     return folder

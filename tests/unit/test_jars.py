@@ -39,7 +39,7 @@ def ivy(tmp_path, monkeypatch):
         (home / "bin" / "java").chmod(0o755)
 
     script()
-    script.runs = lambda: len(count.read_text().split()) if count.exists() else 0  # type: ignore[attr-defined]
+    script.runs = lambda: len(count.read_text().split()) if count.exists() else 0
     return script
 
 

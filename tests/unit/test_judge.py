@@ -53,7 +53,7 @@ def headers(timeline: str) -> list[MessageHeader | int]:
             stream_time = int(word[1:])
             found.append(stream_time)
             continue
-        before, kind, seq, ts, at, ahead = WORD.fullmatch(word).groups()  # type: ignore[union-attr]
+        before, kind, seq, ts, at, ahead = WORD.fullmatch(word).groups()
         now = int(at) if at else now + {"~": TIMEOUT + 1, "=": TIMEOUT}.get(before, 1)
         stream_time = max(stream_time, now, int(ahead or 0))
         header = MessageHeader(

@@ -169,7 +169,7 @@ def test_an_old_timestamp_is_no_fault() -> None:
 
 def test_an_erased_message_from_the_future_moves_nothing_either() -> None:
     lane = Lane().send("a", START, START).send("b", YEAR_10000, START)
-    lane.facts[-1] = lane.facts[-1]._replace(key=KEY, value=None)  # type: ignore[union-attr]
+    lane.facts[-1] = lane.facts[-1]._replace(key=KEY, value=None)
     found = lane.judged()
     assert (found.quarantine, statuses(found)) == ([], {"a": "open"})
 

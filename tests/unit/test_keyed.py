@@ -157,7 +157,7 @@ def test_a_key_that_cannot_tell_rows_apart_is_refused(tmp_path: Path, key: tuple
     write_deltalake(tmp_path / "warehouse/silver/own_source", pa.table(rows))
     own = ProcessorSettings(name="own", target="a:B", key=key, source="silver.own_source", order=("ts",))
     with pytest.raises(ConfigError, match=said):
-        KeyedTable(None, settings, own)  # type: ignore[arg-type]
+        KeyedTable(None, settings, own)
 
 
 @pytest.mark.parametrize("given", [{"key": ("who",), "topics": "a"}, {"order": ("ts",)}, {"source": "silver.own"}])

@@ -129,9 +129,9 @@ def test_a_table_that_fails_is_told_of_and_the_others_have_their_turn(
 
     monkeypatch.setattr(Maintenance, "_maintain", maintain)
     done = Queue[Maintained]()
-    beside = Maintenance(None, at_once, done.put).start()  # type: ignore[arg-type]
+    beside = Maintenance(None, at_once, done.put).start()
     assert [done.get(timeout=10).table for _ in range(3)] == [ROWS] * 3
     beside.stop()
     assert "no space" in str(beside.error)
     with pytest.raises(OSError, match="no space"):
-        Maintenance(None, at_once).watch(threading.Event())  # type: ignore[arg-type]
+        Maintenance(None, at_once).watch(threading.Event())

@@ -133,7 +133,7 @@ def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
 def test_the_module_of_types_has_the_columns_under_their_names(names: list[str]) -> None:
     types = dict.fromkeys(names, "string")
     tree = ast.parse(module_of(Settings(capture=CaptureSettings(columns=types))))
-    keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]  # type: ignore[union-attr]
+    keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
     assert {*names} <= {*keys}
 
 

@@ -22,7 +22,7 @@ Tables = dict[tuple[str, int, str], dict[str, dict[str, Any]]]
 def change(kind: str, row: str | None, position: int, ordinal: int = 0, session: str = "s", **values: Any) -> Change:
     given = {"topic": "t", "partition": 0, "session_id": session, "row_id": row, "change": kind, "_position": position}
     marks = {"_epoch": 0, "_seq": position, "_ts": position, "_offset": position, "ordinal": ordinal}
-    return {name: None for name in SCHEMA.names} | given | marks | values | {"_set": sorted(values)}  # noqa: C420
+    return dict.fromkeys(SCHEMA.names) | given | marks | values | {"_set": sorted(values)}
 
 
 def merged(*stretches: list[Change]) -> Tables:

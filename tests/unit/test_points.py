@@ -219,7 +219,7 @@ def histories(draw: st.DrawFn) -> list[list[Change]]:
     )
     drift = draw(st.sampled_from([0, 10_000]))
     made = [
-        change(session, row, i, ts + i * drift, kafka, price=price, qty=qty)  # type: ignore[arg-type]
+        change(session, row, i, ts + i * drift, kafka, price=price, qty=qty)
         for i, (session, row, ts, kafka, price, qty) in enumerate(raw)
     ]
     cuts = sorted(draw(st.sets(st.integers(0, len(made)), max_size=10)) | {0, len(made)})

@@ -326,7 +326,7 @@ def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is
     monkeypatch.setattr(reader, "batches", noted)
     monkeypatch.setattr(Lake, "reader", lambda *_: reader)
     monkeypatch.setattr(Lake, "exists", lambda *_: True)
-    point = as_of_batch(None, configured, 10)  # type: ignore[arg-type]
+    point = as_of_batch(None, configured, 10)
     assert (point.batch, point.versions) == (10, {SESSIONS: 11, ROWS: 1})
     assert read
     assert all("committed_at" in names for names in read)

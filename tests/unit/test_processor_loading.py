@@ -150,21 +150,21 @@ class Ended:
 
 def test_a_processor_that_fails_among_all_is_told_once_and_a_layer_stops_them_all():
     told: list[SessionlakeError] = []
-    pipeline = Pipeline(None, settings_of("one"), Layer.ALL, on_failure=told.append)  # type: ignore[arg-type]
+    pipeline = Pipeline(None, settings_of("one"), Layer.ALL, on_failure=told.append)
     failure, fault = ProcessorError("one failed"), LakeError("no table")
-    pipeline.queries["processor-one"] = Ended(failure)  # type: ignore[assignment]
+    pipeline.queries["processor-one"] = Ended(failure)
     pipeline.check()
     pipeline.check()
     assert (told, pipeline.failed) == ([failure], {"processor-one": failure})
-    pipeline.queries["silver"] = Ended(fault)  # type: ignore[assignment]
+    pipeline.queries["silver"] = Ended(fault)
     with pytest.raises(LakeError, match="no table"):
         pipeline.check()
 
 
 def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
     settings = narrowed(settings_of("one"), Layer.PROCESSOR, "one")
-    pipeline = Pipeline(None, settings, Layer.PROCESSOR)  # type: ignore[arg-type]
-    pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))  # type: ignore[assignment]
+    pipeline = Pipeline(None, settings, Layer.PROCESSOR)
+    pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))
     with pytest.raises(ProcessorError, match="one failed"):
         pipeline.check()
 

@@ -50,7 +50,7 @@ class Scripted(Processor[Notes]):
             elif kind == "many":
                 yield from ({"n": n} for n in range(x))
             elif kind == "type":
-                state.extra = "no list"  # type: ignore[assignment]
+                state.extra = "no list"
         yield {"what": message.type, "n": state.messages, "at": message.stream_time}
 
     def on_timeout(self, state: Notes, timer: Timer) -> Iterable[Emitted]:
@@ -278,7 +278,7 @@ def test_a_violation_of_the_stream_s_integrity_is_no_failure_of_the_processor(fe
         ({"what": "\ud800"}, "surrogates not allowed"),
         ({"nope": 1}, "unknown field `nope`"),
         (["n", 1], "yields mappings of column to value, or timers; found"),
-        (Timer("soon"), "a timer has a time in whole milliseconds and a name"),  # type: ignore[arg-type]
+        (Timer("soon"), "a timer has a time in whole milliseconds and a name"),
         (Timer(2**63), "a timer's time is an int64"),
     ],
 )
@@ -339,8 +339,8 @@ def test_a_processor_that_keeps_something_outside_its_state_cannot_tell_batches_
     class Leaky(Scripted):
         def on_message(self, state: Notes, message: Message) -> Iterable[Emitted]:
             del message
-            state.leak = getattr(state, "leak", 0) + 1  # type: ignore[attr-defined]
-            yield {"n": state.leak}  # type: ignore[attr-defined]
+            state.leak = getattr(state, "leak", 0) + 1
+            yield {"n": state.leak}
 
     found = feed.says("s", 0).says("s", 1).run(Leaky())
     assert [row["n"] for row in found.rows] == [1, 1]

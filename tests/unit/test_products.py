@@ -136,7 +136,7 @@ class Near:
     def __eq__(self, other: object) -> bool:
         return other == (self.value if self.value is None else pytest.approx(self.value, rel=1e-14, abs=1e-12))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 @examples(usual=60, in_all=500)

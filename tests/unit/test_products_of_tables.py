@@ -267,7 +267,7 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert outlet_of(mine, "gold.by_day").key == ("customer", "window_start")
     with pytest.raises(UsageError, match=r"made of the rows of silver\.fills, which need not be of one message each"):
-        explain(None, mine, "gold.fills_1m", "")  # type: ignore[arg-type]
+        explain(None, mine, "gold.fills_1m", "")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from sessionlake.streaming.payloads import payload_of
 from support.payloads import AVRO_ROW, MESSAGE, Registry, avro_schema, descriptor_set, proto_file, serving
 from support.streams import COLUMNS
 
-SECRET = "user:pässword"  # noqa: S105 - made up
+SECRET = "user:pässword"  # noqa: S105 - of no real account
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class Tables:
 
     def __init__(self, keys: int, window: int, keep: int, **series: int) -> None:
         self.keys, self.keep = keys, keep
-        self.series = RollingAverage("own", last=window, **series)  # type: ignore[arg-type]
+        self.series = RollingAverage("own", last=window, **series)
         self.tail, self.older = Points.empty(), Older.nothing(keys)
         self.averages: dict[Row, Row] = {}
         self.told: dict[Row, Row] = {}
@@ -78,7 +78,7 @@ class Tables:
 
     def _recompute(self, new: Points, history: dict[Row, Row]) -> None:
         self.unproven += len(new)
-        base = points([(*key, row[0]) for key, row in history.items()])  # type: ignore[misc]
+        base = points([(*key, row[0]) for key, row in history.items()])
         base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).without(new)
         base = base.take(np.isin(base.key, new.key))
         found = evolve(base, Older.nothing(self.keys), new, series=self.series, keep=len(base) + len(new))
@@ -101,7 +101,7 @@ class Tables:
                 assert because == sorted(because)
                 assert {p[0] for p in because} == {point[0]}
                 self.restated.add((*point[:4], revision, late, because[0][1]))
-            self.averages[point[:4]] = (point[4], average if seen else None, size)  # type: ignore[assignment]
+            self.averages[point[:4]] = (point[4], average if seen else None, size)
             self.told[point[:4]] = (revision, pane)
 
 

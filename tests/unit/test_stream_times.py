@@ -25,7 +25,7 @@ BATCHES = st.lists(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), ma
 
 
 def looked_up(times: object, name: tuple[str, int], first: int) -> tuple[int, int]:
-    time, offset = times.before([name], np.array([first]))  # type: ignore[attr-defined]
+    time, offset = times.before([name], np.array([first]))
     return int(time[0]), int(offset[0])
 
 
@@ -72,7 +72,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def begin(settings: Settings, **ends: int) -> StreamTimesLog:
     """Without Spark: whatever would be looked up in bronze fails."""
-    return StreamTimesLog.begin(None, settings, "silver", {(topic, 0): end for topic, end in ends.items()})  # type: ignore[arg-type]
+    return StreamTimesLog.begin(None, settings, "silver", {(topic, 0): end for topic, end in ends.items()})
 
 
 def took_in(topic: str, last: int, time: int, since: int = BEGINNING) -> PartitionCounts:

@@ -46,7 +46,7 @@ def timeline(tokens: str) -> list[KafkaMessage]:
     """Snapshots and updates each write one row named after their seq, so that what was applied can be seen."""
     messages = []
     for offset, token in enumerate(tokens.split()):
-        kind, seq, ts, at = re.fullmatch(r"([SUHE])(\d+)(?:t(\d+))?(?:@(\d+))?", token).groups()  # type: ignore[union-attr]
+        kind, seq, ts, at = re.fullmatch(r"([SUHE])(\d+)(?:t(\d+))?(?:@(\d+))?", token).groups()
         body: dict[str, Any] = {"type": KINDS[kind], "seq": int(seq), "ts": START + int(ts or 0)}
         if kind in "SU":
             body["rows"] = [{"id": f"r{seq}", "qty": int(seq)}]

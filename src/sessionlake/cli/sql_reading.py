@@ -29,7 +29,7 @@ _OPERATORS = frozenset(
     """
     and array case cast exists extract if ilike json_extract map or regexp_like str_position struct timestampadd
     timestampdiff trim try_cast xor
-    """.split()  # noqa: SIM905 - as above
+    """.split()  # noqa: SIM905 - names read better as text
 )
 
 

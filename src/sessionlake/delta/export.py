@@ -136,7 +136,7 @@ class _Folder:
         jvm: Any = spark._jvm  # noqa: SLF001 - Spark has no public way to its file systems from Python
         self._new = jvm.org.apache.hadoop.fs.Path
         self._here = self._new(self.path)
-        conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001
+        conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - pyspark has no public way to Hadoop's configuration
         self._files = self._here.getFileSystem(conf)
 
     def require_free(self, *, overwrite: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -130,7 +131,7 @@ def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
         yield from _held_rows(_rows(one), _rows(other))
 
 
-def _held_rows(found: list[dict[str, object]], rebuilt: list[dict[str, object]]) -> Iterator[StateDifference]:
+def _held_rows(found: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> Iterator[StateDifference]:
     """Up to the first message that only one side has: behind it they no longer stand side by side."""
     for number in range(max(len(found), len(rebuilt))):
         sides = [rows[number] if number < len(rows) else None for rows in (found, rebuilt)]
@@ -182,9 +183,10 @@ def _sorted_messages(held: pa.Table | None) -> pa.Table | None:
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _COORDINATES]))
 
 
-def _rows(held: pa.Table | None) -> list[dict[str, object]]:
+def _rows(held: pa.Table | None) -> list[dict[str, Any]]:
     return [] if held is None else held.to_pylist()
 
 
-def _place_of(row: dict[str, object]) -> tuple[str, int, int]:
-    return tuple(row[name] for name in _COORDINATES)  # type: ignore[return-value]
+def _place_of(row: dict[str, Any]) -> tuple[str, int, int]:
+    topic, partition, offset = (row[name] for name in _COORDINATES)
+    return topic, partition, offset

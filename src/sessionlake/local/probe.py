@@ -72,7 +72,7 @@ def unanswered(config: dict[str, str], seconds: float) -> NoAnswer | None:
     from confluent_kafka.admin import AdminClient
 
     # What it takes for final; it goes on trying by itself, though nothing will change.
-    final = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}  # noqa: SLF001
+    final = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}  # noqa: SLF001 - the client names its own errors so
     said: list[Any] = []
     quiet: dict[str, Any] = {"log_level": 0, "error_cb": said.append}
     try:

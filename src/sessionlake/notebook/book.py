@@ -84,7 +84,7 @@ class Book:
         if self._display is not None:
             import pandas as pd
 
-            with pd.option_context("display.html.use_mathjax", False):  # noqa: FBT003 - a value
+            with pd.option_context("display.html.use_mathjax", False):
                 self._display(frame)
         else:
             print(frame.to_string(index=False), "\n")  # noqa: T201 - a notebook's output

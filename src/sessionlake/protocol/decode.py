@@ -164,7 +164,7 @@ def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Mes
     decode_one = types.decoder.decode
     while len(out) < len(values):
         try:
-            out.extend(map(decode_one, rest))  # type: ignore[arg-type]
+            out.extend(map(decode_one, rest))  # type: ignore[arg-type]  # None raises the TypeError that is caught
         except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError):
             out.append(None)  # `extend` kept what came before, and `rest` stands behind the refused value
     return out
@@ -186,7 +186,7 @@ def _decode_seqless(
     for index in _missing(messages):
         if optional[index]:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError):
-                messages[index] = decode_one(values[index])  # type: ignore[arg-type]
+                messages[index] = decode_one(values[index])  # type: ignore[arg-type]  # None raises the TypeError that is caught
 
 
 def _missing(messages: Sequence[Message | None]) -> Iterable[int]:

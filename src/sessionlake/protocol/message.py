@@ -113,7 +113,7 @@ def message_types(columns: tuple[Column, ...]) -> MessageTypes:
     row = msgspec.defstruct(
         "Row", [(ID, RowId), *fields], gc=False, forbid_unknown_fields=True, rename=names, module=__name__
     )
-    rows = list[row]  # type: ignore[valid-type]
+    rows = list[row]  # type: ignore[valid-type]  # the struct is made at run time
     snapshot, update = _snapshot(_Message, rows), _update(_Message, rows)
     decoder = msgspec.json.Decoder(Union[snapshot, update, Heartbeat, End])  # noqa: UP007 - built at run time
     seqless: Any = Union[  # noqa: UP007 - built at run time

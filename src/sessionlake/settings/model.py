@@ -259,7 +259,7 @@ class Settings(BaseSettings):
         """Whether offsets have holes by right: archives are whole by their members' own checks."""
         return self.kafka.allow_offset_gaps or self.bronze.source is SourceKind.ARCHIVE
 
-    @computed_field  # type: ignore[prop-decorator]
+    @computed_field  # type: ignore[prop-decorator]  # mypy supports none above property
     @property
     def warehouse(self) -> Path:
         """Folder of the local tables: `warehouse/<schema>/<table>`."""

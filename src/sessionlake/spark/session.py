@@ -73,8 +73,8 @@ def stop_spark() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    context = SparkContext._active_spark_context  # noqa: SLF001
-    if context is not None and context._jvm is not None:  # noqa: SLF001
+    context = SparkContext._active_spark_context  # noqa: SLF001 - getOrCreate would start one
+    if context is not None and context._jvm is not None:  # noqa: SLF001 - pyspark has no public way to ask
         try:
             # A thread that has begun no session has none that is active.
             (SparkSession.getActiveSession() or context).stop()
@@ -82,7 +82,7 @@ def stop_spark() -> None:
             if death_of_jvm() is None:  # else there is nothing left to stop
                 raise
     # Else the next session would look for the JVM that is gone; pyspark has no public way to say so.
-    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001 - no public way, as said
     if gateway is not None:
         with suppress(ConnectionError, EOFError):  # its JVM may be gone
             gateway.shutdown()
@@ -130,7 +130,7 @@ def _local(settings: Settings, app: str, *, lasting: bool, recording: bool) -> S
     jvm: AbstractContextManager[None] = nullcontext()
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
     conf["spark.local.dir"] = str(process_folder())
-    if SparkContext._gateway is None:  # noqa: SLF001 (no public way)
+    if SparkContext._gateway is None:  # noqa: SLF001 (pyspark has no public way to ask)
         own, jvm = _jvm(settings, app, [*(_LASTING if lasting else _BRIEF), *classes.flags(recording=recording)])
         conf |= own
     for key, value in conf.items():
@@ -143,7 +143,7 @@ def _local(settings: Settings, app: str, *, lasting: bool, recording: bool) -> S
 
 def _look_up_once(spark: SparkSession) -> None:
     """Has the gateway keep what pyspark asks it for with every column: it looks through all jars each time."""
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 (no public way)
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 (pyspark has no public way to its JVM)
     for name in _WITH_EVERY_COLUMN:
         setattr(jvm, name, getattr(jvm, name))
 

@@ -58,7 +58,7 @@ def put_aside(spark: SparkSession, lake: Lake, folders: Iterable[Path], rebuild:
     """
     there = [folder for folder in folders if folder.exists()]
     if there and (on_platform() or not _in_one_process(spark)):
-        jvm: Any = spark._jvm  # noqa: SLF001 (as above)
+        jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
         time.sleep(_PASSED * upkeep / 1000)
     lake.storage.require_claims()

@@ -32,7 +32,7 @@ def with_scenario_options(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*kept, *_parameters())]
-    wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it, types lack it
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
 

@@ -123,10 +123,10 @@ def register(spark: SparkSession) -> None:
         def __init__(self, folder: Path, end: Taken, limit: int) -> None:
             self._folder, self._end, self._limit = folder, end, limit
 
-        def initialOffset(self) -> Taken:  # noqa: N802  (Spark's name, as those that follow)
+        def initialOffset(self) -> Taken:  # noqa: N802  (the name that Spark calls)
             return dict(NOTHING)
 
-        def latestOffset(self) -> Taken:  # noqa: N802
+        def latestOffset(self) -> Taken:  # noqa: N802  (the name that Spark calls)
             self._end = taken(self._folder, self._end, self._limit)
             return dict(self._end)
 
@@ -144,7 +144,7 @@ def register(spark: SparkSession) -> None:
         def schema(self) -> str:
             return DDL
 
-        def streamReader(self, schema: object) -> Reader:  # noqa: N802
+        def streamReader(self, schema: object) -> Reader:  # noqa: N802  (the name that Spark calls)
             del schema
             asked = self.options
             return Reader(Path(asked["path"]), json.loads(asked["taken"]), int(asked["limit"]))

@@ -160,4 +160,4 @@ def _item_fits(name: str, item: str, low: int, high: int, names: list[str]) -> b
         return True
     values = [low + names.index(part) if part in names else part for part in span.split("-")]
     # A range may wrap around: 22-2 is a night.
-    return len(values) <= 2 and all(str(value).isdecimal() and low <= int(value) <= high for value in values)  # noqa: PLR2004
+    return len(values) <= 2 and all(str(value).isdecimal() and low <= int(value) <= high for value in values)  # noqa: PLR2004 - a range has two ends

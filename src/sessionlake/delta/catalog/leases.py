@@ -237,7 +237,7 @@ class Claim:
 
 def _changed(before: Lease, **changed: object) -> Lease:
     """The row as its next change makes it."""
-    return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]
+    return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
 
 def _told(moment: datetime) -> str:

@@ -145,7 +145,7 @@ def _ends(told: Any, kind: pa.DataType) -> tuple[Any, Any]:
     if pa.types.is_timestamp(kind):
         return told.min_raw, told.max_raw
     if pa.types.is_decimal(kind):
-        return tuple(_decimal(end, kind.scale) for end in (told.min_raw, told.max_raw))  # type: ignore[return-value]
+        return _decimal(told.min_raw, kind.scale), _decimal(told.max_raw, kind.scale)
     return told.min, told.max
 
 

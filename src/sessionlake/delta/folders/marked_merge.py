@@ -182,7 +182,7 @@ def _removes(source: pa.Table, upsert: Upsert) -> Bools:
     """Which of the source's rows say that a row is gone."""
     if not upsert.deletes:
         return np.zeros(source.num_rows, np.bool_)
-    return pc.fill_null(source[DELETE], False).to_numpy()  # noqa: FBT003
+    return pc.fill_null(source[DELETE], False).to_numpy()
 
 
 def _others(upsert: Upsert, schema: pa.Schema) -> list[str]:

@@ -145,7 +145,7 @@ def _sure(met: Column) -> Column:
     """A comparison with nothing is not met."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(met, F.lit(False))  # noqa: FBT003  (Spark has no keyword)
+    return F.coalesce(met, F.lit(False))
 
 
 def _value(operand: Operand) -> Column:

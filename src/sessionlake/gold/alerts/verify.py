@@ -166,11 +166,11 @@ class _Truth:
             *rule.by, "end", *moving_columns(rule.windows, line)
         )
         met, near = condition(rule.tree)
-        since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms  # noqa: FBT003
+        since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms
         states = moving.select(
             *rule.by, "end", (holds_any(rule.windows) & met & since).alias("holds"), near.alias("near")
         )
-        before = [F.lag(name, 1, False).over(line).alias(f"{name}_before") for name in ("holds", "near")]  # noqa: FBT003
+        before = [F.lag(name, default=False).over(line).alias(f"{name}_before") for name in ("holds", "near")]
         changed = states.select("*", *before).where("holds != holds_before OR near OR near_before")
         what = F.when(F.col("holds"), RAISED).otherwise(CLEARED).alias("what")
         doubtful = F.expr("near OR near_before").alias("doubtful")
@@ -181,7 +181,7 @@ class _Truth:
         from pyspark.sql import functions as F
 
         pattern = rule.tree
-        assert isinstance(pattern, Pattern)  # noqa: S101  (the caller's part)
+        assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
         by = [VALUE if name == rule.column else name for name in rule.by]
         topics, declared = self.topics, self.declared
         first, second = (event(part, topics, declared) for part in (pattern.first, pattern.second))
@@ -203,7 +203,7 @@ class _Truth:
         else:
             before = [F.lag(name).over(line).alias(f"{name}_before") for name in ("first", "ts")]
             near = F.col("first_before") & (F.col("ts") - F.col("ts_before") <= within)
-            paired = F.coalesce(near, F.lit(False))  # noqa: FBT003  (Spark has no keyword)
+            paired = F.coalesce(near, F.lit(False))
             wanted = paired if pattern.kind is PatternKind.THEN else ~paired
             found = events.select("*", *before).where(F.col("second") & wanted).select(*by, F.col("ts").alias("at"))
-        return found.select("*", F.lit(RAISED).alias("what"), F.lit(False).alias("doubtful"))  # noqa: FBT003
+        return found.select("*", F.lit(RAISED).alias("what"), F.lit(False).alias("doubtful"))

@@ -143,11 +143,12 @@ def _of_conditions(span: _Span, batch: Batch, stored: Stored) -> Iterator[Row]:
 
         def wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
             inside = task.topics is None or alert.key[0] in task.topics
-            return inside and (keys is None or alert.key in keys) and can_tell(names[alert.rule], alert, batch.begins)
+            asked = alert.rule in names and inside and (keys is None or alert.key in keys)
+            return asked and can_tell(names[alert.rule], alert, batch.begins)
 
         truth = {alert: grounds for alert, grounds in _evaluated(task, stored) if wanted(alert)}
         rows = stored.log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
-        held = net(rows, lambda alert, names=names: alert.rule in names and wanted(alert))  # type: ignore[misc]
+        held = net(rows, wanted)
         for one in difference(truth, held):
             rule = names[one.alert.rule]
             yield _row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched))
@@ -350,7 +351,7 @@ def _moved(rule: Rule, batch: Batch) -> list[int]:
 
 
 def _within(rule: Rule) -> int:
-    assert isinstance(rule.tree, Pattern)  # noqa: S101  (the caller's part)
+    assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     return _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
 
 

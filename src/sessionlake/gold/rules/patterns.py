@@ -88,7 +88,7 @@ class Event:
 
 def events_of(rule: Rule) -> tuple[Event, Event]:
     """The two events of a pattern."""
-    assert isinstance(rule.tree, Pattern)  # noqa: S101  (the caller's part)
+    assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     return Event(rule.tree.first, rule.column), Event(rule.tree.second, rule.column)
 
 
@@ -127,7 +127,7 @@ def alerts(rule: Rule, matches: pa.Table, first_ms: int, until: dict[str, int] |
         until: stream time of each topic, or one for all: what was not to follow has not by then.
     """
     pattern, (one, other) = rule.tree, events_of(rule)
-    assert isinstance(pattern, Pattern)  # noqa: S101  (the caller's part)
+    assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     by = key_of(rule)
     flagged = matches.filter(pc.is_in(matches["event"], pa.array([one.id, other.id])))
     if not flagged.num_rows:
@@ -185,7 +185,7 @@ def _found(pattern: Pattern, events: _Events, until: dict[str, int] | int) -> It
     """Of each alert: the event, the moment, and where its window begins."""
     within, ts = pattern.within_ms, events.ts
     if pattern.kind is PatternKind.NOT_FOLLOWED:
-        assert within is not None  # noqa: S101  (so it is parsed)
+        assert within is not None  # noqa: S101  (NOT FOLLOWED is parsed with WITHIN only)
         time = _each_int(events.rows["topic"], until) if isinstance(until, dict) else np.full(len(ts), until)
         alone = events.is_first & ~_followed(events, within) & (ts + within < time)
         for at in np.flatnonzero(alone).tolist():

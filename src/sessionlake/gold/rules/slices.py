@@ -124,7 +124,8 @@ def gathered(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys
         keys: one row a key, of columns of series: those of other keys are left out; None: none are.
     """
     numbers: dict[str, int] = {}
-    row, end, length, held = [], [], [], {name: [] for name in columns}  # type: ignore[var-annotated]
+    row, end, length = list[Int64s](), list[Int64s](), list[Int64s]()
+    held = {name: list[Any]() for name in columns}
     for minutes, table in parts:
         code, named = codes(pc.binary_join_element_wise(*(table[name] for name in _SERIES), _SEPARATOR))
         known = np.array([numbers.setdefault(name, len(numbers)) for name in named.to_pylist()], np.int64)
@@ -321,5 +322,5 @@ def holds_any(held: Columns) -> Bools:
 
 def _aggregate(name: str) -> Aggregate:
     found = METRICS_1M.aggregates[name]
-    assert isinstance(found, Aggregate)  # noqa: S101  (those that are merged)
+    assert isinstance(found, Aggregate)  # noqa: S101  (callers name no derived column)
     return found

@@ -27,7 +27,7 @@ def amount(count: int, noun: str) -> str:
 def share(part: int, whole: int) -> str:
     """In per cent; what is not nothing is not written as 0 %."""
     percent = 100 * part / whole if whole else 0.0
-    return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - as written
+    return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - the bound is the one in the text
 
 
 def duration(seconds: float) -> str:
@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 def data_size(size: int) -> str:
     """Bytes, in decimal units."""
     value, place = float(size), 0
-    while value >= 1000 and place < len(_SIZES) - 1:  # noqa: PLR2004 - decimal units
+    while value >= 1000 and place < len(_SIZES) - 1:  # noqa: PLR2004 - each unit is 1,000 of the last
         value, place = value / 1000, place + 1
     return (
         f"{value:.1f}{_NBSP}{_SIZES[place]}"

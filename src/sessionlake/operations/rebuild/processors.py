@@ -289,7 +289,7 @@ class _Rebuild:
         ranges = tuple(OffsetRange(*item) for item in plan.ranges)
         entry = LedgerEntry(
             layer=own.layer, txn=txn, source=MESSAGES, source_to=plan.version, started_at=plan.started_at,
-            offsets=ranges, outputs=(output,), config_hash=by, **plan.counts,  # type: ignore[arg-type]
+            offsets=ranges, outputs=(output,), config_hash=by, **plan.counts,  # type: ignore[arg-type]  # counts are whole-number fields
         )  # fmt: skip
         Ledger(lake).write(spark, entry)
         lake.add_version(spark, MESSAGES, plan.version)

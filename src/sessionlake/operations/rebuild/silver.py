@@ -314,7 +314,7 @@ def _entry(settings: Settings, plan: _Plan, txn: Txn, outputs: tuple[TableOutput
         offsets=tuple(OffsetRange(*item) for item in plan.ranges),
         outputs=outputs,
         config_hash=config_hash(settings),
-        **plan.counts,  # type: ignore[arg-type]
+        **plan.counts,  # type: ignore[arg-type]  # counts are whole-number fields
     )
 
 

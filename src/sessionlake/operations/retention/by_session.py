@@ -79,7 +79,7 @@ def of_progress(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
 
     old = lake.read(spark, PROGRESS).where((F.col("_batch") <= batch) & F.col("first_offset").isNotNull())
     limit = (F.max("_batch") - 1).alias(LIMIT)
-    first = F.min(F.when(~F.coalesce("beneath", F.lit(False)), F.col("_batch"))).alias("first")  # noqa: FBT003
+    first = F.min(F.when(~F.coalesce("beneath", F.lit(False)), F.col("_batch"))).alias("first")
     lives = old.groupBy(*SESSION, "first_offset").agg(limit, first)
     return lives.where(F.col("first") <= F.col(LIMIT)).drop("first").toArrow()
 

@@ -105,7 +105,7 @@ class AsOf:
 def _end_of_reached(times: Int64s, history: SessionHistory) -> int:
     """The first of the times that stream time had not passed; one behind all of them if it had."""
     ordered = np.unique(times).tolist()
-    passed = bisect_left(ordered, True, key=lambda time: not history.reached(time + 1))  # noqa: FBT003 - a value
+    passed = bisect_left(ordered, True, key=lambda time: not history.reached(time + 1))
     return ordered[passed] if passed < len(ordered) else INT64_MAX
 
 
