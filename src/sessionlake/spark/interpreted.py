@@ -1,4 +1,4 @@
-"""Settings of a session for a while; above all, small queries without generated code, over before it would be made."""
+"""Settings of a session for a while; above all, those under which small queries cost least."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_KEYS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+# A small query ends before code for it would be compiled; and adaptive execution makes a job of each of its exchanges.
+_KEYS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
 
 
 def interpreted(spark: SparkSession, *, when: bool = True) -> AbstractContextManager[None]:
-    """Runs the session's queries inside the block without generated code, if `when`."""
+    """Runs the session's queries inside the block as small ones, if `when`."""
     return conf(spark, _KEYS if when else {})
 
 

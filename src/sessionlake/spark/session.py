@@ -98,7 +98,7 @@ def _take_back_interrupts() -> None:
 
 
 def platform_conf(settings: Settings) -> dict[str, str]:
-    """What is set in the platform's session, before any query starts from it."""
+    """What must be set in the platform's session, before any query starts from it; see `_CHEAPER` for the rest."""
     # A shuffle partition is a state store, and a query's first checkpoint settles for good how many it has: of Spark's
     # 200, most would stay empty, and each would cost a commit in every batch.
     shards = max(settings.silver.shards, settings.gold.shards)
@@ -107,11 +107,15 @@ def platform_conf(settings: Settings) -> dict[str, str]:
 
 def _on_databricks(settings: Settings) -> SparkSession:
     """The platform's session: it sizes, secures and logs for itself; little is set."""
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
     for key, value in platform_conf(settings).items():
         spark.conf.set(key, value)
+    for key, value in _CHEAPER.items():
+        with suppress(PySparkException):  # serverless compute takes a few settings only
+            spark.conf.set(key, value)
     return spark
 
 
@@ -196,6 +200,13 @@ _ANYWHERE = {
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
     # A batch writes every shard's state: of a million sessions, a hundred such versions would be gigabytes.
     "spark.sql.streaming.minBatchesToRetain": "10",
+}
+
+# What makes Delta's small jobs cheaper on a platform, where it lets a session set them; nothing depends on them.
+_CHEAPER = {
+    "spark.databricks.delta.snapshotPartitions": "2",  # else 50 tasks to read a log, for each table and version
+    "spark.databricks.delta.allFilesInCrc.enabled": "false",  # a job with most commits, for what nobody reads
+    "spark.sql.maxPlanStringLength": "4096",  # a MERGE's plan takes seconds to write out
 }
 
 # What suits one process on one machine. Spark's and Delta's defaults are a cluster's: many small tasks.

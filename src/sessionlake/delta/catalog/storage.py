@@ -32,7 +32,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows, as_frame
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.interpreted import conf, interpreted
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -151,7 +151,9 @@ class Catalog(Storage):
         known = self._known
         if known is not None and table in known:
             return True
-        there = bool(_required(spark, self._settings).catalog.tableExists(self.identifier(table)))
+        session = _required(spark, self._settings)
+        with interpreted(session):
+            there = bool(session.catalog.tableExists(self.identifier(table)))
         if there and known is not None:
             known.setdefault(table, None)
         return there
@@ -166,14 +168,17 @@ class Catalog(Storage):
 
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
         """See `Storage`."""
-        return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
+        with interpreted(spark):
+            return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """See `Storage`. What is told of a table's files besides, by DESCRIBE DETAIL, would cost a job."""
         known = self._known
         found = None if known is None else known.get(table)
         if found is None:
-            told = _required(spark, self._settings).sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
+            session = _required(spark, self._settings)
+            with interpreted(session):
+                told = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
             found = {row["key"]: row["value"] for row in told}
             if known is not None:
                 known[table] = found
@@ -246,18 +251,23 @@ class Catalog(Storage):
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """See `Storage`."""
-        row = self.delta(spark, table).history(1).select("version", "operationMetrics").first()
-        if row is None:
+        # Spark runs one job for the history, and a further one for `first` or for sorting it.
+        with interpreted(spark):
+            found = self.delta(spark, table).history(1).select("version", "operationMetrics").collect()
+        if not found:
             return NO_COMMIT
+        row = found[0]
         metrics = dict(row["operationMetrics"])
         written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
         return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         """See `Storage`."""
-        history = self.delta(_required(spark, self._settings), table).history(count).orderBy("version")
-        found = history.select("version", "operation", "operationParameters").collect()
-        return [LoggedCommit(*row) for row in found]
+        session = _required(spark, self._settings)
+        with interpreted(session):
+            history = self.delta(session, table).history(count)
+            found = history.select("version", "operation", "operationParameters").collect()
+        return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         """See `Storage`."""

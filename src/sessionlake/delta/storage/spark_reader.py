@@ -117,12 +117,15 @@ class SparkReader(TableReader):
         with interpreted(self._spark):
             (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
             rows = self._storage.read(self._spark, table, {}).count()
-        version = self._storage.last_commit(self._spark, table).version
+            version = self._storage.last_commit(self._spark, table).version
         return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
 
     def count(self, table: str) -> int:
         """See `TableReader`."""
-        return self._storage.read(self._spark, table, {}).count() if self.exists(table) else 0
+        if not self.exists(table):
+            return 0
+        with interpreted(self._spark):
+            return self._storage.read(self._spark, table, {}).count()
 
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
         """See `TableReader`: which files are opened is the platform's to know."""
@@ -164,10 +167,11 @@ class SparkReader(TableReader):
     ) -> DataFrame:
         from pyspark.sql import functions as F
 
-        frame = self._storage.read(self._spark, table, options or {})
-        for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(quote(name)), literal(value)))
-        return frame
+        with interpreted(self._spark):  # Delta reads the table's log as soon as it is named
+            frame = self._storage.read(self._spark, table, options or {})
+            for name, compare, value in conditions:
+                frame = frame.where(compare(F.col(quote(name)), literal(value)))
+            return frame
 
 
 def literal(value: Any) -> Any:
