@@ -13,7 +13,7 @@ import pyarrow as pa
 from sessionlake.delta.catalog.history import at_least, files_stay, first_read, last_vacuum
 from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.catalog.leases import holding, overtook, require_held, token_of
-from sessionlake.delta.schemas.ddl import columns_ddl, text
+from sessionlake.delta.schemas.ddl import clustering, creating
 from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval, span_of
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES
 from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
@@ -52,7 +52,6 @@ _VACUUMS = {
 # Of two processes that create a table at once, one fails, perhaps before the other's is there.
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
-_LAST_OF_BMP = "\uffff"
 
 
 class Catalog(Storage):
@@ -207,25 +206,16 @@ class Catalog(Storage):
         within = self._schema(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
-        columns = columns_ddl(schema.definitions_for(self._settings))
         wanted = schema.properties(at_least(table, self._settings.maintain.keep))
-        properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in wanted.items())
-        # Delta cuts this clause out of the statement by counting characters, and counts those beyond U+FFFF as one.
-        is_miscounted = max(columns) > _LAST_OF_BMP
-        clustered = f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else ""
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
-            + ("" if is_miscounted else clustered)
-            + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
-        )
-        if clustered and is_miscounted:
-            self.cluster(spark, table, schema.cluster_by)
+        columns = schema.definitions_for(self._settings)
+        for statement in creating(self.identifier(table), schema, columns, wanted):
+            spark.sql(statement)
         if self._known is not None:
             self._known[table] = wanted
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`."""
-        spark.sql(f"ALTER TABLE {self.identifier(table)} CLUSTER BY ({', '.join(map(quote, keys))})")
+        spark.sql(clustering(self.identifier(table), keys))
 
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from sessionlake.delta.schemas.definition import Column
+from sessionlake.delta.schemas.definition import Column, TableSchema
 from sessionlake.protocol.names import quote
+
+_LAST_OF_BMP = "\uffff"
 
 
 def text(value: str) -> str:
@@ -16,3 +18,30 @@ def text(value: str) -> str:
 def columns_ddl(columns: Iterable[Column]) -> str:
     """The columns as `CREATE TABLE` and `ADD COLUMNS` list them: name, type and comment."""
     return ", ".join(f"{quote(column.name)} {column.sql} COMMENT {text(column.comment)}" for column in columns)
+
+
+def creating(
+    identifier: str, schema: TableSchema, columns: Iterable[Column], properties: Mapping[str, str]
+) -> Iterator[str]:
+    """The statements that create a table in a catalog, with its clustering.
+
+    Args:
+        identifier: the quoted name of the table.
+        columns: with the declared ones.
+    """
+    listed = columns_ddl(columns)
+    by = f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else ""
+    # Delta cuts this clause out of CREATE TABLE by counting characters, and counts those beyond U+FFFF as one.
+    is_miscounted = max(listed) > _LAST_OF_BMP
+    with_properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in properties.items())
+    yield (
+        f"CREATE TABLE IF NOT EXISTS {identifier} ({listed}) USING delta{'' if is_miscounted else by}"
+        f" COMMENT {text(schema.comment)} TBLPROPERTIES ({with_properties})"
+    )
+    if by and is_miscounted:
+        yield clustering(identifier, schema.cluster_by)
+
+
+def clustering(identifier: str, keys: Iterable[str]) -> str:
+    """The statement that has a table clustered by these columns."""
+    return f"ALTER TABLE {identifier} CLUSTER BY ({', '.join(map(quote, keys))})"
