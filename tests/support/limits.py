@@ -15,7 +15,8 @@ from sessionlake.delta.storage.interface import Limits
 FORCED: dict[str, dict[str, int]] = {
     "bronze.archive.members": {"_CHUNK": 1},
     "bronze.archive.source": {"_SPLIT_BYTES": 1},
-    "bronze.job": {"_FEW_BYTES": 0, "_FEW_MESSAGES": 0},
+    "bronze.job": {"_FEW_BYTES": 0},
+    "bronze.polls": {"_FEW_MESSAGES": 0},
     "bronze.silences": {"_AT_ONCE": 1},
     "bronze.verify": {"SLICE_OFFSETS": 1},
     "operations.forgetting.search": {"_PIECE_BYTES": 64},

@@ -272,6 +272,14 @@ def without_name(data):
     return bytes(data)
 
 
+def test_a_file_whose_name_is_no_text_is_read_and_its_damage_is_reported(tmp_path):
+    file = tmp_path / os.fsdecode(b"caf\xe9.gz")
+    file.write_bytes(gzip_member(WHOLE) + gzip_member(WHOLE[:-5]))
+    rows = [row for batch in rows_of(members_of(file, 0)) for row in batch.to_pylist()]
+    assert {row["file"] for row in rows} == {f"{tmp_path}/caf\\udce9.gz"}
+    assert sum(row["damage"] is not None for row in rows) == 1
+
+
 def test_a_member_with_an_empty_name_is_read(tmp_path):
     file = tmp_path / "a.zip"
     with zipfile.ZipFile(file, "w") as archive:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from sessionlake.delta.folders.table_files import folder_of, live, opened
 from sessionlake.errors import MachineError
+from sessionlake.local import paths
 from sessionlake.local.home import require_home
 from sessionlake.local.paths import file_of, log_path, path_of, plain_link, relative_path, uri_of
 from sessionlake.settings.model import Settings
@@ -80,6 +82,22 @@ def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp
     delta = opened(folder)
     assert folder_of(delta) == folder
     assert [file.path for file in live(delta)] == [folder / NAME]
+
+
+def test_links_have_no_encoded_characters_though_the_temporary_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own := tmp_path / "a b#c%d").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    paths.process_folder.cache_clear()
+    paths._link.cache_clear()
+    try:
+        link = plain_link(own)
+        assert quote(str(link)) == str(link)
+        assert link.resolve() == own.resolve()
+    finally:
+        paths.process_folder.cache_clear()
+        paths._link.cache_clear()
 
 
 @pytest.mark.parametrize("part", ["a%20b", "a[b]", "a|b", "a^b", "a\\b", "a\nb"])

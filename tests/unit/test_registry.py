@@ -65,6 +65,14 @@ def test_ids_made_up_by_someone_hide_no_schema_and_cost_one_question_each(regist
     assert len(registry.asked) == 2 + 1_000
 
 
+def test_an_id_beyond_32_bits_is_unknown_and_not_asked_for(registry: Registry) -> None:
+    registry.answer = (404, b'{"error_code": 404}')  # what a registry says of an address that it has not
+    assert schemas(registry).definitions([2**31, 2**32 - 1]) == {}
+    assert registry.asked == []
+    with pytest.raises(RegistryError):
+        schemas(registry).definitions([2**31 - 1])
+
+
 def test_an_error_ends_the_asking(registry: Registry) -> None:
     registry.answer = (401, b"{}")
     with pytest.raises(RegistryError):

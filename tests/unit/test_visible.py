@@ -81,6 +81,13 @@ def test_a_table_has_nothing_hidden_but_the_consoles_own_codes(out, name, cell):
     assert harmless(text)
 
 
+def test_a_line_break_of_the_data_begins_no_line_of_a_table():
+    out = io.StringIO()
+    show(["a\nb", "c"], [["x\nforged", 1]], OutputFormat.TABLE, out)
+    lines = [line.split() for line in out.getvalue().splitlines() if line.strip()]
+    assert lines[0::2] == [["a\\nb", "c"], ["x\\nforged", "1"]]
+
+
 @given(texts)
 def test_a_console_shows_what_was_not_made_visible_before(text):
     out = io.StringIO()

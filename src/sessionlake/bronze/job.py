@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.bronze.compare import OFFSET
 from sessionlake.bronze.gaps import explain_gaps
 from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
+from sessionlake.bronze.polls import polled_bytes
 from sessionlake.bronze.query import BronzeQuery, Start
 from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.subscription import pattern
@@ -23,11 +24,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.delta.storage.offset_ranges import within
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import BrokerError, LossError, SessionlakeError
+from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.kafka.clients import (
-    POLLED_BYTES,
-    POLLED_BYTES_AFTER_FAILURE,
-    POLLED_BYTES_OF_MANY,
     require_broker,
     spark_source_options,
 )
@@ -41,7 +39,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.streaming.checkpoint import last_committed, last_planned, way_on
+from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
 from sessionlake.streaming.losses import refuse_lost_tables
@@ -54,8 +52,6 @@ LAYER = BRONZE
 
 _FEW_BYTES = 128 * 1024 * 1024
 """Of a batch's messages, as many are read into memory: the JVM holds them about three times."""
-_FEW_MESSAGES = 20_000
-"""Up to so many that wait, small polls cost less than a tenth of a second."""
 Planned = dict[TopicPartition, tuple[int, int]]
 
 
@@ -110,7 +106,7 @@ def _source(
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
-        .options(**spark_source_options(settings, _polled_bytes(start.generation, book)))
+        .options(**spark_source_options(settings, polled_bytes(start.generation, book)))
         .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.left_out))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
@@ -119,17 +115,6 @@ def _source(
         .load()
     )
     return blanked(as_stored(stream, book.shifts), forgotten)
-
-
-def _polled_bytes(generation: Generation, book: TopicBook) -> int:
-    """What a poll may have: less where a batch was not finished, maybe because it did not fit into memory."""
-    if last_planned(generation.folder) != last_committed(generation.folder):
-        return POLLED_BYTES_AFTER_FAILURE
-    try:
-        waiting = sum(book.kafka_ends().values()) - sum(book.positions().values())
-    except BrokerError:  # it is waited for elsewhere
-        return POLLED_BYTES
-    return POLLED_BYTES if waiting <= _FEW_MESSAGES else POLLED_BYTES_OF_MANY
 
 
 def as_stored(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:

@@ -39,6 +39,13 @@ _UNREADABLE = KnownFailure(
     ),
 )
 
+_NO_CONSUMER = KnownFailure(
+    LakeError,
+    "no consumer can be made",
+    beginnings=("Failed to construct kafka consumer", "Failed to create new Kafka"),
+)
+"""Of a `KafkaException`, too: a wrong address or keystore, whichever message is read."""
+
 
 class Unreadable(msgspec.Struct, frozen=True):
     """A message that bronze stopped at.
@@ -94,8 +101,9 @@ def explain_unreadable(
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether this error of Spark's says that a message cannot be delivered."""
-    return _UNREADABLE.fits(failure_of(error))
+    """True if this error of Spark's says that a message cannot be delivered, rather than that Kafka is not reached."""
+    failure = failure_of(error)
+    return _UNREADABLE.fits(failure) and not _NO_CONSUMER.fits(failure)
 
 
 def first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:

@@ -186,7 +186,7 @@ class _Unpadded:
 
 
 def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:
-    """Rows as a table for a terminal: numbers to the right, nothing cut."""
+    """Rows as a table for a terminal: numbers to the right, nothing cut, and no cell with a line break of the data."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -194,7 +194,7 @@ def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> T
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=shown, title_justify="left")
     for i, name in enumerate(names):
         numeric = any(isinstance(row[i], int | float) for row in rows)
-        table.add_column(text_of(name), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(text_of(name.replace("\n", "\\n")), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(text_of(_cell(value, "null", hinted=True)) for value in row))
+        table.add_row(*(text_of(_cell(value, "null", hinted=True).replace("\n", "\\n")) for value in row))
     return table

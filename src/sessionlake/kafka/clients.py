@@ -32,6 +32,8 @@ PACKAGE, PLATFORM_PACKAGE = "org.apache.kafka", "kafkashaded.org.apache.kafka"
 POLLED_BYTES = 320 * 1024 * 1024
 POLLED_BYTES_OF_MANY = 5_000 * 1024 * 1024
 POLLED_BYTES_AFTER_FAILURE = 80 * 1024 * 1024
+# Then, of all topic-partitions together: twice so much is in memory.
+POLLED_BYTES_IN_ALL = 320 * 1024 * 1024
 _KAFKA_POLLED = 500
 
 READ_COMMITTED = {"isolation.level": "read_committed"}

@@ -36,6 +36,8 @@ _MAX_KNOWN = 1024
 _MAX_UNKNOWN = 65_536
 _AT_A_TIME = 8
 _UNKNOWN_SECONDS = 60.0
+# Registries count schemas in 32 bits with a sign, and take a greater id for a wrong address, not for an unknown schema.
+_GREATEST_ID = 2**31 - 1
 _NO_SCHEMA = {40401, 40402, 40403}  # no such subject, version, schema
 _OK, _NOT_FOUND, _BUSY, _BROKEN = 200, 404, 429, 500
 
@@ -144,6 +146,8 @@ class _Client:
 
     def definition(self, schema: int) -> Definition | None:
         """A schema with those it refers to; None if there is none of the format."""
+        if schema > _GREATEST_ID:
+            return None
         try:
             answer = self._get(f"/schemas/ids/{schema}")
             if answer.get("schemaType", "AVRO") != self._source.format.upper():

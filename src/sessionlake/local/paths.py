@@ -13,6 +13,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 _SCHEME = "file:"
+# Where the user's own temporary folder has characters that URIs encode, which links in it are to be without.
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - a private folder is made there
 
 
 def uri_of(path: Path) -> str:
@@ -56,7 +58,9 @@ def plain_link(folder: Path) -> Path:
 @cache
 def process_folder() -> Path:
     """A folder for what lasts as long as this process, which nobody else can read."""
-    _held.append(tempfile.TemporaryDirectory(prefix="sessionlake-"))
+    places = (tempfile.gettempdir(), *_TEMPORARY)
+    plain = (place for place in places if quote(place) == place and os.access(place, os.W_OK | os.X_OK))
+    _held.append(tempfile.TemporaryDirectory(prefix="sessionlake-", dir=next(plain, None)))
     return Path(_held[-1].name)
 
 

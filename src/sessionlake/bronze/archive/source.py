@@ -19,6 +19,7 @@ from sessionlake.bronze.archive.files import Files
 from sessionlake.bronze.archive.lines import Message
 from sessionlake.bronze.archive.members import SUFFIXES, Checked, Member, checked, members_of, messages_of
 from sessionlake.errors import LakeError, LossError
+from sessionlake.visible import encodable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -191,7 +192,7 @@ def _few(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _batch(rows: list[dict[str, Any]], member: Member) -> pa.RecordBatch:
     batch = pa.RecordBatch.from_pylist(rows, _SCHEMA)
-    for name, value in (("file", member.path), ("member", member.name or str(member.number))):
+    for name, value in (("file", encodable(member.path)), ("member", member.name or str(member.number))):
         batch = batch.set_column(_SCHEMA.get_field_index(name), _SCHEMA.field(name), pa.repeat(value, len(rows)))
     return batch
 

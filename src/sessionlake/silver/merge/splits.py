@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, SESSIONS
-from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.integrity.rules import RuleBook
@@ -69,20 +69,35 @@ def begun_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.
 def _new_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
     ids = ids.group_by(list(ID)).aggregate([])
     for start in range(0, ids.num_rows, _AT_ONCE):
-        own = ids.slice(start, _AT_ONCE)
-        split = split_sessions(_read(reader, lake, SESSIONS, own))
-        if split.num_rows:
-            recorded = ("event", operator.eq, str(EventKind.SPLIT_SESSION))
-            events = split_events(split, _read(reader, lake, EVENTS, split.select(ID), recorded), rules)
-            if events.num_rows:
-                yield events
+        yield from _events_of(reader, lake, ids.slice(start, _AT_ONCE), rules)
+
+
+def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
+    """The events that these ids lack.
+
+    An id has a row in each of its partitions. If the rows of all ids do not fit into the driver, it reads those of half
+    of them at a time.
+    """
+    try:
+        split = split_sessions(_read(reader, lake, SESSIONS, ids))
+        recorded = ("event", operator.eq, str(EventKind.SPLIT_SESSION))
+        known = _read(reader, lake, EVENTS, split.select(ID), recorded) if split.num_rows else None
+    except TooLargeError:
+        half = ids.num_rows // 2
+        for part in (ids.slice(0, half), ids.slice(half)):
+            yield from _events_of(reader, lake, part, rules)
+        return
+    if known is not None:
+        events = split_events(split, known, rules)
+        if events.num_rows:
+            yield events
 
 
 def _read(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
     """`SESSION` of the rows that have one of these ids."""
     names = pc.unique(ids["session_id"]).to_pylist()
     named: list[Condition] = [("session_id", among, names)] if len(names) <= NAMED_SESSIONS else []
-    most = lake.limits.driver_bytes
+    most = lake.limits.driver_bytes if ids.num_rows > 1 else None  # of one: as many rows as its topic has partitions
     found = reader.table(table, *named, *conditions, columns=_columns(conditions), of=ids, at_most=most)
     return found.select(SESSION)
 
