@@ -9,7 +9,7 @@ HOME_FOLDER := $(if $(SESSIONLAKE_HOME),$(SESSIONLAKE_HOME),.sessionlake)
 BIN := .venv/bin
 READY := .venv/.ready
 USUAL = $(BIN)/pytest -q -m "not soak" --durations=10
-# Of tests/unit and tests/bundle, the files of more than two CPU seconds, most of which try many random streams.
+# Of tests/unit and tests/bundle, the files that take longest: most of them try many random streams.
 LONGER := bundle/test_mutations bundle/test_wheel unit/test_accumulate unit/test_archives unit/test_asof unit/test_cuts \
   unit/test_decode unit/test_enrich unit/test_final unit/test_forgetting unit/test_gold_testing \
   unit/test_kafka_time unit/test_law unit/test_limits unit/test_names unit/test_once_order unit/test_payloads \
