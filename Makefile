@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test lint classes pure real soak bench trace tables jupyter wheel clean-home clean
+.PHONY: help setup demo test test-fast lint classes pure real soak bench trace tables jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -9,6 +9,14 @@ HOME_FOLDER := $(if $(SESSIONLAKE_HOME),$(SESSIONLAKE_HOME),.sessionlake)
 BIN := .venv/bin
 READY := .venv/.ready
 USUAL = $(BIN)/pytest -q -m "not soak" --durations=10
+# Of tests/unit and tests/bundle, the files that take longest: most of them try many random streams.
+LONGER := bundle/test_mutations bundle/test_wheel unit/test_accumulate unit/test_archives unit/test_asof unit/test_cuts \
+  unit/test_decode unit/test_enrich unit/test_final unit/test_forgetting unit/test_gold_testing \
+  unit/test_kafka_time unit/test_law unit/test_limits unit/test_names unit/test_once_order unit/test_payloads \
+  unit/test_points unit/test_positions unit/test_processor_law unit/test_products unit/test_products_of_tables \
+  unit/test_report_page unit/test_resharding unit/test_rolling unit/test_rules unit/test_seq_order \
+  unit/test_silences unit/test_simulate unit/test_sketches unit/test_snapshots unit/test_texts_in_notebooks \
+  unit/test_weights
 # As containers often set it: each of the many processes of a run would compile all that it imports, seconds each time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -22,6 +30,9 @@ demo: $(READY) ## run the whole pipeline on simulated Kafka input for a minute, 
 
 test: $(READY) ## check style and types, and run every test except the long ones
 	@$(MAKE) --no-print-directory -j3 lint pure real
+
+test-fast: $(READY) lint ## check style and types, and run the short tests without a JVM or a broker, in under 90 s
+	@$(BIN)/pytest -q -m "not soak" -n 2 $(LONGER:%=--ignore=tests/%.py) tests/unit tests/bundle
 
 lint: $(READY) ## check style and types with ruff and mypy
 	@$(BIN)/ruff check .

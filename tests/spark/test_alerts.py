@@ -63,15 +63,14 @@ def waiting(ask: Ask) -> dict[str, tuple[int, int, int]]:
 
 
 def test_a_layer_waits_for_what_it_has_yet_to_take_in_and_for_nothing_else(entry: Write, ask: Ask) -> None:
-    for layer in (SILVER, SILVER_TABLES, GOLD):
-        assert waiting(ask)[layer] == (0, 0, 0)
+    idle = dict.fromkeys((SILVER, SILVER_TABLES, GOLD), (0, 0, 0))
+    assert waiting(ask) == idle
     entry(BRONZE, 0, 60, last=9)
     entry(SILVER, 0, 50, last=9)
     entry(SILVER_TABLES, 0, 50, to=0)
     entry(GOLD, 0, 50, to=0)
     entry(SILVER, 1, 40, last=9, changes=0)  # of duplicates alone: there is nothing for gold
     entry(SILVER_TABLES, 1, 40, to=1)
-    idle = dict.fromkeys((SILVER, SILVER_TABLES, GOLD), (0, 0, 0))
     assert waiting(ask) == idle
 
     entry(BRONZE, 1, 30, last=12)

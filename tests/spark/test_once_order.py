@@ -25,6 +25,7 @@ from support.lakes import limit, rows_of, write_rows
 
 ORDERED, SHUFFLED = "capture.a", "capture.b"
 MESSAGES = 240
+BATCH = MESSAGES // 2
 RULES = """
 rules:
   - {name: pair, when: "price = 1 then qty = 2 within 1 min", by: [topic, row_id]}
@@ -97,9 +98,10 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
     rows = sent(rnd)
     ordered, shuffled = arriving(rows, rnd, ORDERED, 1), arriving(rows, rnd, SHUFFLED, 100)
     written, _ = read_file(RULES, declared_in(feed.settings))
-    for begin in range(0, MESSAGES, 80):
-        limit(monkeypatch, **({"inline_bytes": 0, "driver_bytes": 0} if begin == 80 else {}))
-        both = [row | {"_batch": feed.batch} for row in (*ordered[begin : begin + 80], *shuffled[begin : begin + 80])]
+    for begin in range(0, MESSAGES, BATCH):
+        limit(monkeypatch, **({"inline_bytes": 0, "driver_bytes": 0} if begin else {}))
+        end = begin + BATCH
+        both = [row | {"_batch": feed.batch} for row in (*ordered[begin:end], *shuffled[begin:end])]
         write_rows(feed.spark, feed.lake, CHANGES, both)
         feed.batch += 1
         feed.run()

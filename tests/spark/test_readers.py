@@ -40,7 +40,7 @@ def test_spark_and_every_reader_of_files_see_the_rows_of_every_version(spark: An
     lake, folder = life.lake, life.lake.path(TABLE)
     life.compact()  # rows are marked here: Spark merges the files
     life.note()
-    for version, (rows, _) in [*life.versions.items()][::3]:
+    for version, (rows, _) in [*life.versions.items()][::6]:
         assert comparable(by_spark(spark, life, version), COLUMNS) == comparable(rows, COLUMNS), f"version {version}"
     life.mark(on=False)
     lake.vacuum(spark, TABLE, Kept(timedelta(0)))

@@ -26,7 +26,7 @@ SERIES = (
     RollingAverage("filled", ("topic", "row_id", "metric"), last=3, watermark_ms=20 * STEP, least=2),
 )
 TOLD = ", ".join(f"`{name}` {sql}" for name, sql in GOLD_SCHEMAS[RESTATEMENTS].columns)
-TOPICS = 60
+TOPICS = 36
 
 
 class History:

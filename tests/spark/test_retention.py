@@ -91,33 +91,36 @@ FLOOR = 10
 """The offset behind which the changes of the session that goes on begin."""
 
 
-def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, location: dict[str, Any]) -> None:
-    aging = Aging(spark, location)
-    for _ in range(2):
+@pytest.fixture(scope="module")
+def three_batches(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Aging:
+    """The lake after three batches of all layers; each test takes a copy."""
+    aging = Aging(spark, {"home": tmp_path_factory.mktemp("aging") / "home"})
+    for _ in range(3):
         aging.take_in()
+    return aging
+
+
+@pytest.fixture
+def aging(three_batches: Aging, tmp_path: Path) -> Aging:
+    return three_batches.copied(tmp_path / "copy")
+
+
+def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, aging: Aging) -> None:
     # Of each session silver has written another row of its progress since.
     found = {table: Retention(spark, aging.settings).remove(table, aging.moments[1]) for table in CUT}
     assert {table: (done.rows, done.waits) for table, done in found.items()} == dict.fromkeys(CUT, (0, ""))
     assert retained(aging.reader) == {}
 
 
-class Cut(Aging):
-    """The lake after three batches, two of which are old, and after one more."""
-
-    def __init__(self, spark: Any, location: dict[str, Any]) -> None:
-        super().__init__(spark, location)
-        for number in range(3):
-            self.take_in(with_gold=number > 1)
-        self.removed = self.cut(1)
-        self.take_in()
-
-
 @pytest.fixture(scope="module")
-def cut(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Cut:
-    return Cut(spark, {"home": tmp_path_factory.mktemp("aging") / "home"})
+def cut(three_batches: Aging, tmp_path_factory: pytest.TempPathFactory) -> Aging:
+    """The lake after three batches, two of which are old, and after one more."""
+    aging = three_batches.copied(tmp_path_factory.mktemp("cut") / "home")
+    aging.cut_and_go_on()
+    return aging
 
 
-def test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut: Cut) -> None:
+def test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut: Aging) -> None:
     assert {table: done.rows for table, done in cut.removed.items()} == {
         CHANGES: 13,
         PROGRESS: 1,
@@ -132,7 +135,7 @@ def test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut: Cut) ->
     assert cut.points() == {(s.session, row, s.minute): (1, price) for s in said for row, price in s.rows}
 
 
-def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Cut) -> None:
+def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) -> None:
     assert _as_booked(cut.spark, cut.lake) == (
         "hold what the ledger says was written, less 21 that maintain.retention or `sessionlake forget` removed"
     )
@@ -144,7 +147,7 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Cut) ->
     assert retained(cut.reader) == known
 
 
-def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Cut) -> None:
+def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Aging) -> None:
     reader = cut.reader
     session = find_session(reader, cut.settings, "long")
     for offset in range(6, len(cut.come)):
@@ -164,7 +167,7 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
 
 
 @pytest.mark.soak
-def test_sql_tells_the_same_and_refuses_the_same(cut: Cut) -> None:
+def test_sql_tells_the_same_and_refuses_the_same(cut: Aging) -> None:
     create_session_as_of(cut.spark, Lake(cut.settings))
     asked = "SELECT count(*) FROM session_as_of('long', timestamp_millis({}))"
     assert fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
@@ -172,14 +175,14 @@ def test_sql_tells_the_same_and_refuses_the_same(cut: Cut) -> None:
         fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 2) * MINUTE))
 
 
-def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Cut) -> None:
+def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Aging) -> None:
     counting = "SELECT count(*) FROM silver.session_changes"
     assert answer_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
     with pytest.raises(LakeError, match=r"session_changes that were .* of batches up to 1: .* not of 0"):
         answer_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
 
 
-def test_a_trace_tells_what_is_gone(cut: Cut) -> None:
+def test_a_trace_tells_what_is_gone(cut: Aging) -> None:
     assert trace(cut.reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
     with pytest.raises(NotThereError, match=r"bronze\.messages begins at offset 6, by maintain.retention: 3 is gone"):
         trace(cut.reader, cut.settings, TOPIC, 0, 3)
@@ -187,13 +190,13 @@ def test_a_trace_tells_what_is_gone(cut: Cut) -> None:
         trace(cut.reader, cut.settings, TOPIC, 0, 12)
 
 
-def test_a_topic_whose_changes_are_gone_is_not_folded_from_its_first_change_on(cut: Cut) -> None:
+def test_a_topic_whose_changes_are_gone_is_not_folded_from_its_first_change_on(cut: Aging) -> None:
     once = cut.settings.capture.model_copy(update={"integrity": Integrity.ONCE})
     with pytest.raises(LakeError, match=r"topic capture\.a is of class once, .* set the class back"):
         job.start(cut.spark, cut.settings.model_copy(update={"capture": once}))
 
 
-def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Cut) -> None:
+def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Aging) -> None:
     with pytest.raises(
         LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention: silver cannot be"
     ):
@@ -250,7 +253,7 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
 
 
-def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Cut) -> None:
+def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Aging) -> None:
     place = TOPIC, 0
     assert _of_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
     assert _of_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
@@ -259,14 +262,14 @@ def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Cut)
 
 
 def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
-    cut: Cut, monkeypatch: pytest.MonkeyPatch
+    cut: Aging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = cut.reader
     before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
     held = reader.table(LEDGER).num_rows
-    assert cut.cut(1, LEDGER) == {LEDGER: Removed(6)}
+    assert cut.cut(1, LEDGER) == {LEDGER: Removed(8)}
     assert cut.cut(1, LEDGER) == {LEDGER: Removed(0)}
-    assert reader.table(LEDGER).num_rows == held - 6
+    assert reader.table(LEDGER).num_rows == held - 8
     assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
     assert _as_booked(cut.spark, cut.lake).endswith("less 21 that maintain.retention or `sessionlake forget` removed")
     assert _contiguous(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
@@ -286,11 +289,8 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
 @pytest.mark.soak
 @pytest.mark.parametrize("bronze", [False, True], ids=["", "bronze"])
 def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
-    spark: Any, location: dict[str, Any], bronze: bool
+    spark: Any, aging: Aging, bronze: bool
 ) -> None:
-    aging = Aging(spark, location)
-    for _ in range(3):
-        aging.take_in()
     cut = aging.cut(1, LEDGER, *([MESSAGES] if bronze else []))
     assert all(done.rows for done in cut.values())
     whole = ends(aging.reader, SILVER)
@@ -403,11 +403,8 @@ def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str
 
 @pytest.mark.parametrize("gone", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
-    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gone: bool
+    spark: Any, aging: Aging, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    aging = Aging(spark, location)
-    for _ in range(3):
-        aging.take_in()
     cut = (CHANGES, PROGRESS, SNAPSHOTS)
     before = {table: aging.reader.table(table).num_rows for table in (*cut, CUTS, SNAPSHOT_INDEX)}
     with monkeypatch.context() as patch:
@@ -427,11 +424,8 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
 
 
 def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
-    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    spark: Any, aging: Aging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aging = Aging(spark, location)
-    for _ in range(3):
-        aging.take_in()
     with monkeypatch.context() as patch:
         die_removing(patch, gone=False)
         with pytest.raises(StoppedError):

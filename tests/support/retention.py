@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from sessionlake.delta.lake import Lake
@@ -91,6 +94,7 @@ class Aging:
         self.settings = aging_settings(location)
         self.lake, self.come = Lake(self.settings), list[KafkaMessage]()
         self.moments: list[datetime] = []
+        self.removed: dict[str, Removed] = {}
         self.lake.ensure(spark, [MESSAGES])
 
     def take_in(self, *, with_gold: bool = True) -> None:
@@ -116,6 +120,19 @@ class Aging:
         if with_gold:
             gold.start(self.spark, self.settings, once=True).wait()
         self.moments.append(datetime.now(UTC))
+
+    def cut_and_go_on(self) -> None:
+        """Removes what was committed up to the second batch, and takes in one more."""
+        self.removed = self.cut(1)
+        self.take_in()
+
+    def copied(self, home: Path) -> Aging:
+        """The same lake in another home, which goes its own way from here on."""
+        shutil.copytree(self.settings.home, home)
+        found = copy(self)
+        found.settings = self.settings.model_copy(update={"home": home})
+        found.lake, found.come, found.moments = Lake(found.settings), [*self.come], [*self.moments]
+        return found
 
     @property
     def reader(self) -> TableReader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -38,12 +39,19 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
         yield life
 
 
-def by_duckdb(folder: Path, version: int) -> pa.Table:
+@cache
+def connected() -> duckdb.DuckDBPyConnection:
+    """With the extension, which takes longer to load than a version to read."""
     [extension] = Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension")
-    with duckdb.connect() as connection:
-        connection.execute(f"LOAD '{extension}'")
-        connection.execute("SET TimeZone = 'UTC'")
-        return connection.execute("SELECT * FROM delta_scan(?, version => ?)", [str(folder), version]).to_arrow_table()
+    connection = duckdb.connect()
+    connection.execute(f"LOAD '{extension}'")
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def by_duckdb(folder: Path, version: int) -> pa.Table:
+    query = "SELECT * FROM delta_scan(?, version => ?)"
+    return connected().execute(query, [str(folder), version]).to_arrow_table()
 
 
 READERS: dict[str, Callable[[Path, int], pa.Table]] = {

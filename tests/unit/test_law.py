@@ -189,6 +189,8 @@ def test_these_streams_bring_sessions_to_shards_that_have_not_kept_what_their_to
             for shard, after in folder.states().items():
                 kept = before[shard].clock.now
                 found += sum(1 for place in after.clock.now if place in ends and place not in kept)
+        if found > 5:
+            break
     assert found > 5
 
 

@@ -83,7 +83,7 @@ def once(seed: int) -> None:
         test_once_order.test_products_of_shuffled_messages_are_those_of_ordered_ones_in_any_batches(product, seed)
 
 
-def some(law: Callable[..., None], examples: int = 8) -> None:
+def some(law: Callable[..., None], examples: int = 5) -> None:
     """A property for fewer examples than where it stands: with limits this small, one takes ten times as long."""
     own = "_hypothesis_internal_use_settings"
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +101,7 @@ LAWS: dict[str, Callable[[], None]] = {
     "restatements": lambda: some(test_points.test_restatements_lead_from_the_first_figure_to_the_last),
     "products": lambda: some(test_products.test_any_batches_come_to_what_plain_python_comes_to),
     "once": lambda: once(3),
-    "rules": lambda: some(test_rules.test_whatever_the_batches_the_log_bears_what_plain_python_makes_of_all_events, 2),
+    "rules": lambda: some(test_rules.test_whatever_the_batches_the_log_bears_what_plain_python_makes_of_all_events, 1),
     "silver": lambda: each(test_law.test_any_batches_and_shards_equal_the_truth, test_law.CASES),
     "net changes": lambda: each(test_net_changes.test_any_stretches_merged_equal_every_change_in_its_turn, [()]),
     "processors": lambda: each(
