@@ -21,6 +21,7 @@ SCHEMAS = ("bronze", "silver", "gold", "ops", "reference")
 
 # What the same test over folders shows each time, and the shorter ones here of the catalog.
 LONG = {
+    "test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_others",
     "test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing",
     "test_silver_is_verified_rebuilt_and_goes_on",
     "test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag",

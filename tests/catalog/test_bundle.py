@@ -100,6 +100,7 @@ def topics(environment: dict[str, str], tmp_path: Path) -> None:
     return servers
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("topics")
 def test_jobs_that_end_run_as_they_are_deployed_their_tables_are_the_truth_and_every_question_and_query_answers(
     run: Any, spark: Any, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch

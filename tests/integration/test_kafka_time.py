@@ -21,6 +21,7 @@ from support.lakes import rows_of
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
+@pytest.mark.soak
 def test_messages_without_a_timestamp_are_used_and_their_sessions_expire_when_nothing_more_comes(
     spark: Any, broker_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     monkeypatch.setattr("sessionlake.bronze.silences._now", _Later(by))
 
 
+@pytest.mark.soak
 def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_p
     assert files_of(aside) == files
 
 
+@pytest.mark.soak
 def test_queries_that_have_ended_are_kept_by_nobody(spark: Any, settings: Settings) -> None:
     Lake(settings).ensure(spark, ["bronze.messages"])
     messages = StreamMaker(random.Random(1), LIGHT).make(20)

@@ -506,6 +506,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     assert explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))[0] == [one]
 
 
+@pytest.mark.soak
 def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_nothing_said(
     feed: Feed, capsys: pytest.CaptureFixture[str]
 ):
@@ -532,6 +533,7 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     assert "message unknown whether it is in it" in shown
 
 
+@pytest.mark.soak
 def test_batches_of_a_figure_are_told_as_far_as_they_are_known_behind_a_rebuild_of_silver(feed: Feed):
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:1]).run().write(points[1:2]).run()

@@ -104,6 +104,7 @@ def by_id(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     return sorted((row["row_id"], {k: v for k, v in row.items() if k not in ROW_KEY}) for row in rows)
 
 
+@pytest.mark.soak
 def test_cuts_that_were_too_many_to_be_handed_over_are_read(spark: Any, tmp_path: Path) -> None:
     home, told = Home(spark, tmp_path / "home"), list[set[str]]()
     merger = TableMerger(spark, home.settings)

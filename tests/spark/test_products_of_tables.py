@@ -162,6 +162,7 @@ LATE = [("ann", 7.5, -30_000), ("ann", 4.0, 45_000), ("bob", 3.0, 60_000)]
 WHOLE = [("ann", 1, 7.5, 7.5, 7.5), ("ann", 2, 6.5, 2.5, 4.0), ("bob", 2, 4.0, 3.0, 1.0)]
 
 
+@pytest.mark.soak
 def test_rows_that_come_late_and_rows_that_are_replaced_leave_what_sql_makes_of_the_source(fills: Fills) -> None:
     fills.settings = fills.settings.model_copy(update={"processors": fills.settings.processors[1:]})
     fills.write(*FIRST)

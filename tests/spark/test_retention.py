@@ -423,6 +423,7 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
     assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
 
 
+@pytest.mark.soak
 def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
     spark: Any, aging: Aging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
