@@ -30,7 +30,7 @@ _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB]")  # half of a character
 
 
 def encode(told: Any) -> bytes:
-    """JSON of statistics, or of a commit's action that has them: every reader decodes it alike."""
+    """JSON of statistics, of a commit's action, or of a version's checksum: every reader decodes it alike."""
     return _JSON.encode(told)
 
 
