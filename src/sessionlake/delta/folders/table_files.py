@@ -135,7 +135,7 @@ def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
         file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
         if read_vectors and len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
             raise LakeError(f"{file.path}: {len(file.gone)} rows are marked, and the log says otherwise")
-        if read_vectors and "numRecords" not in stats:
+        if read_vectors and not isinstance(stats.get("numRecords"), int):
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
     return found
