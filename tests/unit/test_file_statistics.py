@@ -113,7 +113,7 @@ def test_maintenance_corrects_the_statistics_of_entries_that_an_earlier_version_
     after = live(delta)
     assert {file.key for file in after} == {file.key for file in before}, "no row is written anew"
     assert {file.add["modificationTime"] for file in after} == {file.add["modificationTime"] for file in before}
-    assert [*map(correct, (file.add["stats"] for file in after))] == [None] * len(after)
+    assert [correct(file.add["stats"], file.held) for file in after] == [None] * len(after)
     assert not lake.latest_commits(None, TABLE, 1)[0].changes_rows
     version = delta.version()
     lake.compact(NO_SPARK, TABLE)
@@ -131,15 +131,38 @@ def test_entries_with_an_infinity_get_statistics_that_are_json(tmp_path: Path) -
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 1}
 
 
+@pytest.mark.parametrize("rows", [{}, {"numRecords": math.nan}, {"numRecords": None}])
+@pytest.mark.parametrize("put_together", [False, True])
+def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
+    tmp_path: Path, rows: dict[str, Any], put_together: bool
+) -> None:
+    schema = pa.schema([("key", pa.float64())])
+    lake = made(tmp_path, schema)
+    lake.append(None, TABLE, pa.table({"key": [1.0, 2.0]}, schema), Txn("app", 0))
+    commit = lake.path(TABLE) / "_delta_log" / f"{1:020}.json"
+    actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
+    for add in (action["add"] for action in actions if "add" in action):
+        add["stats"] = json.dumps(rows | {"minValues": {"key": -math.inf}, "maxValues": {"key": math.nan}})
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions), encoding="utf-8")
+    if put_together:
+        DeltaTable(lake.path(TABLE)).create_checkpoint()
+    assert lake.compact(NO_SPARK, TABLE) is None
+    [file] = live(DeltaTable(lake.path(TABLE)))
+    assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 2}
+    version = DeltaTable(lake.path(TABLE)).version()
+    lake.compact(NO_SPARK, TABLE)
+    assert DeltaTable(lake.path(TABLE)).version() == version, "once"
+
+
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.dictionaries(st.text(), inner, max_size=3)))
 def test_what_was_escaped_is_told_unescaped_and_what_is_so_is_left_alone(value: Any) -> None:
     try:
         plain = encode({"numRecords": 1, "minValues": {"key": value}}).decode()
     except UnicodeEncodeError:  # half a character, which no text of a table has
         return
-    assert correct(plain) is None
+    assert correct(plain, 1) is None
     escaped = json.dumps(json.loads(plain))
-    told = correct(escaped)
+    told = correct(escaped, 1)
     assert told is None or told == plain
     assert told is not None or not any(ord(character) > 0xFFFF for character in plain)
 

@@ -16,7 +16,10 @@ from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.schemas.definition import RETENTION, interval
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Kept, Vacuumed
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
+from support.lakes import limit
 
 TABLE = "gold.own"
 KEEP = timedelta(hours=6)
@@ -117,3 +120,73 @@ def test_what_killed_processes_had_begun_to_write_goes_at_once_with_a_tables_his
     lake.purge(NO_SPARK, TABLE, "receipt")
     assert begun(lake.path(TABLE)) == []
     assert files(lake.path(TABLE)) == 3
+
+
+# -- deletion vectors of a table whose newest version has none
+
+
+@pytest.fixture
+def purged(lake: Folders, monkeypatch: pytest.MonkeyPatch) -> tuple[Folders, int]:
+    """A table whose vectors were purged long after they were written, and its last version with a vector."""
+    limit(monkeypatch, rewritten_rows=-1)
+    lake.append(None, TABLE, pa.table({"value": [3, 4]}), Txn("app", 3))
+    lake.merge(NO_SPARK, TABLE, rows(3).append_column(DELETE, [[True]]), DELETES, Txn("merge", 0))
+    version = DeltaTable(lake.path(TABLE)).version()
+    pass_by(lake.path(TABLE), hours=100)
+    assert lake.purge_vectors(TABLE) == 1
+    for checkpoint in (f"{version + 1:020}.checkpoint.parquet", "_last_checkpoint"):
+        (lake.path(TABLE) / "_delta_log" / checkpoint).unlink()  # `pass_by` would not change the times in it
+    return lake, version
+
+
+DELETES = Upsert(("value",), (), deletes=True)
+
+
+def values(folder: Path, version: int) -> list[int]:
+    return sorted(pa.table(DeltaTable(folder, version=version).scan())["value"].to_pylist())
+
+
+def vectors(folder: Path) -> int:
+    return len([*folder.glob("deletion_vector_*.bin")])
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_vectors_count_from_the_commit_that_purged_them(purged: tuple[Folders, int], follows: bool) -> None:
+    lake, version = purged
+    folder, since = lake.path(TABLE), version if follows else None
+    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since)).files == 0
+    assert values(folder, version) == [0, 1, 2, 4]
+    pass_by(folder, hours=5)
+    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since)).files == 0
+    assert values(folder, version) == [0, 1, 2, 4]
+
+
+def test_vectors_that_were_purged_go_with_their_file(purged: tuple[Folders, int]) -> None:
+    lake, version = purged
+    pass_by(lake.path(TABLE), hours=7)
+    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP)).files == 2
+    assert (vectors(lake.path(TABLE)), lake.lost_files(None, TABLE)) == (0, [])
+    assert values(lake.path(TABLE), version + 1) == [0, 1, 2, 4]
+
+
+def test_vectors_stay_as_long_as_their_file_though_the_log_no_longer_has_the_commit_that_purged_them(
+    purged: tuple[Folders, int],
+) -> None:
+    lake, version = purged
+    folder, kept = lake.path(TABLE), Kept(KEEP, versions=timedelta(hours=1))
+    read = DeltaTable(folder, version=version)  # by a query that takes hours
+    lake.vacuum(NO_SPARK, TABLE, kept)
+    pass_by(folder, hours=2)
+    lake.append(None, TABLE, rows(5), Txn("app", 5))
+    DeltaTable(folder).create_checkpoint()
+    pass_by(folder, hours=2)
+    for _ in range(2):
+        lake.vacuum(NO_SPARK, TABLE, kept)
+    assert not (folder / "_delta_log" / f"{version + 1:020}.json").exists()
+    assert sorted(pa.table(read.scan())["value"].to_pylist()) == [0, 1, 2, 4]
+
+
+def test_vectors_that_were_purged_go_at_once_with_a_tables_history(purged: tuple[Folders, int]) -> None:
+    lake, _ = purged
+    lake.purge(NO_SPARK, TABLE, "receipt")
+    assert (files(lake.path(TABLE)), vectors(lake.path(TABLE))) == (4, 0)

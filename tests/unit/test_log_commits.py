@@ -196,3 +196,14 @@ def test_no_more_than_a_few_checksums_stand_beside_the_log(lake: Folders) -> Non
         lake.append(None, TABLE, rows(a=number), Txn("app", number))
     assert_noted(lake)
     assert sorted(int(file.stem) for file in lake.path(TABLE).glob("_delta_log/*.crc")) == [*range(16, 26)]
+
+
+def test_checksums_hold_characters_beyond_the_first_plane_unescaped(tmp_path: Path) -> None:
+    """As all else that is written to a log: arrow-rs decodes some escaped ones wrong."""
+    lake, name = Folders(Settings(home=tmp_path)), "\U00020bb7"
+    schema = pa.schema([(name, pa.string())])
+    DeltaTable.create(lake.path(TABLE), schema)
+    lake.append(None, TABLE, pa.table({name: ["a"]}, schema), Txn("app", 0))
+    checksum = lake.path(TABLE) / "_delta_log" / f"{1:020}.crc"
+    assert name in checksum.read_text(encoding="utf-8")
+    assert_noted(lake)

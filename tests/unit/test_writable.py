@@ -145,6 +145,27 @@ def test_a_protocol_s_features_that_the_table_does_not_use_ask_nothing(lake: Fol
         commit(lake)
 
 
+@pytest.mark.parametrize("as_struct", ["true", "false"])
+@pytest.mark.parametrize("write", [*COMMITS, "purge of vectors"])
+def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
+    lake: Folders, write: str, as_struct: str
+) -> None:
+    lake.set_property(NO_SPARK, TABLE, "delta.checkpoint.writeStatsAsJson", "false")
+    lake.set_property(NO_SPARK, TABLE, "delta.checkpoint.writeStatsAsStruct", as_struct)
+    lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
+    for number, (one, other) in enumerate(("ab", "cd")):
+        lake.append(None, TABLE, rows(**{one: number, other: number + 1}), Txn("app", number))
+    gone = rows(d=0, delete=True)
+    assert merged_by_marking(opened(lake.path(TABLE)), gone, UPSERT, "marks", 1)
+    opened(lake.path(TABLE)).create_checkpoint()
+    expected = {"append": {"a": 0, "b": 1, "c": 1, "x": 9}, "replacement": {"x": 9}, "merge": {"a": 9, "b": 1, "c": 1},
+                "removal": {}, "emptying": {}, "purge of vectors": {"a": 0, "b": 1, "c": 1}}  # fmt: skip
+    assert lake.lost_files(None, TABLE) == []
+    (COMMITS | {"purge of vectors": lambda lake: lake.purge_vectors(TABLE)})[write](lake)
+    assert held(lake) == expected[write]
+    assert lake.count(NO_SPARK, TABLE, UP_TO_1) == sum(value <= 1 for value in expected[write].values())
+
+
 def test_what_comes_between_writing_and_the_commit_is_asked_for_again(lake: Folders) -> None:
     with lake.stage(None, TABLE, rows(a=1)) as staged:
         restated(lake, **ASKS["a CHECK constraint"])

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,23 +19,9 @@ from sessionlake.delta.schemas.definition import CHECKPOINT_INTERVAL, CHECKPOINT
 from sessionlake.local.paths import log_path
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, PostCommitHookProperties
+    from deltalake import DeltaTable
 
 _LOG = logging.getLogger(__name__)
-
-
-@contextmanager
-def committing(delta: DeltaTable) -> Iterator[PostCommitHookProperties]:
-    """Gives what a commit of delta-rs must be told to be that alone; behind the block the log gets its checkpoint."""
-    from deltalake import PostCommitHookProperties
-
-    before = delta.version()
-    yield PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-    # Not every way to commit tells the table that it was taken from.
-    version = max(delta.version(), before + 1)
-    log = folder_of(delta) / "_delta_log"
-    sync(*(log / f"{number:020}.json" for number in range(before + 1, version + 1)), log)
-    settle(delta, version)
 
 
 def settle(delta: DeltaTable, version: int) -> None:

@@ -30,7 +30,7 @@ _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB]")  # half of a character
 
 
 def encode(told: Any) -> bytes:
-    """JSON of statistics, or of a commit's action that has them: every reader decodes it alike."""
+    """JSON of statistics, of a commit's action, or of a version's checksum: every reader decodes it alike."""
     return _JSON.encode(told)
 
 
@@ -39,17 +39,22 @@ def parse(stats: str | None) -> dict[str, Any]:
     return json.loads(stats or "{}", parse_float=Decimal)
 
 
-def correct(stats: str | None) -> str | None:
+def correct(stats: str | None, rows: int) -> str | None:
     """The same statistics as every reader decodes them alike; None if they are so already.
 
-    Earlier versions escaped characters beyond U+FFFF, and wrote infinities, which are no JSON.
+    Earlier versions escaped characters beyond U+FFFF, and wrote infinities, which are no JSON. Other writers may do so,
+    and may leave out the number of rows.
+
+    Args:
+        stats: as the log has them.
+        rows: how many the file has.
     """
     if not stats:
         return None
     try:
         msgspec.json.decode(stats)
     except msgspec.DecodeError:
-        return encode({"numRecords": parse(stats)["numRecords"]}).decode()
+        return encode({"numRecords": rows}).decode()
     return encode(parse(stats)).decode() if _ESCAPED.search(stats) else None
 
 

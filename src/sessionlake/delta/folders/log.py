@@ -139,7 +139,7 @@ def corrected(table: Writable) -> bool:
     Returns:
         False if another commit has come in between, so that it is to be done again.
     """
-    found = ((file, correct(file.add.get("stats"))) for file in table.files)
+    found = ((file, correct(file.add.get("stats"), file.held)) for file in table.files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
     return not actions or committed(table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions)
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from msgspec.json import decode
 
 from sessionlake.delta.folders.deletion_vectors import read_vector, vector_file
-from sessionlake.delta.folders.file_statistics import parse
+from sessionlake.delta.folders.file_statistics import encode, parse
 from sessionlake.errors import LakeError
 from sessionlake.local.paths import file_of, path_of
 from sessionlake.protocol.types import Int64s
@@ -135,7 +135,7 @@ def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
         file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
         if read_vectors and len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
             raise LakeError(f"{file.path}: {len(file.gone)} rows are marked, and the log says otherwise")
-        if read_vectors and "numRecords" not in stats:
+        if read_vectors and not isinstance(stats.get("numRecords"), int):
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
     return found
@@ -184,6 +184,18 @@ def key_of(action: Action) -> tuple[str, str]:
 
 def _as_json(add: Action) -> Action:
     """An `add` of a checkpoint as a commit has it."""
-    names = ("path", "size", "modificationTime", "stats")
+    names = ("path", "size", "modificationTime")
     vector = {name: value for name, value in (add.get("deletionVector") or {}).items() if value is not None}
-    return {name: add[name] for name in names} | ({"deletionVector": vector} if vector else {})
+    known = {name: add[name] for name in names} | {"stats": _stats_of(add)}
+    return known | ({"deletionVector": vector} if vector else {})
+
+
+def _stats_of(add: Action) -> str | None:
+    """The statistics in a checkpoint's `add`; if it has them as columns alone, the number of rows; None if neither.
+
+    A table's properties `delta.checkpoint.writeStatsAsJson` and `…AsStruct` say which there are.
+    """
+    if (stats := add.get("stats")) is not None:
+        return str(stats)
+    rows = (add.get("stats_parsed") or {}).get("numRecords")
+    return None if rows is None else encode({"numRecords": rows}).decode()

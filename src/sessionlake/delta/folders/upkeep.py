@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from msgspec.json import decode
 
-from sessionlake.delta.folders.commits import committing, discard, put_together
+from sessionlake.delta.folders.commits import discard, put_together
 from sessionlake.delta.folders.deletion_vectors import vector_file
 from sessionlake.delta.folders.durable import sync
 from sessionlake.delta.folders.file_rows import rows_of
@@ -167,24 +167,24 @@ def vacuum(spark: SparkSession, folder: Path, kept: Kept) -> Vacuumed:
     """Removes files and log entries that are not to be kept."""
     moment = time.time() - kept.span.total_seconds()
     needed = None if kept.since is None else written_at(folder, kept.since)
-    if kept.since is not None and needed is not None:
-        _date_removed(folder, kept.since)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
     _remove_log(folder, _log_kept_since(kept), kept.since)
     return freed
 
 
-def _date_removed(folder: Path, since: int) -> None:
-    """Gives files that were removed behind a version the time of that.
+def _date_removed(folder: Path, before: float) -> None:
+    """Gives files that were removed since a moment (seconds since the epoch) the time of their removal.
 
-    A log forgets removed files after the table's `RETENTION`, whoever has yet to read them. VACUUM, by Spark and by
-    delta-rs, goes by a file's own time from then on, which is when it was written: long before that version, perhaps.
+    VACUUM goes by a file's own time, which is when it was written, where the log does not name the file: delta-rs never
+    looks up deletion vectors, and a log forgets removed files after the table's `RETENTION`, whoever has yet to read
+    them. The file may be much older than the last version that needs it.
     """
-    commits = (file for file in _log(folder).glob("*.json") if file.stem.isdigit() and int(file.stem) > since)
-    for commit in commits:
+    for commit in (file for file in _log(folder).glob("*.json") if file.stem.isdigit()):
         moment = commit.stat().st_mtime
-        for file in _removed_by(commit, folder):
-            if file.is_file() and file.stat().st_mtime < moment:
+        if moment < before:
+            continue
+        for file in _removed_by(commit, folder):  # a clone's log also names files of the table that it was made of
+            if file.is_relative_to(folder) and file.is_file() and file.stat().st_mtime < moment:
                 os.utime(file, (moment, moment))
 
 
@@ -202,6 +202,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
 def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     """Removes files that no version since a moment (seconds since the epoch) needs."""
     unnamed = _remove_unnamed(folder, before)
+    _date_removed(folder, before)
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
     delta = opened(folder)
     if has_vectors(delta) or obstacle(delta):  # delta-rs would take vectors for files that no version names
@@ -211,28 +212,30 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
         left = _held(folder)
         freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
     else:
+        # It also names a file that was removed long ago with one vector, and lately with another.
         found = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
-        there = [folder / path for path in found if (folder / path).is_file()]  # or gone since an earlier time
-        freed = Vacuumed(len(there), sum(file.stat().st_size for file in there))
-        if found:
-            with committing(delta) as hooks:
-                delta.vacuum(
-                    hours, dry_run=False, enforce_retention_duration=False, full=True, post_commithook_properties=hooks
-                )
+        freed = _remove_older((folder / path for path in found), before)
     return Vacuumed(unnamed.files + freed.files, unnamed.freed + freed.freed)
 
 
 def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
     """Removes what processes that were killed had begun to write, of the log, too."""
-    files = size = 0
+    found = list[Path]()
     for parent, _, names in os.walk(folder):  # which passes over what is removed meanwhile
         of_task = _OF_TASKS in Path(parent).relative_to(folder).parts
-        for file in (Path(parent, name) for name in names if of_task or _UNNAMED.fullmatch(name)):
-            with suppress(FileNotFoundError):  # it has its name meanwhile
-                told = file.stat()
-                if told.st_mtime < before:
-                    file.unlink()
-                    files, size = files + 1, size + told.st_size
+        found += (Path(parent, name) for name in names if of_task or _UNNAMED.fullmatch(name))
+    return _remove_older(found, before)
+
+
+def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
+    """Removes those files whose own time is before a moment (seconds since the epoch)."""
+    files = size = 0
+    for file in found:
+        with suppress(FileNotFoundError):  # it is gone, or has its name, meanwhile
+            told = file.stat()
+            if told.st_mtime < before:
+                file.unlink()
+                files, size = files + 1, size + told.st_size
     return Vacuumed(files, size)
 
 

@@ -6,7 +6,6 @@ the log what the table's columns and properties are.
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from msgspec.json import decode
 
+from sessionlake.delta.folders.file_statistics import encode
 from sessionlake.delta.folders.table_files import Action, adds_of
 
 _LOG = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def _write(log: Path, version: int, found: _Version) -> None:
         "protocol": found.protocol,
     }
     written = log / f".{uuid.uuid4()}.crc"
-    written.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    written.write_bytes(encode(told) + b"\n")
     written.replace(log / f"{version:020}.crc")
     # Of older versions nobody reads it, and whoever looks for the newest looks at each file that is there.
     (log / f"{version - _KEPT:020}.crc").unlink(missing_ok=True)
