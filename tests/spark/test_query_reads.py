@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import check, fetch
 from sessionlake.cli.query_as_of import answer_as_of
 from sessionlake.cli.remote_tables import require_reading
 from sessionlake.cli.show import OutputFormat
+from sessionlake.cli.sql_names import without_prefixes
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import reads_of, require_condition
@@ -163,6 +165,9 @@ REFUSED = [
 ]  # fmt: skip
 
 
+QUERIES = sorted((Path(__file__).parents[2] / "resources" / "queries").glob("*.sql"))
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path / "home")
@@ -244,6 +249,31 @@ def test_every_function_of_spark_is_either_safe_or_left_out_on_purpose(spark):
     xpaths = {name for name in found if name.startswith("xpath")}
     assert found - SAFE_FUNCTIONS == {*runs_code, *reads_files, *WHO, *xpaths, *words} - {"schema_of_protobuf"}
     assert not SAFE_FUNCTIONS - found
+
+
+@pytest.mark.parametrize("file", QUERIES, ids=lambda file: file.stem)
+def test_the_bundle_s_queries_are_answered_as_they_are(spark, settings, file):
+    lake = Lake(settings)
+    lake.ensure(spark, [one for one in TABLES if one in file.read_text()])
+    check(settings, file.read_text())
+    names, _ = fetch(spark, settings, file.read_text())
+    assert names
+
+
+@pytest.mark.parametrize(
+    ("sql", "expanded"),
+    [
+        ("SELECT 1 FROM IDENTIFIER(:prefix || 'silver.sessions')", "SELECT 1 FROM silver.sessions"),
+        ("SELECT 1 FROM identifier ( :PREFIX||'ops.ledger' ) AS l", "SELECT 1 FROM ops.ledger AS l"),
+        ("SELECT 'IDENTIFIER(:prefix || ''a.b'')' -- IDENTIFIER(:prefix || 'a.b')", None),
+        ("SELECT 1 FROM IDENTIFIER(:prefix || 'a.b; DROP TABLE a.b')", None),
+        ("SELECT 1 FROM IDENTIFIER(:prefix || 'text.`/etc/passwd`')", None),
+        ("SELECT 1 FROM IDENTIFIER(:other || 'silver.sessions')", None),
+        ("SELECT '", None),
+    ],
+)
+def test_only_a_table_s_name_takes_the_place_of_a_prefixed_one(sql, expanded):
+    assert without_prefixes(sql) == (expanded or sql)
 
 
 def test_a_statement_with_a_leading_comment_is_answered(spark, settings):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.cli.context import say
 from sessionlake.cli.show import OutputFormat, Rows, collected, show
-from sessionlake.cli.sql_names import names_in, renamed
+from sessionlake.cli.sql_names import names_in, renamed, without_prefixes
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
@@ -43,7 +43,7 @@ def check(settings: Settings, sql: str) -> None:
     if not sql.strip():
         raise UsageError('query: expected one statement, as in "SELECT * FROM silver.sessions"')
     lake, known = Lake(settings), tables(settings)
-    named = [str(one) for one in names_in(sql) if str(one) in known]
+    named = [str(one) for one in names_in(without_prefixes(sql)) if str(one) in known]
     asked = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
     missing = [table for table in asked if lake.surely_lacks(table)]
     if missing:
@@ -149,7 +149,7 @@ def placed(lake: Lake, sql: str) -> str:
     Others are columns of what the statement itself calls so, or are named in full.
     """
     known = {*tables(lake.settings), *FUNCTIONS}
-    return renamed(sql, lambda one: lake.storage.sql_name(str(one)) if str(one) in known else None)
+    return renamed(without_prefixes(sql), lambda one: lake.storage.sql_name(str(one)) if str(one) in known else None)
 
 
 def tables(settings: Settings) -> list[str]:

@@ -6,11 +6,14 @@ Whether a statement only reads is not decided here, but by the engine that runs 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+_PREFIXED = ["identifier", "(", ":", "prefix", "||", ")"]
+_TABLE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 _EXPLAIN_MODES = ("EXTENDED", "FORMATTED", "COST", "CODEGEN")
 
 
@@ -58,6 +61,28 @@ def renamed(sql: str, rename: Callable[[Named], str | None]) -> str:
         if new is not None:
             parts += [sql[at : one.start], new]
             at = one.end
+    return "".join([*parts, sql[at:]])
+
+
+def without_prefixes(sql: str) -> str:
+    """The statement with `silver.sessions` for `IDENTIFIER(:prefix || 'silver.sessions')`.
+
+    The bundle's queries name tables so, for the schemas of each deployment; here the lake says where its tables are.
+    """
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    try:
+        tokens = sqlglot.tokenize(sql, dialect="databricks")
+    except SqlglotError:
+        return sql
+    parts, at = [], 0
+    for first in range(len(tokens) - len(_PREFIXED)):
+        found = tokens[first : first + len(_PREFIXED) + 1]
+        *words, name, _ = (token.text for token in found)
+        if [word.lower() for word in words] + [found[-1].text] == _PREFIXED and _TABLE.fullmatch(name):
+            parts += [sql[at : found[0].start], name]
+            at = found[-1].end + 1
     return "".join([*parts, sql[at:]])
 
 
