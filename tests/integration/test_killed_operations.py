@@ -17,10 +17,11 @@ import yaml
 
 from sessionlake.cli.doctor import _as_booked
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import CHANGES, MESSAGES, RETAINED
+from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, RETAINED
 from sessionlake.delta.storage.faults import VARIABLE
 from sessionlake.ledger.retained import heads
 from sessionlake.settings.model import Settings
+from sessionlake.streaming.generations import Generations
 from spark.test_forgetting import GONE, run, stream
 from support.lakes import rows_of
 from support.retention import Aging, aging_settings
@@ -124,6 +125,23 @@ def test_the_command_that_a_run_names_ends_an_operation_that_was_killed(
     settings = Settings.model_validate({"home": folder, **CONFIG})
     gone = GONE not in {row["session_id"] for row in rows_of(spark, Lake(settings), CHANGES)}
     assert gone == (death.words.startswith("forget") and not death.undoes)
+
+
+@pytest.mark.parametrize("place", ["after:bronze.held", "after:bronze.retired", f"before:{LEDGER}", f"after:{LEDGER}"])
+def test_a_recovery_of_bronze_that_was_killed_is_ended_by_the_same_command(
+    spark: Any, filled: Path, tmp_path: Path, place: str
+) -> None:
+    home = Home(shutil.copytree(filled, tmp_path / "home"), 2)
+    killed = home.run("recover bronze", **{VARIABLE: place})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    home.require("recover bronze")
+    home.require("run silver --once")
+    home.require("verify silver")
+    lake = Lake(Settings.model_validate({"home": home.folder, **CONFIG}))
+    booked = [row["messages"] for row in rows_of(spark, lake, LEDGER) if row["layer"] == "bronze"]
+    assert booked == [len(rows_of(spark, lake, MESSAGES))]
+    generations = Generations(lake.settings.checkpoint("bronze"), "bronze")
+    assert generations.present.newest is None
 
 
 @pytest.fixture(scope="module")
