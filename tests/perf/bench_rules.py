@@ -83,6 +83,7 @@ def series_of(rows: int) -> dict[str, pa.Array]:
         "session_id": pa.array([f"sensor-{r % SESSIONS:04d}-5f3e" for r in row.tolist()]),
         "row_id": pa.array([f"row-{r:06d}" for r in row.tolist()]),
         "metric": pa.array([METRICS[n % len(METRICS)] for n in number.tolist()]),
+        "partition": pa.array(np.zeros(len(number), np.int32)),
     }
 
 
@@ -94,7 +95,7 @@ def tier(product: Product, series: dict[str, pa.Array], minutes: np.ndarray, len
     value = rnd.normal(0, 1, len(each))
     first = np.repeat(minutes, count) * 60_000
     columns: dict[str, pa.Array] = {name: values.take(pa.array(each)) for name, values in series.items()}
-    for name, sql in product.columns[5:]:
+    for name, sql in product.columns[len(product.row_keys) :]:
         number = {"bigint": first, "int": np.zeros(len(each), np.int32)}.get(sql, value)
         columns[name] = pa.array(number)
     columns |= {"window_start": start, "points": pa.array(np.full(len(each), 2 * length))}
@@ -112,7 +113,7 @@ def write_history(folder: Path, rows: int) -> int:
     for day in range(HOURS // 24):
         append(folder, METRICS_1D, tier(METRICS_1D, series, START + np.array([day * 1440]), 1440, 2000 + day))
     texts = [(name, pa.string()) for name in ("rule", "topic", "session_id", "row_id", "value", "event", "retracts")]
-    log = pa.schema([*texts, ("window_end", pa.timestamp("us", "UTC"))])
+    log = pa.schema([*texts, ("partition", pa.int32()), ("window_end", pa.timestamp("us", "UTC"))])
     write_deltalake(folder / RULE_EVENTS, log.empty_table())
     return START + HOURS * 60
 
@@ -146,7 +147,7 @@ def measure(
 
 
 def _touched(part: pa.Table, end: int) -> pa.Table:
-    rows = part.select(["topic", "session_id", "row_id", "metric"])
+    rows = part.select(["topic", "session_id", "row_id", "metric", "partition"])
     rows = rows.append_column("end", pa.array(np.full(part.num_rows, end)))
     return rows.append_column("ts", pa.array(np.full(part.num_rows, end * 60_000 - 1)))
 

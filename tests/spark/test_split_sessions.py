@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,28 +13,67 @@ import pytest
 
 from sessionlake.cli.doctor import Level, _session_ids
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import EVENTS, MESSAGES, METRICS_1H, METRICS_1M, ROWS, SENSOR_AVERAGES, SESSIONS
+from sessionlake.delta.schemas.names import (
+    EVENTS,
+    MESSAGES,
+    METRICS_1H,
+    METRICS_1M,
+    ROWS,
+    RULE_EVENTS,
+    RULES,
+    SENSOR_AVERAGES,
+    SESSIONS,
+)
 from sessionlake.gold.declared import tables_of
+from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.verify import verify_gold
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import CaptureSettings, GoldSettings, OnViolation, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake_lab.truth import KafkaMessage
-from support.lakes import assert_silver_is_the_truth, in_order, rows_of, write_bronze
+from support.lakes import assert_silver_is_the_truth, in_order, rows_of, write_bronze, write_rows
 from support.layers import run_layers
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
 
+TEXTS = {
+    "window": "when: last(price) over 1 min != first(price) over 1 min",
+    "figure": "{by: [topic, session_id], when: avg(small) over 3 min > min(small) over 2 min}",
+    "across": "{by: [session_id], when: count(price) over 2 min > 3}",
+    "pair": "{by: [topic, session_id], when: status != 'OPEN' then status != '7' within 5 min}",
+    "alone": "{by: [topic, session_id, status], when: price > 0 not followed by price < 0 within 20 s}",
+}
+"""Rules of each kind, by name."""
+OTHER_VALUES: dict[str, list[Any]] = {"price": [7.25, -3.5, 0.5], "small": [5, 9, -4], "status": ["OPEN", "SHUT", "7"]}
 GOLD = ("gold.rolling_average", SENSOR_AVERAGES, METRICS_1M, METRICS_1H)
 _OF_BATCHES = {"revision", "pane"}
 
 
 def streams() -> list[KafkaMessage]:
-    """Two producers that choose partitions differently: every id of one is among those of the other."""
+    """Two producers that choose partitions differently: every id of one is among those of the other.
+
+    What the second says of its sessions has other values, and mostly other times.
+    """
     rnd = random.Random(11)
     messages = StreamMaker(rnd, LIGHT, ["capture.a"]).make(60)
-    moved = [message._replace(partition=message.partition + 3) for message in messages]
-    return [*messages, *moved]
+    return [*messages, *(other(rnd, message) for message in messages)]
+
+
+def other(rnd: random.Random, message: KafkaMessage) -> KafkaMessage:
+    """The message of another session of its id, in another partition."""
+    later = rnd.choice([0, 0, 900, 40_000])
+    moved = message._replace(partition=message.partition + 3, timestamp=message.timestamp + later)
+    try:
+        body = json.loads(message.value or b"")
+    except ValueError:  # what is malformed stays so
+        return moved
+    if not isinstance(body, dict) or not isinstance(body.get("ts"), int):
+        return moved
+    body["ts"] += later
+    for row in body["rows"] if isinstance(body.get("rows"), list) else []:
+        if isinstance(row, dict):
+            row |= {name: rnd.choice(values) for name, values in OTHER_VALUES.items() if name in row}
+    return moved._replace(value=json.dumps(body).encode())
 
 
 def interleaved(rnd: random.Random, messages: list[KafkaMessage]) -> list[KafkaMessage]:
@@ -61,7 +102,9 @@ def filled(
         gold=GoldSettings(shards=2, rolling_points=3),
     )
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES])
+    lake.ensure(spark, [MESSAGES, RULES])
+    rules = [{"name": name, "text": text, "enabled": True, "updated_at": None} for name, text in TEXTS.items()]
+    write_rows(spark, lake, RULES, rules)
     for batch in batches:
         write_bronze(spark, lake, batch)
         run(spark, settings)
@@ -73,6 +116,15 @@ def held(spark: Any, settings: Settings, table: str) -> list[str]:
     return in_order(rows.drop_columns([name for name in rows.column_names if name in _OF_BATCHES]))
 
 
+def alerts(spark: Any, settings: Settings) -> Counter[tuple[Any, ...]]:
+    """The alerts that stand."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for row in rows_of(spark, Lake(settings), RULE_EVENTS):
+        what = row["retracts"] or row["event"]
+        found[row["rule"], *(row[name] for name in KEY), row["window_end"], what] += -1 if row["retracts"] else 1
+    return +found
+
+
 def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, tmp_path: Path) -> None:
     rnd, messages = random.Random(3), streams()
     once = filled(spark, tmp_path / "once", [messages])
@@ -81,6 +133,11 @@ def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, t
     assert_silver_is_the_truth(spark, often, messages)
     for table in (ROWS, SESSIONS, *GOLD):
         assert held(spark, once, table) == held(spark, often, table), table
+    stand = alerts(spark, once)
+    assert stand == alerts(spark, often)
+    assert {rule for rule, *_ in stand} == {*TEXTS}
+    apart = Counter((rule, session) for rule, _, session, *_ in {alert[:4] for alert in stand})
+    assert {rule for (rule, _), partitions in apart.items() if partitions == 2} == {*TEXTS} - {"across"}
 
     reader = Lake(often).reader(spark)
     ids = {row["session_id"] for row in rows_of(spark, Lake(often), SESSIONS)}

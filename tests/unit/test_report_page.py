@@ -244,6 +244,7 @@ def test_the_alerts_that_stand_are_drawn_and_the_retracted_are_not(lake):
                 "rule": ["hot", "hot", "hot", "cold", "gone", "gone"],
                 "topic": ["capture.a"] * 6,
                 "session_id": ["s"] * 6,
+                "partition": pa.array([1] * 6, pa.int32()),
                 "row_id": pa.array([None] * 6, pa.string()),
                 "value": pa.array([None] * 6, pa.string()),
                 "event": ["raised", "cleared", "raised", "raised", "raised", "retracted"],
@@ -256,7 +257,8 @@ def test_the_alerts_that_stand_are_drawn_and_the_retracted_are_not(lake):
         ),
     )
     found = latest_alerts(lake.reader())
-    assert [(one.rule, one.key) for one in found] == [("hot", ("capture.a", "s")), ("cold", ("capture.a", "s"))]
+    key = ("capture.a", "s", "partition 1")
+    assert [(one.rule, one.key) for one in found] == [("hot", key), ("cold", key)]
     assert found[0].spans == ((NOON, NOON + minute_), (NOON + 3 * minute_, None))
     shown = seen(lake)
     assert shown.charts == ["When rules were raised and cleared, over event time"]

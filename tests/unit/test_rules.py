@@ -18,7 +18,7 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
-from sessionlake.gold.rules.alerts import Alert, Cause, net
+from sessionlake.gold.rules.alerts import KEY, Alert, Cause, net
 from sessionlake.gold.rules.batch import Asked, Batch, Row, Stored
 from sessionlake.gold.rules.document import Problem, read_file, read_text
 from sessionlake.gold.rules.patterns import MATCH, events_of, sought
@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
 )
 TIERS = {1: METRICS_1M, 60: METRICS_1H, 1440: METRICS_1D}
 Change = dict[str, Any]
-ORDER = ("ts", "position", "ordinal", "topic", "session_id", "row_id")
+ORDER = ("ts", "position", "topic", "session_id", "partition", "ordinal", "row_id")
 
 
 def rule(name: str, when: str, **others: Any) -> Rule:
@@ -96,7 +96,7 @@ def changes_of(drawn: Iterable[tuple[Any, ...]]) -> list[Change]:
     out = []
     for i, (topic, session, row, ts, price, qty, status, who, deletes) in enumerate(drawn):
         gone = deletes and price is qty is status is who is None
-        values = (topic, session, row, ts, i, 0, price, qty, status, who, gone, i % 2)
+        values = (topic, session, row, ts, i // 2, 0, price, qty, status, who, gone, i % 2)
         out.append(dict(zip(SCHEMA.names, values, strict=True)))
     return out
 
@@ -130,7 +130,7 @@ class Memory(Stored):
         for change in changes:
             if any(change[name] is not None for name in SCHEMA.names[6:10]):
                 self.times[change["topic"]] = max(change["ts"], self.times.get(change["topic"], -(10**15)))
-        touched = part.select(["topic", "session_id", "row_id", "metric"])
+        touched = part.select(["topic", "session_id", "row_id", "metric", "partition"])
         touched = touched.append_column("end", pa.array(ends(part, 1))).append_column("ts", part["_first_ts"])
         new = [one for one in rules if one not in self.known]
         known = [one for one in rules if one in self.known]
@@ -194,7 +194,9 @@ def by_hand(rule: Rule, changes: list[Change]) -> set[tuple[Any, ...]]:
 
 
 def key_of(rule: Rule, change: Change) -> tuple[Any, ...]:
+    """An id in two partitions of a topic is two sessions: with both named, the partition is part of the key."""
     names = [name if name in SCHEMA.names else "text:1" for name in rule.by]
+    names += ["partition"] if {"topic", "session_id"} <= {*rule.by} else []
     return tuple(change[name] for name in names)
 
 
@@ -305,8 +307,8 @@ def about(tree: Any, change: Change) -> bool:
 
 def logged(rows: list[Row], rule: Rule) -> set[tuple[Any, ...]]:
     alerts = net(((row.logged.alert, row.logged.retracted) for row in rows), lambda alert: alert.rule == rule.name)
-    places = {"topic": 0, "session_id": 1, "row_id": 2}
-    return {(tuple(a.key[places.get(name, 3)] for name in rule.by), a.at_ms, a.event) for a in alerts}
+    places = [KEY.index(name) if name in KEY else KEY.index("value") for name in rule.keys]
+    return {(tuple(a.key[place] for place in places), a.at_ms, a.event) for a in alerts}
 
 
 @examples(usual=60, in_all=500)
@@ -322,6 +324,45 @@ def test_whatever_the_batches_the_log_bears_what_plain_python_makes_of_all_event
         memory.take_in(arriving[a:b], rules if number else rules[1:])
     for one in rules if cuts else rules[1:]:
         assert logged(memory.rows, one) == by_hand(one, changes), one
+
+
+OF_SESSIONS = [
+    rule("sums", "sum(price) over 3 min > 3"),
+    rule("ends", "last(price) over 2 min > first(price) over 2 min"),
+    rule("sessions", "max(price) over 2 min > 2 and count(price) over 4 min < 3", by=["topic", "session_id"]),
+    rule("pair", "status = 'in' then status = 'out' within 2 min"),
+    rule("first", "status = 'out' without status = 'in' before it"),
+    rule("waits", "status = 'in' not followed by status = 'out' within 2 min", by=["topic", "session_id", "who"]),
+]
+TWO_SESSIONS = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 4).map(lambda n: n * 45_000), st.none() | st.integers(0, 5).map(float),
+              st.none() | st.sampled_from(["in", "out"])),
+    max_size=14,
+)  # fmt: skip
+
+
+@examples(usual=60, in_all=500)
+@given(TWO_SESSIONS, st.lists(st.integers(0, 14), max_size=3), st.randoms(use_true_random=False))
+def test_two_sessions_of_one_id_in_two_partitions_are_judged_each_alone(
+    drawn: list[tuple[Any, ...]], cuts: list[int], rnd: Any
+) -> None:
+    """Their points share event times, positions and ordinals; a third session moves the topic's stream time."""
+    sessions: tuple[list[Change], list[Change]] = ([], [])
+    for partition, ts, price, status in drawn:
+        own = sessions[partition]
+        values = ("a", "s", "r", ts, len(own), 0, price, None, status, "u", False, partition)
+        own.append(dict(zip(SCHEMA.names, values, strict=True)))
+    third = point(60 * MINUTE, 1.0) | {"session_id": "third"}
+    both = [*sessions[0], *sessions[1]]
+    arriving, memory = rnd.sample(both, len(both)), Memory()
+    for a, b in pairwise([0, *sorted(cuts), len(both)]):
+        memory.take_in(arriving[a:b], OF_SESSIONS)
+    memory.take_in([third], OF_SESSIONS)
+    alone = [Memory(), Memory()]
+    for one, changes in zip(alone, sessions, strict=True):
+        one.take_in([*changes, third], OF_SESSIONS)
+    for rule in OF_SESSIONS:
+        assert logged(memory.rows, rule) == logged([*alone[0].rows, *alone[1].rows], rule), rule
 
 
 MALFORMED = """rules:

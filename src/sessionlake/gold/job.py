@@ -12,7 +12,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.alerts.book import forget
+from sessionlake.gold.alerts.book import forget, refuse_mixed_sessions
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.averages import AverageWriter
 from sessionlake.gold.batch_rows import BatchRows
@@ -71,12 +71,13 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
 
     Raises:
         LakeError: the checkpoint is new and the tables are not, or they were built with another number of shards, or
-            a table by other logic, or a rebuild of silver was interrupted.
+            a table by other logic, or what rules found by an earlier version, or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
     with lake.storage.remembering():
         _check(spark, lake)
         refuse_other_logic(spark, lake, tables)
+        refuse_mixed_sessions(spark, lake)
         mark_left_out(spark, lake, tables)
         new = to_begin(spark, lake, tables)
         there = [table for table in tables if table not in new]

@@ -68,7 +68,7 @@ class LatePoints:
         return any((cause["partition"], cause["offset"]) == self.corrects for cause in row["because"])
 
     def _alerts(self, reader: TableReader) -> list[Row]:
-        own = [(name, eq, self.series[name]) for name in ("topic", "session_id", "row_id")]
+        own = [(name, eq, self.series[name]) for name in ("topic", "session_id", "partition", "row_id")]
         return sorted(reader.rows(RULE_EVENTS, *own), key=itemgetter("window_end"))
 
 
@@ -116,7 +116,7 @@ def _apply(spark: SparkSession, settings: Settings, text: str) -> None:
 
 def _longest(reader: TableReader, session: Row) -> list[Row]:
     """The points of the session's longest series of doubles, in event time."""
-    own = [(name, eq, session[name]) for name in ("topic", "session_id")]
+    own = [(name, eq, session[name]) for name in ("topic", "session_id", "partition")]
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in reader.rows(AVERAGES, *own):
         if not float(row["value"]).is_integer():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.columns import GOLD_BATCH, ORDINAL, ROW_ID, SESSION_ID, TOPIC, TS
+from sessionlake.delta.schemas.columns import GOLD_BATCH, ORDINAL, PARTITION, ROW_ID, SESSION_ID, TOPIC, TS
 from sessionlake.delta.schemas.definition import Column, TableSchema, Writes
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_STATUS, RULE_TIMES, RULES
 
@@ -41,6 +41,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
             Column("event", "string", "Fingerprint of the condition that the change meets"),
             TOPIC,
             SESSION_ID,
+            PARTITION,
             ROW_ID,
             TS,
             Column("life", "bigint", "The session's _life under class once, else -1"),
@@ -60,6 +61,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
             Column("rule_version", "string", "Fingerprint of what the rule says"),
             Column("topic", "string", "Kafka topic; null if it is not part of the rule's key"),
             Column("session_id", "string", "Id of the capture session; null if it is not part of the rule's key"),
+            Column("partition", "int", "The session's Kafka partition; null unless topic and session_id have values"),
             Column("row_id", "string", "Id of the row; null if it is not part of the rule's key"),
             Column("value", "string", "Value of the column that is part of the rule's key; null if none is"),
             Column("event", "string", "raised, cleared, or retracted (an alert before is taken back)"),

@@ -20,7 +20,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.sources import POINT_KEY
+from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
 from sessionlake.gold.alerts.book import TIMES, RuleBook
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, moment, times_of_all
@@ -44,8 +44,15 @@ if TYPE_CHECKING:
 _MATCHED = Upsert((*MATCH.names[:-1],), ("value",), bounded=("event", "ts"))
 _TIME = pa.timestamp("us", "UTC")
 _LOGGED = pa.schema(
-    [(name, pa.string()) for name in ("rule", "rule_version", *KEY, "event", "retracts")]
-    + [("window_start", _TIME), ("window_end", _TIME), ("values", pa.map_(pa.string(), pa.float64()))]
+    [(name, pa.string()) for name in ("rule", "rule_version")]
+    + [(name, pa.int32() if name == PARTITION else pa.string()) for name in KEY]
+    + [
+        ("event", pa.string()),
+        ("retracts", pa.string()),
+        ("window_start", _TIME),
+        ("window_end", _TIME),
+        ("values", pa.map_(pa.string(), pa.float64())),
+    ]
     + [("late", pa.bool_()), ("late_ts", _TIME), ("cause", pa.string()), ("_batch", pa.int64())]
 )
 
@@ -89,10 +96,12 @@ class RuleStep:
             begun: whether some rules have looked at what came before.
         """
         reader = self._lake.reader(spark)
-        points = _rows(rows, METRICS_1M, (*POINT_KEY, START, "_first_ts", "_last_ts"))
+        points = _rows(rows, METRICS_1M, (*POINT_KEY, PARTITION, START, "_first_ts", "_last_ts"))
         after = self._moved(reader, before, rows, points) if before else times_of_all(reader, self._declared)
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
-        touched = points.select(list(POINT_KEY)).append_column("end", ends).append_column("ts", points["_first_ts"])
+        touched = (
+            points.select([*POINT_KEY, PARTITION]).append_column("end", ends).append_column("ts", points["_first_ts"])
+        )
         return Batch(before if begun else before or after, after, touched, matches, self._expiry.slices_begin)
 
     def _moved(self, reader: TableReader, before: StreamTimes, rows: BatchRows, points: pa.Table) -> StreamTimes:

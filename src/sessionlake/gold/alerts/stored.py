@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
+from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, key_in
 from sessionlake.gold.rules.asked import Asked, Stored
 from sessionlake.gold.rules.patterns import MATCH, Event, narrowed
 from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
@@ -69,7 +69,7 @@ class StoredInLake(Stored):
                 if low >= high:
                     continue
                 within = ((START, operator.ge, _at(low)), (START, operator.lt, _at(high)))
-                columns = [*POINT_KEY, START, *asked.columns]
+                columns = [*POINT_KEY, PARTITION, START, *asked.columns]
                 for batch in self.reader.batches(_TIERS[length].table, *within, *conditions, columns=columns):
                     rows = pa.Table.from_batches([batch])
                     if asked.topics is not None and len(asked.topics) > _NAMED:
@@ -93,11 +93,10 @@ class StoredInLake(Stored):
         within = (("window_end", operator.ge, moment(first_ms)), ("window_end", operator.le, moment(last_ms)))
         columns = ["rule", *KEY, "window_end", "event", "retracts"]
         for row in self.reader.rows(RULE_EVENTS, *within, *_among("rule", rules), columns=columns):
-            topic, session, row_id, value = (row[name] for name in KEY)
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
             at = milliseconds_at(row["window_end"])
-            yield Alert(row["rule"], (topic, session, row_id, value), at, event), retracted
+            yield Alert(row["rule"], key_in(KEY, row), at, event), retracted
 
 
 def times_of_all(reader: TableReader, declared: Declared) -> StreamTimes:

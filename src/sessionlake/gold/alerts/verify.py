@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
-from sessionlake.gold.aggregate.sources import MARKS, Declared, text_field
+from sessionlake.gold.aggregate.sources import MARKS, PARTITION, Declared, text_field
 from sessionlake.gold.alerts.book import in_force
 from sessionlake.gold.alerts.sql import condition, event, holds_any, minute_columns, moving_columns
 from sessionlake.gold.changes import changes_of, declared_in, events_of
@@ -106,10 +106,10 @@ def _log(events: DataFrame) -> DataFrame:
 
 
 def _present(columns: Sequence[str]) -> list[Column]:
-    """Nulls would not meet in a join."""
+    """As texts that are never null: nulls would not meet in a join."""
     from pyspark.sql import functions as F
 
-    return [F.coalesce(F.col(quote(name)), F.lit("")).alias(name) for name in columns]
+    return [F.coalesce(F.col(quote(name)).cast("string"), F.lit("")).alias(name) for name in columns]
 
 
 @dataclass(frozen=True)
@@ -155,26 +155,26 @@ class _Truth:
         end = (F.col("ts") - F.pmod("ts", F.lit(MINUTE_MS))) / MINUTE_MS + 1
         read = [topic for topic in self.times if rule.reads(topic)]
         numbers = self.numbers.where(F.col("topic").isin(read)).withColumn("end", end.cast("bigint"))
-        minutes = numbers.groupBy(*rule.by, "end").agg(*minute_columns(rule.windows, self.topics))
+        minutes = numbers.groupBy(*rule.keys, "end").agg(*minute_columns(rule.windows, self.topics))
         edges = [F.col("end") + length for length in (0, *(window.minutes for window in rule.windows))]
         if rule.since_ms is not None:
             edges.append(F.lit(-(-rule.since_ms // MINUTE_MS)))
-        moments = minutes.select(*rule.by, F.explode(F.array(*edges)).alias("end")).distinct()
+        moments = minutes.select(*rule.keys, F.explode(F.array(*edges)).alias("end")).distinct()
         moments = moments.where(F.col("end") <= F.floor(self._until(rule) / MINUTE_MS))
-        line = Over.partitionBy(*rule.by).orderBy("end")
-        moving = moments.join(minutes, [*rule.by, "end"], "left").select(
-            *rule.by, "end", *moving_columns(rule.windows, line)
+        line = Over.partitionBy(*rule.keys).orderBy("end")
+        moving = moments.join(minutes, [*rule.keys, "end"], "left").select(
+            *rule.keys, "end", *moving_columns(rule.windows, line)
         )
         met, near = condition(rule.tree)
         since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms
         states = moving.select(
-            *rule.by, "end", (holds_any(rule.windows) & met & since).alias("holds"), near.alias("near")
+            *rule.keys, "end", (holds_any(rule.windows) & met & since).alias("holds"), near.alias("near")
         )
         before = [F.lag(name, default=False).over(line).alias(f"{name}_before") for name in ("holds", "near")]
         changed = states.select("*", *before).where("holds != holds_before OR near OR near_before")
         what = F.when(F.col("holds"), RAISED).otherwise(CLEARED).alias("what")
         doubtful = F.expr("near OR near_before").alias("doubtful")
-        return changed.select(*rule.by, (F.col("end") * MINUTE_MS).alias("at"), what, doubtful)
+        return changed.select(*rule.keys, (F.col("end") * MINUTE_MS).alias("at"), what, doubtful)
 
     def _pattern(self, rule: Rule) -> DataFrame:
         from pyspark.sql import Window as Over
@@ -182,17 +182,19 @@ class _Truth:
 
         pattern = rule.tree
         assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
-        by = [VALUE if name == rule.column else name for name in rule.by]
+        by = [VALUE if name == rule.column else name for name in rule.keys]
         topics, declared = self.topics, self.declared
         first, second = (event(part, topics, declared) for part in (pattern.first, pattern.second))
         value = F.lit(None) if rule.column is None else F.col(quote(text_field(declared.texts.index(rule.column))))
         order = [*map(quote, (LIFE, TURN))]
-        events = self.changes.select(*SERIES, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
+        events = self.changes.select(*SERIES, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
                                      first.alias("first"), second.alias("second"))  # fmt: skip
         events = events.where("first OR second").where("true" if rule.column is None else f"{VALUE} IS NOT NULL")
         # Of several sessions under `once`, each session's events of one time are together.
         across = F.when(F.col(order[0]) == NO_LIFE, F.col(order[1]))
-        line = Over.partitionBy(*by).orderBy("ts", across, "topic", "session_id", *order, "ordinal", "row_id")
+        line = Over.partitionBy(*by).orderBy(
+            "ts", across, "topic", "session_id", PARTITION, *order, "ordinal", "row_id"
+        )
         within = F.lit(LAST_MS - FIRST_MS if pattern.within_ms is None else pattern.within_ms)
         if pattern.kind is PatternKind.NOT_FOLLOWED:
             behind = line.rowsBetween(1, Over.unboundedFollowing)

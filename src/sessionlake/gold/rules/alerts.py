@@ -8,15 +8,15 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 RAISED, CLEARED, RETRACTED = "raised", "cleared", "retracted"
-KEY = ("topic", "session_id", "row_id", "value")
-Key = tuple[str | None, str | None, str | None, str | None]
-"""Topic, session, row, and a column's value; None for what the rule's keys do not have."""
+KEY = ("topic", "session_id", "partition", "row_id", "value")
+Key = tuple[str | None, str | None, int | None, str | None, str | None]
+"""Topic, session, its partition, row, and a column's value; None for what the rule's keys do not have."""
 
 
 def key_in(by: Collection[str], row: Mapping[str, Any]) -> Key:
-    """The key of a row: of `topic, session_id, row_id` and `value` those that make it."""
-    topic, session, row_id, value = (row[name] if name in by else None for name in KEY)
-    return topic, session, row_id, value
+    """The key of a row: of the columns of `KEY` those that make it."""
+    topic, session, partition, row_id, value = (row[name] if name in by else None for name in KEY)
+    return topic, session, partition, row_id, value
 
 
 class Alert(NamedTuple):

@@ -40,7 +40,8 @@ class Batch:
     Attributes:
         before: stream times before it.
         after: and after it.
-        touched: its slices: topic, session_id, row_id, metric, `end` in minutes, and `ts`, its first event time there.
+        touched: its slices: topic, session_id, partition, row_id, metric, `end` in minutes, and `ts`, its first event
+            time there.
         matches: its events, `patterns.MATCH`.
         begins: where the slices of topics begin of which some are gone: what rests on those stays as it was said.
     """
@@ -138,7 +139,7 @@ def _of_conditions(span: _Span, batch: Batch, stored: Stored) -> Iterator[Row]:
     for task in _tasks(span, batch.touched):
         names = {rule.name: rule for rule in task.rules}
         keys = (
-            None if task.keys is None else {key_in(task.rules[0].by, row | {VALUE: None}) for row in _rows(task.keys)}
+            None if task.keys is None else {key_in(task.rules[0].keys, row | {VALUE: None}) for row in _rows(task.keys)}
         )
 
         def wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
@@ -200,8 +201,8 @@ def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
         late = late.filter(pc.is_in(late["topic"], pa.array(sorted(span.topics), pa.string())))
     if not late.num_rows:
         return
-    for by in dict.fromkeys(rule.by for rule in span.rules):
-        rules = tuple(rule for rule in span.rules if rule.by == by)
+    for by in dict.fromkeys(rule.keys for rule in span.rules):
+        rules = tuple(rule for rule in span.rules if rule.keys == by)
         longest = max(rule.longest for rule in rules)
         keys = late.group_by(list(by)).aggregate([("end", "min"), ("end", "max")])
         # Put together by ages that differ by less than twice: who is a minute late is not held against a year.

@@ -52,8 +52,8 @@ def alerts(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> dict
         slices: all that the windows may hold, see `needed`.
     """
     found: dict[Alert, Grounds] = {}
-    for by in dict.fromkeys(rule.by for rule in rules):
-        mine = [rule for rule in rules if rule.by == by]
+    for by in dict.fromkeys(rule.keys for rule in rules):
+        mine = [rule for rule in rules if rule.keys == by]
         found.update(_alerts(mine, slices, Keys.of(slices.series, by), first, last))
     return found
 
@@ -104,7 +104,10 @@ def _alerts(
                 event = RAISED if holds[at, key] else CLEARED
                 minute = int(moments.minutes[at])
                 alert = Alert(
-                    rule.name, key_in(rule.by, keys.table.slice(int(key), 1).to_pylist()[0]), minute * MINUTE_MS, event
+                    rule.name,
+                    key_in(rule.keys, keys.table.slice(int(key), 1).to_pylist()[0]),
+                    minute * MINUTE_MS,
+                    event,
                 )
                 yield alert, Grounds((minute - rule.longest) * MINUTE_MS, moments.values(rule, int(at), int(key)))
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
-from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
-from sessionlake.gold.rules.alerts import RAISED, Alert, Grounds, key_in
+from sessionlake.gold.aggregate.sources import PARTITION, Declared, text_field, value_field
+from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, Grounds, key_in
 from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
 from sessionlake.gold.rules.slices import each as _each
 from sessionlake.gold.rules.tree import (
@@ -38,10 +38,16 @@ from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Of several sessions under `once`, each session's events of one time are together: their offsets say nothing.
-_ORDER = ("ts", "across", "topic", "session_id", "life", "position", "ordinal", "row_id")
+_ORDER = ("ts", "across", "topic", "session_id", PARTITION, "life", "position", "ordinal", "row_id")
 MATCH = pa.schema(
     [(name, pa.string()) for name in ("event", *SERIES)]
-    + [("ts", pa.int64()), ("life", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
+    + [
+        (PARTITION, pa.int32()),
+        ("ts", pa.int64()),
+        ("life", pa.int64()),
+        ("position", pa.int64()),
+        ("ordinal", pa.int32()),
+    ]
     + [(VALUE, pa.string())]
 )
 """A change that is an event: which, of what, when, and the value of the column that is a part of its key."""
@@ -82,7 +88,7 @@ class Event:
         ts = changes["ts"].to_numpy()
         found &= (ts >= FIRST_MS) & (ts <= LAST_MS)
         event = pa.array([self.id]).take(pa.array(np.zeros(changes.num_rows, np.int32)))
-        marks = [changes[name] for name in (*SERIES, "ts", LIFE, TURN, "ordinal")]
+        marks = [changes[name] for name in (*SERIES, PARTITION, "ts", LIFE, TURN, "ordinal")]
         return pa.table([event, *marks, value], schema=MATCH).filter(pa.array(found))
 
 
@@ -94,7 +100,7 @@ def events_of(rule: Rule) -> tuple[Event, Event]:
 
 def key_of(rule: Rule) -> tuple[str, ...]:
     """The columns of `MATCH` that make the rule's keys."""
-    return tuple(VALUE if name == rule.column else name for name in rule.by)
+    return tuple(VALUE if name == rule.column else name for name in rule.keys)
 
 
 def narrowed(matches: pa.Table, keys: pa.Table) -> pa.Table:
@@ -135,7 +141,7 @@ def alerts(rule: Rule, matches: pa.Table, first_ms: int, until: dict[str, int] |
     events = _Events.of(flagged, one.id, other.id, by)
     since = max(first_ms, _LONG_AGO if rule.since_ms is None else rule.since_ms)
     found = [one for one in _found(pattern, events, until) if one[1] >= since]
-    named = events.rows.take(pa.array([at for at, _, _ in found], pa.int64())).select([*SERIES, VALUE]).to_pylist()
+    named = events.rows.take(pa.array([at for at, _, _ in found], pa.int64())).select([*KEY]).to_pylist()
     keys = (key_in(by, row) for row in named)
     return {
         Alert(rule.name, key, moment, RAISED): Grounds(start, {})

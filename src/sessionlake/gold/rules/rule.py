@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import PARTITION, Declared, names_sessions
 from sessionlake.gold.rules.parse import ParseError, Scope, parse
 from sessionlake.gold.rules.tree import (
     Compared,
@@ -72,7 +72,7 @@ class Rule:
     """A rule that can be evaluated.
 
     Attributes:
-        by: columns that make a key, in the order of `SERIES`; a declared one comes last.
+        by: columns that make a key, as the rule names them, in the order of `SERIES`; a declared one comes last.
         own: topics that it is about.
         since_ms: event time before which it says nothing.
         version: a short hash of all that decides what it says.
@@ -84,6 +84,11 @@ class Rule:
     tree: Tree
     since_ms: int | None
     version: str
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that tell its keys apart: `by`, and the session's partition if it has topic and session."""
+        return (*self.by, PARTITION) if names_sessions(self.by) else self.by
 
     @property
     def windows(self) -> list[Window]:

@@ -11,7 +11,7 @@ from operator import attrgetter, ge
 from sessionlake.delta.schemas.names import RULE_EVENTS
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
 
-_KEY = ("topic", "session_id", "row_id", "value")
+_KEY = ("topic", "session_id", "partition", "row_id", "value")
 _COLUMNS = ("rule", *_KEY, "event", "retracts", "window_end")
 _RAISED, _CLEARED, _RETRACTED = "raised", "cleared", "retracted"
 # Lines that are shown, and how far back one looks where there are too many alerts to read all.
@@ -66,7 +66,9 @@ def _by_key(counts: Counter[tuple[object, ...]]) -> Iterator[Alerts]:
     told: dict[tuple[str, tuple[str, ...]], list[tuple[datetime, str]]] = {}
     for (rule, *key, at, event), count in counts.items():
         if count > 0 and isinstance(at, datetime):
-            named = tuple(str(part) for part in key if part is not None)
+            named = tuple(
+                f"partition {part}" if isinstance(part, int) else str(part) for part in key if part is not None
+            )
             told.setdefault((str(rule), named), []).append((at, str(event)))
     for (rule, named), events in told.items():
         spans: list[tuple[datetime, datetime | None]] = []
