@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.catalog import storage as catalog
 from sessionlake.delta.folders import storage as folders
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas import ddl
 from sessionlake.delta.schemas.definition import Column, TableSchema
 from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, ROWS
 from sessionlake.delta.schemas.tables import TABLES
@@ -70,7 +70,7 @@ def test_layers_go_on_over_tables_that_were_made_without_comments(
     messages = StreamMaker(rnd, LIGHT, ["capture.a"]).make(40)
     first, second = cut(rnd, messages, 2)
     with monkeypatch.context() as patch:
-        for module in (folders, catalog):
+        for module in (folders, ddl):
             patch.setattr(module, "columns_ddl", without_comments)
         lake.ensure(spark, [MESSAGES])
         write_bronze(spark, lake, first)

@@ -22,8 +22,6 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import PARTITION, Declared, text_field, value_field
 from sessionlake.protocol.types import Row
 
-__all__ = ["Change", "check"]
-
 _NEAR = 1e-9
 
 
