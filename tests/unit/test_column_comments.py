@@ -11,8 +11,8 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
 from sessionlake.delta.folders.storage import Folders
-from sessionlake.delta.schemas.ddl import columns_ddl, text
-from sessionlake.delta.schemas.definition import Column
+from sessionlake.delta.schemas.ddl import columns_ddl, creating, text
+from sessionlake.delta.schemas.definition import Column, TableSchema
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.settings.model import Settings
@@ -65,3 +65,13 @@ def test_names_and_comments_are_quoted():
     columns = (Column("a`b", "int", "it's \\ so"), Column("c", "string", ""))
     assert columns_ddl(columns) == "`a``b` int COMMENT 'it\\'s \\\\ so', `c` string COMMENT ''"
     assert text("'") == "'\\''"
+
+
+@pytest.mark.parametrize(("identifier", "statements"), [("`main`.`silver`.`a`", 1), ("`\U0001f600`.`silver`.`a`", 2)])
+def test_clustering_is_a_statement_of_its_own_behind_characters_that_delta_miscounts(
+    identifier: str, statements: int
+) -> None:
+    column = Column("a", "string", "A text")
+    schema = TableSchema((column,), "A table", written_by="silver.job", cluster_by=("a",))
+    found = list(creating(identifier, schema, [column], {}))
+    assert ["CLUSTER BY (`a`)" in one for one in found] == [False] * (statements - 1) + [True]

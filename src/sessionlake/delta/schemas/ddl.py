@@ -32,7 +32,7 @@ def creating(
     listed = columns_ddl(columns)
     by = f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else ""
     # Delta cuts this clause out of CREATE TABLE by counting characters, and counts those beyond U+FFFF as one.
-    is_miscounted = max(listed) > _LAST_OF_BMP
+    is_miscounted = max(identifier + listed) > _LAST_OF_BMP
     with_properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in properties.items())
     yield (
         f"CREATE TABLE IF NOT EXISTS {identifier} ({listed}) USING delta{'' if is_miscounted else by}"
