@@ -63,7 +63,7 @@ def fill(spark: Any, location: dict[str, Any]) -> Settings:
 
 @pytest.fixture(scope="module")
 def filled(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """A home in which all layers have taken in a batch; it is copied for each test."""
+    """A home in which every layer has read one batch; each test gets a copy."""
     return fill(spark, {"home": tmp_path_factory.mktemp("filled") / "home"})
 
 

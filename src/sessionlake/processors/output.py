@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
+from sessionlake.delta.schemas.columns import PARTITION, SESSION_ID, TOPIC
 from sessionlake.protocol.columns import JsonType, parse_columns
 from sessionlake.protocol.message import is_plain
 from sessionlake.protocol.names import check_columns, internal
@@ -32,9 +33,7 @@ the timers between it and the next; `_time` is the stream time."""
 BATCH = "_batch"
 BATCH_COMMENT = "Number of the processor's batch that wrote the row"
 HEAD_COMMENTS = {
-    "topic": "Kafka topic",
-    "session_id": "Id of the capture session: the message's Kafka key, as text",
-    "partition": "Kafka partition",
+    **{column.name: column.comment for column in (TOPIC, SESSION_ID, PARTITION)},
     "_offset": "Kafka offset of the session's last message before the record",
     "_position": "Order of application of that message (session_changes._position)",
     "ordinal": "Number of the record among those that followed that message, from 0",

@@ -142,7 +142,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
             Column(
                 "because",
                 "array<struct<partition:int,offset:bigint,ts:bigint>>",
-                "Messages that brought them, the first 16 in event time: partition, offset, event time in ms",
+                "Messages that caused the values, the first 16 in event time: partition, offset, event time in ms",
             ),
             Column("logic", "string", "Fingerprint of the table's settings (keys, number of points, watermark)"),
             Column("restated_at", "timestamp", "Wall-clock time of the restatement"),
@@ -203,7 +203,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
             Column("failed_at", "timestamp", "Wall-clock time of the last request"),
             Column("next_try", "timestamp", "Wall-clock time from which the key is asked for again"),
         ),
-        "Keys for which a lookup brought no usable row, why, and when it is asked again",
+        "Keys whose lookup returned no usable row, why, and when it is tried again",
         written_by="gold.references.lookups",
         writes=Writes.BOTH,
     ),

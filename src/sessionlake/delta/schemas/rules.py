@@ -69,7 +69,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
             Column(
                 "window_start",
                 "timestamp",
-                "Event time at which what the alert rests on begins; null if it is retracted, or rests on all before",
+                "Event time from which the alert was evaluated; null if it is retracted, or had no bound",
             ),
             Column("window_end", "timestamp", "Event time of the alert"),
             Column(

@@ -100,7 +100,7 @@ def refuse_mixed_sessions(spark: SparkSession, lake: Lake) -> None:
             raise LakeError(
                 f"{table} has no column {PARTITION}: rules were evaluated over the sessions of one id in two "
                 f"partitions of a topic as if they were one. `sessionlake rebuild {METRICS_1M.table}` adds the column, "
-                "and has all rules evaluated anew"
+                "and every rule is then evaluated again"
             )
 
 
