@@ -58,10 +58,10 @@ class SparkReader(TableReader):
         """See `TableReader`; all at once, unless that is more than Spark lets through to the driver."""
         if not self.exists(table):
             return
-        frame = self._where(table, conditions)
-        frame = frame if columns is None else frame.select(*map(quote, columns))
         try:
             with interpreted(self._spark):
+                frame = self._where(table, conditions)
+                frame = frame if columns is None else frame.select(*map(quote, columns))
                 found = frame.toArrow()
         except Exception as error:
             if not RESULT_TOO_BIG.fits(failure_of(error)):
@@ -81,11 +81,11 @@ class SparkReader(TableReader):
         """See `TableReader`; Spark is asked for no more rows than can fit, and refuses those that are too wide."""
         if at_most is None or not self.exists(table):
             return super().table(table, *conditions, columns=columns, of=of)
-        frame = self._of(self._where(table, conditions), of)
-        frame = frame if columns is None else frame.select(*map(quote, columns))
-        most = at_most // (_CELL_BYTES * len(frame.columns))
         try:
             with interpreted(self._spark):
+                frame = self._of(self._where(table, conditions), of)
+                frame = frame if columns is None else frame.select(*map(quote, columns))
+                most = at_most // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
         except Exception as error:
             if not RESULT_TOO_BIG.fits(failure_of(error)):
@@ -107,8 +107,8 @@ class SparkReader(TableReader):
     def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         """See `TableReader`."""
         same = {"versionAsOf": self._storage.last_commit(self._spark, table).version}
-        frame = self._where(table, conditions, same)
         with interpreted(self._spark):
+            frame = self._where(table, conditions, same)
             found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
@@ -165,13 +165,13 @@ class SparkReader(TableReader):
     def _where(
         self, table: str, conditions: Sequence[Condition], options: Mapping[str, Any] | None = None
     ) -> DataFrame:
+        """Rows that meet the conditions. Call it inside `interpreted`: Delta reads the log when a table is named."""
         from pyspark.sql import functions as F
 
-        with interpreted(self._spark):  # Delta reads the table's log as soon as it is named
-            frame = self._storage.read(self._spark, table, options or {})
-            for name, compare, value in conditions:
-                frame = frame.where(compare(F.col(quote(name)), literal(value)))
-            return frame
+        frame = self._storage.read(self._spark, table, options or {})
+        for name, compare, value in conditions:
+            frame = frame.where(compare(F.col(quote(name)), literal(value)))
+        return frame
 
 
 def literal(value: Any) -> Any:
