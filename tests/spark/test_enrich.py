@@ -17,8 +17,8 @@ from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import explain
 from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row

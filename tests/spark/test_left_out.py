@@ -12,7 +12,7 @@ from sessionlake.cli import gold as commands
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
 from sessionlake.errors import LakeError, LossError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared import products_of
+from sessionlake.gold.declared.tables import products_of
 from sessionlake.ledger.retained import Retained, note
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.gold import AverageSettings, ProductSettings

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.delta.schemas.gold import GOLD_SCHEMAS
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.restated import breaches
+from sessionlake.gold.verify.averages import breaches
 from sessionlake.protocol.types import Row
 from support.seeds import seeds
 from unit.test_points import BY_SENSOR, BY_SESSION, HOUR, METRICS, Gold, change

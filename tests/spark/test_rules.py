@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESU
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change

@@ -24,9 +24,9 @@ from sessionlake.delta.schemas.names import (
     SENSOR_AVERAGES,
     SESSIONS,
 )
-from sessionlake.gold.declared import tables_of
+from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import CaptureSettings, GoldSettings, OnViolation, Settings, SilverSettings
 from sessionlake.silver import job
