@@ -57,11 +57,12 @@ class Table:
         interposed, self.before_write = self.before_write, lambda: None
         interposed()
         met, self.in_the_way = self.in_the_way, False
-        if not met and lease.number > (self.rows[lease.name].number if lease.name in self.rows else 0):
+        is_next = not met and lease.number > (self.rows[lease.name].number if lease.name in self.rows else 0)
+        if is_next:
             self.rows[lease.name] = lease
         interposed, self.after_write = self.after_write, lambda: None
         interposed()
-        return not met
+        return is_next
 
 
 class Place:

@@ -299,11 +299,11 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
         LossError: naming one that was.
     """
     known = versions_left(lake.reader(spark))
-    with_ledger = lake.exists(spark, LEDGER) and set_back(_latest_commits(spark, lake, LEDGER))
-    for table in tables:
-        if not lake.exists(spark, table):
-            continue
-        commits = _latest_commits(spark, lake, table)
+    existing = [table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table)]
+    found = _latest_commits(spark, lake, existing)
+    with_ledger = LEDGER in found and set_back(found[LEDGER])
+    for table in (table for table in tables if table in found):
+        commits = found[table]
         last, left = commits[-1].version, _left_at(spark, lake, table, commits[-1].version, known)
         why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else set_back(commits)
         if last < left:
@@ -312,15 +312,22 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
             raise LossError(f"{table} was set back: {why}", _forward(lake.settings, table))
 
 
-def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
-    """The table's latest commits, back to the first that is looked at of those that change rows."""
-    count = 2 * _LATEST
-    while True:
-        commits = lake.storage.latest_commits(spark, table, count)
-        changing = [place for place, commit in enumerate(commits) if commit.changes_rows]
-        if len(changing) >= _LATEST or len(commits) < count or count >= _AT_MOST:
-            return commits[changing[-_LATEST] if len(changing) >= _LATEST else 0 :]
-        count *= 4
+def _latest_commits(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> dict[str, list[LoggedCommit]]:
+    """The latest commits of each table, back to the oldest that counts of those that change rows."""
+    found: dict[str, list[LoggedCommit]] = {}
+    asked, count = [*tables], 2 * _LATEST
+    while asked:
+        more = []
+        for table, commits in lake.storage.latest_commits(spark, asked, count).items():
+            changing = [place for place, commit in enumerate(commits) if commit.changes_rows]
+            if len(changing) >= _LATEST:
+                found[table] = commits[changing[-_LATEST] :]
+            elif len(commits) < count or count >= _AT_MOST:
+                found[table] = commits
+            else:
+                more.append(table)
+        asked, count = more, 4 * count
+    return found
 
 
 def _forward(settings: Settings, table: str) -> str:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.catalog.leases import Lease
+from sessionlake.delta.schemas.ddl import text
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.delta.schemas.tables import TABLES, arrow_schema
+from sessionlake.delta.storage.commits import LAST_COMMIT
 from sessionlake.delta.storage.conflicts import conflicts
 from sessionlake.delta.storage.interface import Storage, writing
-from sessionlake.delta.storage.spark_reader import literal
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import as_frame
-from sessionlake.spark.interpreted import conf, interpreted
+from sessionlake.spark.interpreted import interpreted
 from sessionlake.spark.session import own_session
 
 if TYPE_CHECKING:
@@ -41,38 +42,30 @@ def _own_pool(spark: SparkSession) -> Iterator[None]:
 
 
 class SparkLeases:
-    """See `LeaseTable`. Created if it is missing.
+    """The table `ops.leases`, created if it is missing; see `LeaseTable`.
 
     Attributes:
-        identifier: what SQL calls the table.
+        identifier: the quoted name of the table in SQL.
     """
 
     def __init__(self, spark: SparkSession, storage: Storage) -> None:
-        self._spark = own_session(spark)  # an UPDATE's transaction is set in it: nobody else may use it
+        self._spark = own_session(spark)  # Delta reports the version of the last commit by session
         self._storage = storage
         self.identifier = storage.identifier(LEASES)
-        if storage.exists(self._spark, LEASES):
-            storage.retain(self._spark, LEASES)
-        else:
+        if not storage.exists(self._spark, LEASES):
             storage.create(self._spark, LEASES, TABLES[LEASES])
 
     def read(self, name: str) -> Lease | None:
-        """See `LeaseTable`."""
         with _own_pool(self._spark):
             found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
     def write(self, lease: Lease) -> bool:
-        """See `LeaseTable`."""
-        from pyspark.sql import functions as F
-
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
-        with _own_pool(spark), interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
-            if lease.number == 1:  # a new row
-                row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
-                self._storage.save(writing(row, LEASES, txn, "append"), LEASES)
-            else:  # an UPDATE joins nothing, as a MERGE would, at twice its cost
-                values = {name: F.lit(literal(value)) for name, value in asdict(lease).items()}
-                self._storage.delta(spark, LEASES).update(F.col("name") == lease.name, values)
-            return True
-        return False
+        spark.conf.unset(LAST_COMMIT)
+        with _own_pool(spark), interpreted(spark), suppress(*conflicts()):
+            row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
+            # Replacing a partition reads no file, as an UPDATE or a MERGE would.
+            replacing = writing(row, LEASES, txn, "overwrite").option("replaceWhere", f"name = {text(lease.name)}")
+            self._storage.save(replacing, LEASES)
+        return spark.conf.get(LAST_COMMIT, None) is not None

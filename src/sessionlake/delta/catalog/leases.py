@@ -92,10 +92,10 @@ class LeaseTable(Protocol):
         """The row of this name, as it is now."""
 
     def write(self, lease: Lease) -> bool:
-        """Makes it the row of its name; passed over if another of its number, or of a later one, has been before.
+        """Makes it the row of its name, if its number is greater than that of every row of this name before.
 
         Returns:
-            False if another commit was in its way, and it is not the row.
+            False if it is not the row: another has its number already, or another commit was in the way.
         """
 
 
@@ -142,7 +142,6 @@ class Claim:
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
-        self._known = True  # whether the row's number is: not if a write fails, which may have been committed
         self.name, self.overtook = name, False
         self._renewed, self._lease = self._acquire(Holder.here(doing))
 
@@ -188,10 +187,10 @@ class Claim:
                 if self._lost is not None or self._lease.claim != self._id or self._lease.holder is None:
                     return
                 freed = _changed(self._lease, holder=None, expires_at=self._clock().wall)
-                if self._table.write(freed) and self._known:
-                    self._lease = freed  # or passed over, since another has it, and there is nothing to give back
+                if self._table.write(freed):
+                    self._lease = freed
                     return
-                self._lease, self._known = self._table.read(self.name) or self._lease, True
+                self._lease = self._table.read(self.name) or self._lease
 
     def _acquire(self, mine: Holder) -> tuple[Moment, Lease]:
         for _ in range(_ATTEMPTS):
@@ -217,12 +216,9 @@ class Claim:
         raise ClaimedError(f"{self.name}: several processes try to have it in {self._settings.place}: run it again")
 
     def _write(self, before: Lease, **changed: object) -> Lease | None:
-        """Changes the row that was found before; returns what it is then, by whomever."""
-        self._known = False
-        self._table.write(_changed(before, **changed))
-        found = self._table.read(self.name)
-        self._known = True
-        return found
+        """Changes the row that was found before; returns the row as it is then, whoever has changed it."""
+        wanted = _changed(before, **changed)
+        return wanted if self._table.write(wanted) else self._table.read(self.name)
 
     def _loss(self, found: Lease | None) -> ClaimedError:
         if found is None or found.holder is None:

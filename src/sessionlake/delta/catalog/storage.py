@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from sessionlake.delta.catalog.history import at_least, files_stay, first_read, 
 from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.catalog.leases import holding, overtook, require_held, token_of
 from sessionlake.delta.schemas.ddl import clustering, creating
-from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval, span_of
+from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES
 from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.delta.storage.conflicts import conflicts, repeated
@@ -251,13 +252,25 @@ class Catalog(Storage):
         written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
         return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
 
-    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
-        """See `Storage`."""
+    def latest_commits(
+        self, spark: SparkSession | None, tables: Sequence[str], count: int
+    ) -> dict[str, list[LoggedCommit]]:
+        from pyspark.sql import functions as F
+
+        if not tables:
+            return {}
         session = _required(spark, self._settings)
+        found: dict[str, list[LoggedCommit]] = {table: [] for table in tables}
         with interpreted(session):
-            history = self.delta(session, table).history(count)
-            found = history.select("version", "operation", "operationParameters").collect()
-        return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
+            histories = [
+                self.delta(session, table)
+                .history(count)
+                .select(F.lit(table).alias("table"), "version", "operation", "operationParameters")
+                for table in tables
+            ]
+            for table, *commit in reduce(lambda one, other: one.union(other), histories).collect():  # one job for all of them
+                found[table].append(LoggedCommit(*commit))
+        return {table: sorted(commits, key=lambda commit: commit.version) for table, commits in found.items()}
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         """See `Storage`."""
@@ -368,12 +381,6 @@ class Catalog(Storage):
         with conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)}").collect()
         return self._vacuumed(spark, table)
-
-    def retain(self, spark: SparkSession, table: str) -> None:
-        """See `Storage`; maintenance, which knows who has yet to read, may have found that more is to stay."""
-        wanted = at_least(table, self._settings.maintain.keep)
-        if span_of(self.properties(spark, table).get(RETENTION)) < wanted:
-            self.set_missing(spark, table, {RETENTION: interval(wanted)})
 
     def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
         last = last_vacuum(self.delta(spark, table))

@@ -8,7 +8,7 @@ the rows that it replaces in deletion vectors (`marked_merge`). Spark writes all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
@@ -211,10 +211,14 @@ class Folders(Storage):
         newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
         return NO_COMMIT if newest is None else upkeep.commit_of(newest)
 
-    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
-        """See `Storage`."""
+    def retain(self, spark: SparkSession, table: str) -> None:
+        self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
+
+    def latest_commits(
+        self, spark: SparkSession | None, tables: Sequence[str], count: int
+    ) -> dict[str, list[LoggedCommit]]:
         del spark
-        return upkeep.latest_commits(self.path(table), count)
+        return {table: upkeep.latest_commits(self.path(table), count) for table in tables}
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         """See `Storage`."""

@@ -23,7 +23,7 @@ def columns_ddl(columns: Iterable[Column]) -> str:
 def creating(
     identifier: str, schema: TableSchema, columns: Iterable[Column], properties: Mapping[str, str]
 ) -> Iterator[str]:
-    """The statements that create a table in a catalog, with its clustering.
+    """The statements that create a table in a catalog, with its clustering or partitioning.
 
     Args:
         identifier: the quoted name of the table.
@@ -33,9 +33,10 @@ def creating(
     by = f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else ""
     # Delta cuts this clause out of CREATE TABLE by counting characters, and counts those beyond U+FFFF as one.
     is_miscounted = max(identifier + listed) > _LAST_OF_BMP
+    divided = f" PARTITIONED BY ({quote(schema.partition_by)})" if schema.partition_by else ""
     with_properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in properties.items())
     yield (
-        f"CREATE TABLE IF NOT EXISTS {identifier} ({listed}) USING delta{'' if is_miscounted else by}"
+        f"CREATE TABLE IF NOT EXISTS {identifier} ({listed}) USING delta{'' if is_miscounted else by}{divided}"
         f" COMMENT {text(schema.comment)} TBLPROPERTIES ({with_properties})"
     )
     if by and is_miscounted:

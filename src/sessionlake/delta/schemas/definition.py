@@ -98,6 +98,7 @@ class TableSchema:
         definitions: its columns in order; `DECLARED` stands for the declared capture columns, which have its comment.
         comment: what a row is.
         written_by: the module, without `sessionlake.`, that usually commits the table's rows.
+        partition_by: the column whose values divide a table of one row for each of them, in a catalog.
         cluster_by: liquid clustering keys, where the storage has it.
         writes: how rows come in; what MERGE replaces is marked in deletion vectors.
         skipping: columns that files keep minimum and maximum of.
@@ -107,6 +108,7 @@ class TableSchema:
     definitions: tuple[Column, ...]
     comment: str
     written_by: str
+    partition_by: str | None = None
     cluster_by: tuple[str, ...] = ()
     skipping: tuple[str, ...] = ()
     feed: bool = False

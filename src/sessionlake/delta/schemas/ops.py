@@ -91,6 +91,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Which process may write a layer, in a catalog: one row per claim",
         written_by="delta.catalog.lease_table",
+        partition_by="name",
     ),
     LEDGER: TableSchema(
         (

@@ -11,6 +11,9 @@ _MERGED = (
     ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
     ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted"),
 )
+LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
+"""Setting of a session in which Delta puts the version of the last commit made there. Unset it before a write: it is
+absent afterwards if Delta skipped the write because the table has its transaction."""
 _APPENDED = (("numOutputRows",), ("num_added_rows",))
 _RESTORE = "RESTORE"
 _NOWHERE = -2

@@ -6,14 +6,14 @@ Everything that differs between the two is behind `Storage`; no other module ask
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.delta.schemas.ddl import text
-from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval
+from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.storage.commits import Commit, LoggedCommit
 from sessionlake.delta.storage.expired import Chosen
 from sessionlake.delta.storage.faults import fault_point
@@ -213,8 +213,10 @@ class Storage(ABC):
         """The table's latest commit."""
 
     @abstractmethod
-    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
-        """So many of the table's latest commits, or as many as its log still has, in order."""
+    def latest_commits(
+        self, spark: SparkSession | None, tables: Sequence[str], count: int
+    ) -> dict[str, list[LoggedCommit]]:
+        """The latest commits of each table, oldest first: `count` of them, or as many as its log still has."""
 
     @abstractmethod
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
@@ -226,8 +228,11 @@ class Storage(ABC):
             spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
 
     def retain(self, spark: SparkSession, table: str) -> None:
-        """Sets how far back the table's history reaches, and who removes its log, if that has changed."""
-        self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
+        """Sets how far back the table's history reaches, and who removes its log, if a start does so.
+
+        In a catalog, where asking for a table's properties can cost a Spark job, maintenance alone does.
+        """
+        del spark, table
 
     def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets those of these Delta properties that the table does not have so; returns what it had."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.definition import DELETION_VECTORS
-from sessionlake.delta.storage.commits import Commit
+from sessionlake.delta.storage.commits import LAST_COMMIT, Commit
 from sessionlake.delta.storage.conflicts import repeated
 from sessionlake.delta.storage.expired import Chosen
 from sessionlake.delta.storage.interface import Storage
@@ -54,8 +54,12 @@ def merged_by_spark(
         storage.make_sure(table)
         with storage.exclusive(table):
             builder = storage.delta(spark, table).alias("t").merge(frame.alias("s"), same)
-            _clauses(builder, upsert).execute()
-            return storage.last_commit(spark, table)
+            spark.conf.unset(LAST_COMMIT)
+            [done] = _clauses(builder, upsert).execute().collect()
+            version = spark.conf.get(LAST_COMMIT, None)
+            if version is None:  # skipped, since an earlier run has made it
+                return storage.last_commit(spark, table)
+            return Commit(int(version), done["num_affected_rows"])
 
     with conf(spark, txn.conf(table) | dict(settings or {})):
         return repeated(execute)
