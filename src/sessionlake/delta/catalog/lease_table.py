@@ -41,7 +41,7 @@ def _own_pool(spark: SparkSession) -> Iterator[None]:
 
 
 class SparkLeases:
-    """See `LeaseTable`. Created if it is missing.
+    """The lease table in a catalog, created if it is missing.
 
     Attributes:
         identifier: what SQL calls the table.
@@ -57,13 +57,11 @@ class SparkLeases:
             storage.create(self._spark, LEASES, TABLES[LEASES])
 
     def read(self, name: str) -> Lease | None:
-        """See `LeaseTable`."""
         with _own_pool(self._spark):
             found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
     def write(self, lease: Lease) -> bool:
-        """See `LeaseTable`."""
         from pyspark.sql import functions as F
 
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.delta.schemas.ddl import text
-from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval
+from sessionlake.delta.schemas.definition import TableSchema
+from sessionlake.delta.schemas.properties import RETENTION, interval
 from sessionlake.delta.storage.commits import Commit, LoggedCommit
 from sessionlake.delta.storage.expired import Chosen
 from sessionlake.delta.storage.faults import fault_point
