@@ -38,7 +38,7 @@ from sessionlake.cli.groups import GROUPS
 from sessionlake.cli.metrics import metrics
 from sessionlake.cli.options import (
     AcceptGap,
-    Broken,
+    BySession,
     Isolate,
     Lost,
     OfPartition,
@@ -349,7 +349,7 @@ def maintain(
 
 @app.command()
 def resolve(
-    session: Broken,
+    session: BySession,
     accept_gap: AcceptGap = False,
     isolate: Isolate = False,
     skip_message: SkipMessage = None,

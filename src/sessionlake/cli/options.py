@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -14,13 +16,17 @@ from sessionlake.errors import UsageError
 _COMMENT = re.compile(r"--(?!$|[a-z][\w-]*(=.*)?$)", re.DOTALL)
 """Two hyphens that begin neither an option, as in `--format=json`, nor the words that are none."""
 
+Say = Callable[[str], None]
+"""What is told to whoever runs a command, one message at a time."""
+
+Session = Annotated[str, typer.Argument(help="The session's id.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")]
 OfPartition = Annotated[
     int | None, typer.Option("--partition", min=0, help="Its partition, where the topic has the id in several.")
 ]
 
 # A decision about the place at which a session broke its class.
-Broken = Annotated[str, typer.Option("--session", help="The session's id.")]
+BySession = Annotated[str, typer.Option("--session", help="The session's id.")]
 AcceptGap = Annotated[bool, typer.Option("--accept-gap", help="Apply the message all the same.")]
 Isolate = Annotated[bool, typer.Option("--isolate", help="Break the session until its next snapshot.")]
 SkipMessage = Annotated[
@@ -40,6 +46,19 @@ Cancel = Annotated[
 StartOver = Annotated[
     bool, typer.Option("--start-over", help="Build everything again, instead of finishing an interrupted rebuild.")
 ]
+
+
+def moment(option: str, text: str) -> datetime:
+    """The time that an option gives in ISO 8601, in UTC unless it says otherwise.
+
+    Raises:
+        UsageError: the text is none.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: expected ISO 8601, as in 2026-11-21T18:18:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def refuse_together(*, cancel: bool, start_over: bool, others: bool) -> None:

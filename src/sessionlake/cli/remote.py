@@ -12,7 +12,7 @@ import typer
 from sessionlake.cli.context import Config, Form, say, settings_of
 from sessionlake.cli.options import (
     AcceptGap,
-    Broken,
+    BySession,
     Isolate,
     OfPartition,
     OfTopic,
@@ -42,6 +42,7 @@ Warehouse = Annotated[
     str | None,
     typer.Option("--warehouse", help="By id or name [DATABRICKS_WAREHOUSE_ID, else the bundle's]"),
 ]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="As in silver: sessionlake-silver.")]
 Jobs = Annotated[list[str], typer.Argument(metavar="JOB...", help="As in silver: sessionlake-silver.")]
 
 
@@ -74,7 +75,7 @@ def remote_status(
 
 @remote_app.command("logs")
 def remote_logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="As in silver: sessionlake-silver.")],
+    job: Job,
     run: Annotated[int | None, typer.Option("--run", help="Which [the latest that has ended].", min=1)] = None,
     target: Target = None,
     profile: Profile = None,
@@ -98,7 +99,7 @@ def remote_logs(
 
 @remote_app.command("run")
 def remote_run(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="As in silver: sessionlake-silver.")],
+    job: Job,
     words: Annotated[
         list[str] | None, typer.Argument(help="For operate: a command line's words, behind --; it is waited for.")
     ] = None,
@@ -141,7 +142,7 @@ def remote_pause(jobs: Jobs, target: Target = None, profile: Profile = None) -> 
 
 @remote_app.command("resolve")
 def remote_resolve(
-    session: Broken,
+    session: BySession,
     accept_gap: AcceptGap = False,
     isolate: Isolate = False,
     skip_message: SkipMessage = None,
