@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,21 @@ _CHANGES = re.compile(rb'"dataChange":\s*true')
 
 def last_commit(folder: Path) -> Commit:
     """The table's latest commit."""
-    newest = max((file for file in (folder / "_delta_log").glob("*.json") if file.stem.isdigit()), default=None)
+    newest = max(_entries(folder), default=None)
     return NO_COMMIT if newest is None else commit_of(newest)
+
+
+def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
+    """So many of the latest commits, or as many as the log still has, in order."""
+    return [_logged(file) for file in sorted(_entries(folder))[-count:]]
+
+
+def written_at(folder: Path, version: int) -> float | None:
+    """When a version was committed, in seconds since the epoch; None if the log does not have it."""
+    try:
+        return (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def commit_of(file: Path) -> Commit:
@@ -23,8 +37,8 @@ def commit_of(file: Path) -> Commit:
 
     One that has removed files has only moved rows.
     """
-    with file.open("rb") as lines:  # as text, what Unicode calls the end of a line may stand inside of one
-        actions = [json.loads(line) for line in lines]
+    # Of bytes: in a text, what Unicode calls the end of a line may stand inside of one.
+    actions = [json.loads(line) for line in file.read_bytes().splitlines()]
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if info.get("operationMetrics"):
         return Commit.of(int(file.stem), info["operationMetrics"])
@@ -35,10 +49,8 @@ def commit_of(file: Path) -> Commit:
     return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))
 
 
-def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
-    """So many of the latest commits, or as many as the log still has, in order."""
-    log = sorted(file for file in (folder / "_delta_log").glob("*.json") if file.stem.isdigit())
-    return [_logged(file) for file in log[-count:]]
+def _entries(folder: Path) -> Iterator[Path]:
+    return (file for file in (folder / "_delta_log").glob("*.json") if file.stem.isdigit())
 
 
 def _logged(file: Path) -> LoggedCommit:
@@ -47,11 +59,3 @@ def _logged(file: Path) -> LoggedCommit:
     info: dict[str, Any] = next((line["commitInfo"] for line in infos if "commitInfo" in line), {})
     operation, parameters = info.get("operation", ""), info.get("operationParameters") or {}
     return LoggedCommit(int(file.stem), operation, parameters, _CHANGES.search(content) is not None)
-
-
-def written_at(folder: Path, version: int) -> float | None:
-    """When a version was committed, in seconds since the epoch; None if the log does not have it."""
-    try:
-        return ((folder / "_delta_log") / f"{version:020}.json").stat().st_mtime
-    except FileNotFoundError:
-        return None

@@ -59,8 +59,7 @@ class SparkReader(TableReader):
             return
         try:
             with interpreted(self._spark):
-                frame = self._where(table, conditions)
-                frame = frame if columns is None else frame.select(*map(quote, columns))
+                frame = self._where(table, conditions, columns)
                 found = frame.toArrow()
         except Exception as error:
             if not RESULT_TOO_BIG.fits(failure_of(error)):
@@ -106,8 +105,7 @@ class SparkReader(TableReader):
     def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.last_commit(self._spark, table).version}
         with interpreted(self._spark):
-            frame = self._where(table, conditions, same)
-            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
+            found = self._where(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
     def size(self, table: str) -> TableSize:
@@ -132,7 +130,7 @@ class SparkReader(TableReader):
         if not self.exists(table):
             return []
         with interpreted(self._spark):
-            return rows_of(self._where(table, ()).select(*map(quote, columns)).limit(at_most).toArrow())
+            return rows_of(self._where(table, (), columns).limit(at_most).toArrow())
 
     def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """Counted by the cluster."""
@@ -157,15 +155,22 @@ class SparkReader(TableReader):
             return not self._where(table, conditions).isEmpty()
 
     def _where(
-        self, table: str, conditions: Sequence[Condition], options: Mapping[str, Any] | None = None
+        self,
+        table: str,
+        conditions: Sequence[Condition],
+        columns: Sequence[str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> DataFrame:
-        """Rows that meet the conditions. Call it inside `interpreted`: Delta reads the log when a table is named."""
+        """These columns of the rows that meet the conditions.
+
+        Call it inside `interpreted`: Delta reads the log when a table is named.
+        """
         from pyspark.sql import functions as F
 
         frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
             frame = frame.where(compare(F.col(quote(name)), literal(value)))
-        return frame
+        return frame if columns is None else frame.select(*map(quote, columns))
 
 
 def literal(value: Any) -> Any:
