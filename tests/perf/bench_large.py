@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from stages import cpu_seconds
 
-from sessionlake.delta.folders.upkeep import ROW_GROUP
+from sessionlake.delta.folders.compaction import ROW_GROUP
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, ROWS
 from sessionlake.delta.storage.txn import Txn

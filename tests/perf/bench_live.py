@@ -28,7 +28,7 @@ from bench import free_port
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import down, up
 from sessionlake.operations.pipeline import Pipeline

@@ -12,8 +12,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
-from sessionlake.cli.query import fetch
-from sessionlake.cli.query_as_of import answer_as_of
+from sessionlake.cli.query import answer_as_of, fetch
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.spark_reader import SparkReader

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.folders import storage as folders
+from sessionlake.delta import home as folders
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas import ddl
 from sessionlake.delta.schemas.definition import Column, TableSchema

@@ -21,8 +21,7 @@ from sessionlake.cli.archive import messages_of
 from sessionlake.cli.export import rows_of
 from sessionlake.cli.forget import forgotten
 from sessionlake.cli.options import Lost
-from sessionlake.cli.query import fetch
-from sessionlake.cli.query_as_of import answer_as_of
+from sessionlake.cli.query import answer_as_of, fetch
 from sessionlake.cli.reshard import reshard_all
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake

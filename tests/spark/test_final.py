@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from sessionlake.delta.schemas.definition import APPEND_ONLY
 from sessionlake.delta.schemas.names import GOLD as LAYER
 from sessionlake.delta.schemas.names import LATE_POINTS, LEDGER
+from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
 from sessionlake.gold.declared.tables import products_of

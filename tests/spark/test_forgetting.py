@@ -21,7 +21,6 @@ from sessionlake.cli.gold import verify as verify_gold
 from sessionlake.cli.maintain import maintain, maintain_once
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import DELETION_VECTORS
 from sessionlake.delta.schemas.names import (
     AVERAGES,
     CHANGES,
@@ -38,6 +37,7 @@ from sessionlake.delta.schemas.names import (
     SESSIONS,
     SNAPSHOTS,
 )
+from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedError, LakeError, UsageError

@@ -19,7 +19,7 @@ from sessionlake.cli.explain import show_explained
 from sessionlake.cli.query import fetch
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.commit import empty, remove_rows
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     AVERAGES,

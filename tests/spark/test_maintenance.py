@@ -23,9 +23,9 @@ from sessionlake.cli.maintain import COLUMNS, maintain_once
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.catalog import storage as catalog
 from sessionlake.delta.commit import append, merge
+from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders.table_files import live, opened
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import DELETION_VECTORS, RETENTION
 from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
@@ -40,7 +40,7 @@ from sessionlake.delta.schemas.names import (
     SESSIONS,
     SILVER,
 )
-from sessionlake.delta.storage import tiers
+from sessionlake.delta.schemas.properties import DELETION_VECTORS, RETENTION
 from sessionlake.delta.storage.faults import VARIABLE
 from sessionlake.delta.storage.interface import writing
 from sessionlake.delta.storage.txn import Txn
@@ -429,7 +429,7 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
     append_events(lake, 50)
     script = (
         "import sys; from pathlib import Path; from sessionlake.settings.model import Settings;"
-        "from sessionlake.delta.folders.storage import Folders;"
+        "from sessionlake.delta.home import Folders;"
         f"Folders(Settings(home=Path(sys.argv[1]))).compact(None, {EVENTS!r})"
     )
     folder = folder_of(lake, EVENTS)

@@ -67,7 +67,7 @@ def test_a_merge_does_the_same_by_every_engine(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, engine: str, rewritten: int, named: int
 ) -> None:
     limit(monkeypatch, rewritten_rows=rewritten)
-    monkeypatch.setattr("sessionlake.delta.storage.spark_merge._NAMED", named)
+    monkeypatch.setattr("sessionlake.delta.storage.spark_writes._NAMED", named)
     lake = Lake(Settings(**location))
     lake.ensure(spark, [METRICS_1M])
     upsert = Upsert(KEYS, ("points",), bounded=KEYS[1:], deletes=True)

@@ -182,13 +182,14 @@ def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_what
 
 def test_files_from_before_are_not_opened(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    appended = folder_reader._appended
+    left_open = folder_reader._left_open
 
-    def counting(delta: Any, folder: Any, conditions: Any, columns: Any) -> Any:
-        opened.append(len(list(delta.to_pyarrow_dataset().get_fragments(folder_reader._wanted(conditions)))))
-        return appended(delta, folder, conditions, columns)
+    def counting(files: Any, conditions: Any) -> Any:
+        found = left_open(files, conditions)
+        opened.append(len(found))
+        return found
 
-    monkeypatch.setattr(folder_reader, "_appended", counting)
+    monkeypatch.setattr(folder_reader, "_left_open", counting)
     advance(spark, lake)
     opened.clear()
     assert last_batch(lake.reader(spark), "bronze") == LAST

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.cli.query import check, fetch
-from sessionlake.cli.query_as_of import answer_as_of
+from sessionlake.cli.query import answer_as_of, check, fetch
 from sessionlake.cli.remote_tables import require_reading
 from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.sql_names import without_prefixes

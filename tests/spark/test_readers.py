@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.schemas.definition import DELETION_VECTORS
-from sessionlake.delta.storage import tiers
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Kept
 from sessionlake.settings.model import Settings

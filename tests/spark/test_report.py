@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import DELETION_VECTORS
 from sessionlake.delta.schemas.names import SESSIONS
+from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.reading import TableSize
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.history.report.contents import contents_of

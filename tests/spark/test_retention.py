@@ -17,8 +17,7 @@ from sessionlake.cli import doctor
 from sessionlake.cli.doctor import Level, _as_booked, _contiguous
 from sessionlake.cli.maintain import maintain_once, told
 from sessionlake.cli.options import Lost
-from sessionlake.cli.query import fetch
-from sessionlake.cli.query_as_of import answer_as_of
+from sessionlake.cli.query import answer_as_of, fetch
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.cli.recover import recover
 from sessionlake.cli.show import OutputFormat

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, LEDGER, SILVER
 from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
@@ -96,7 +96,7 @@ def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[Fact]]:
 def by_spark_alone(patch: pytest.MonkeyPatch) -> None:
     """As if every batch were large: on the cluster."""
     limit(patch, **dict.fromkeys(vars(Folders.limits), 0))
-    patch.setattr("sessionlake.delta.storage.spark_merge._NAMED", 2)
+    patch.setattr("sessionlake.delta.storage.spark_writes._NAMED", 2)
 
 
 # Large: in between as if a batch were, which the catalog's streams show each time.
@@ -124,7 +124,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     shutil.rmtree(stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver; Spark merges, and names no session
-        patch.setattr("sessionlake.delta.storage.spark_merge._NAMED", 2)
+        patch.setattr("sessionlake.delta.storage.spark_writes._NAMED", 2)
         limit(patch, driver_cuts=10**6, rewritten_rows=0)
         assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]

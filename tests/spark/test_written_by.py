@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli.rules import apply, check
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.tables import TABLES

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.gold import job as gold
 from sessionlake.local.jars import pyspark_jars, spark_jars
 from sessionlake.operations.resharding.reshard import reshard

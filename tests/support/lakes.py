@@ -15,7 +15,7 @@ import pytest
 from chispa import assert_df_equality
 
 from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, ROWS, SILVER
 from sessionlake.delta.storage.reading import Condition

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.delta.storage.interface import Limits
 
 FORCED: dict[str, dict[str, int]] = {
@@ -43,15 +43,15 @@ FORCED: dict[str, dict[str, int]] = {
     "delta.folders.file_keys": {"_IN_USE": 0, "_LARGE": 0, "_LONG": 1, "_PART": 1},
     "delta.folders.file_rows": {"_BATCH": 1, "_FEW": 0},
     "delta.folders.file_statistics": {"_LONGEST_TEXT": 1},
-    "delta.folders.upkeep": {"ROW_GROUP": 1},
-    "delta.folders.storage": {"_REWRITTEN": 0},
+    "delta.folders.compaction": {"ROW_GROUP": 1},
+    "delta.home": {"_REWRITTEN": 0},
     "delta.folders.key_index": {"_WIDEST": 1},
     "delta.folders.marked_merge": {"_CROWD": 2},
     "delta.folders.parquet": {"_GATHERED_BYTES": 1},
     "ledger.positions": {"_AT_ONCE": 1},
     "delta.storage.reading": {"_NAMED": 0},
     "delta.folders.rows_by_key": {"_COMPARED": 1, "_IN_ONE_PIECE": 0},
-    "delta.storage.spark_merge": {"_NAMED": 0},
+    "delta.storage.spark_writes": {"_NAMED": 0},
     "delta.lake": {"_FEW": 0},
     "processors.by_class": {"_SLICE": 1},
     "processors.computation": {"_GROUPS": 1},
@@ -103,7 +103,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "delta.storage.conflicts._ATTEMPTS",
         "delta.folders.removal._ATTEMPTS",
         "delta.folders.staging._ATTEMPTS",
-        "delta.folders.upkeep._ATTEMPTS",
+        "delta.folders.compaction._ATTEMPTS",
         "delta.folders.upkeep._HOUR",
         "delta.catalog.leases._ATTEMPTS",
         "delta.catalog.leases._RENEWED",
@@ -125,9 +125,9 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "delta.folders.upkeep._WORTHWHILE",
         "delta.folders.marked_merge._LARGEST_TIER",
         "ledger.positions._WORTHWHILE",
-        "delta.schemas.definition.CHECKPOINT_INTERVAL",
-        "delta.storage.tiers.LARGEST",
-        "delta.storage.tiers._ENOUGH_CLOSED",
+        "delta.schemas.properties.CHECKPOINT_INTERVAL",
+        "delta.folders.compaction.LARGEST",
+        "delta.folders.compaction._ENOUGH_CLOSED",
         "delta.folders.version_checksums._FARTHEST",
         "delta.folders.version_checksums._KEPT",
     ),

@@ -13,9 +13,9 @@ from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
 from sessionlake.delta.folders.marked_merge import merged_by_marking
-from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.schemas.definition import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, SKIPPING
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, SKIPPING
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert

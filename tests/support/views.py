@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sessionlake.cli.query import fetch
-from sessionlake.cli.show import Rows, collected
+from sessionlake.cli.show import Rows, cells_of
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
 from sessionlake.gold.sql.views import create_views
@@ -62,7 +62,7 @@ def assert_views_are_the_truth(
 def _asked(spark: SparkSession, settings: Settings, view: str) -> list[Row]:
     lake = Lake(settings)
     create_views(spark, lake, [view])
-    return _named(*collected(spark.table(lake.storage.view(spark, view))))
+    return _named(*cells_of(spark.table(lake.storage.view(spark, view)).toArrow()))
 
 
 def _named(names: list[str], rows: Rows) -> list[Row]:

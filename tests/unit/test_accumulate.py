@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 
-from sessionlake.delta.folders.storage import Folders
-from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.settings.model import Settings

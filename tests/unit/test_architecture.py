@@ -78,6 +78,9 @@ PURE_BESIDE = {"sessionlake.errors", "sessionlake.settings.capture", "sessionlak
 OUTSIDE = {"pyspark", "py4j", "delta", "confluent_kafka", "os", "io", "pathlib", "shutil", "subprocess", "socket"}
 OUTSIDE |= {"time", "datetime", "random", "threading", "asyncio", "tempfile", "logging", "urllib", "pickle", "uuid"}
 HEAVY = {"pyspark", "delta", "py4j", "matplotlib", "databricks"}
+OF_FOLDERS = {"delta.folders", "delta.storage", "delta.schemas", "spark", "local", "protocol", "errors"}
+"""What `delta.folders` is made of: it could be a library, to which folders, rows and conditions are arguments."""
+OF_A_LOG = re.compile(r"_delta_log|_last_checkpoint|_change_data|checkpoint\.parquet|deletion_vector_|^deletionVector$")
 CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
 
 
@@ -201,6 +204,36 @@ def test_tables_in_folders_are_opened_in_one_place() -> None:
         return any(isinstance(func, ast.Name) and func.id in {"DeltaTable", "LocalTable"} for func in calls)
 
     assert {*of_every_module(opens)} == {"sessionlake.delta.folders.table_files"}
+
+
+def reached_from(modules: set[str]) -> set[str]:
+    """The modules, those that they import, those that these import, and so on."""
+    found, waiting = set[str](), {*modules}
+    while waiting:
+        found |= waiting
+        waiting = {name for module in waiting for name in uses(module)} - found
+    return found
+
+
+def test_the_writer_of_delta_folders_knows_neither_settings_nor_the_lake_s_tables() -> None:
+    own = {module for module in MODULES if room_of(module) == "delta.folders"}
+    reached = reached_from(own)
+    assert {room_of(module) for module in reached} <= OF_FOLDERS
+    assert not reached & {
+        "sessionlake.local.home",
+        "sessionlake.delta.schemas.names",
+        "sessionlake.delta.storage.interface",
+    }
+    users = {module for module in MODULES if uses(module) & own} - own
+    assert users == {"sessionlake.delta.home"}
+
+
+def test_only_the_writer_of_delta_folders_knows_the_files_of_a_log() -> None:
+    def knows(file: Path) -> bool:
+        texts = (node.value for node in ast.walk(parsed(file)) if isinstance(node, ast.Constant))
+        return any(isinstance(text, str) and OF_A_LOG.search(text) for text in texts)
+
+    assert {room_of(module) for module in of_every_module(knows)} == {"delta.folders"}
 
 
 def test_the_page_on_architecture_names_the_rooms_from_the_top_down() -> None:

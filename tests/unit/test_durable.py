@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.folders.marked_merge import merged_by_marking
-from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.schemas.definition import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS
-from sessionlake.delta.storage import tiers
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert

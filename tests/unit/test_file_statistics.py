@@ -18,13 +18,13 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders.file_statistics import Statistics, correct, encode, parse
 from sessionlake.delta.folders.parquet import _adopted
 from sessionlake.delta.folders.reader import FolderReader
-from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.folders.table_files import live
-from sessionlake.delta.schemas.definition import APPEND_ONLY, DELETION_VECTORS, SKIPPING
-from sessionlake.delta.storage import tiers
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import APPEND_ONLY, DELETION_VECTORS, SKIPPING
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.settings.model import Settings

@@ -13,8 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from sessionlake.delta.folders import staging as folder_staging
 from sessionlake.delta.folders.staging import Place, written
-from sessionlake.delta.folders.storage import Folders
-from sessionlake.delta.schemas.definition import APPEND_ONLY, DELETION_VECTORS
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import APPEND_ONLY, DELETION_VECTORS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.settings.model import Settings

@@ -18,14 +18,14 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 
+from sessionlake.delta.folders import compaction as folder_upkeep
 from sessionlake.delta.folders import removal as folder_removal
-from sessionlake.delta.folders import upkeep as folder_upkeep
 from sessionlake.delta.folders.marked_merge import merged_by_marking
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
 from sessionlake.delta.folders.staging import Place, StagedFiles
-from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.folders.table_files import live, opened
-from sessionlake.delta.schemas.definition import CHECKPOINTS, LOG_BY_AGE
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import CHECKPOINTS, LOG_BY_AGE
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert

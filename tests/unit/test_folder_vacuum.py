@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sessionlake.delta.folders.storage import Folders
-from sessionlake.delta.schemas.definition import RETENTION, interval
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import RETENTION, interval
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Kept, Vacuumed
 from sessionlake.delta.storage.upsert import Upsert

@@ -18,12 +18,12 @@ from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
 from sessionlake.delta.catalog.storage import Catalog
+from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders.marked_merge import merged_by_marking
-from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.home import Folders
 from sessionlake.delta.schemas.names import ROWS
-from sessionlake.delta.storage import tiers
+from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings

@@ -14,7 +14,7 @@ import pytest
 from deltalake import write_deltalake
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import CHANGE_FEED
+from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference

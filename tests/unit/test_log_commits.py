@@ -15,9 +15,9 @@ from sessionlake.delta.folders.commits import settle
 from sessionlake.delta.folders.marked_merge import merged_by_marking
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
 from sessionlake.delta.folders.staging import Place, StagedFiles
-from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.folders.table_files import live
-from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert

@@ -19,7 +19,7 @@ from sessionlake.delta.folders import deletion_vectors, table_files
 from sessionlake.delta.folders.marked_merge import merged_by_marking
 from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
 from sessionlake.delta.folders.table_files import live
-from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.protocol.names import DELETE, WRITTEN

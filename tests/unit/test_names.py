@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.schemas.definition import listed, names_listed
+from sessionlake.delta.schemas.properties import listed, names_listed
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import Declared, order_field
 from sessionlake.gold.declared.tables import product_of, schemas_of

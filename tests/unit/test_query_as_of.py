@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.cli.query_as_of import as_views
+from sessionlake.cli.query import as_views
 from sessionlake.cli.session import moment_of
 from sessionlake.errors import UsageError
 from sessionlake.silver.tables.as_of import AsOf

@@ -178,3 +178,17 @@ def test_files_are_left_out_by_what_their_statistics_say(lake: Lake, condition: 
     found = lake.reader().files(LEDGER, condition)
     assert found is not None
     assert (len(found.read), found.total) == (read, len(FILES))
+
+
+@pytest.mark.parametrize("condition", [None, ("layer", eq, "bronze"), ("batch_id", ge, 1)])
+def test_columns_by_which_a_table_is_partitioned_are_read_as_others_are(settings: Settings, condition: Any) -> None:
+    """Their values are in the log, and not in the files."""
+    lake, rows = Lake(settings), [row for file in FILES for row in file]
+    table = pa.Table.from_pylist(rows, SCHEMA).drop_columns("offsets")
+    write_deltalake(folder_of(lake, LEDGER), table, partition_by=["layer"])
+    conditions = [] if condition is None else [condition]
+    found = lake.reader().rows(LEDGER, *conditions, columns=["layer", "batch_id"])
+    told = [(row["layer"], row["batch_id"]) for row in rows]
+    meets = [one for one in told if condition is None or condition[1](one[condition[0] == "batch_id"], condition[2])]
+    assert sorted((row["layer"], row["batch_id"]) for row in found) == sorted(meets)
+    assert lake.reader().count(LEDGER) == len(rows)

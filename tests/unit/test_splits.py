@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, SESSIONS
 from sessionlake.integrity.rules import RuleBook

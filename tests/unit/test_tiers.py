@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sessionlake.delta.storage.tiers import LARGEST, LiveFile, crowded, crowded_run
+from sessionlake.delta.folders.compaction import LARGEST, LiveFile, crowded, crowded_run
 
 KB, MB = 1 << 10, 1 << 20
 

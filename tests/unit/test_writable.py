@@ -14,14 +14,14 @@ import pytest
 from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
+from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.folders.marked_merge import merged_by_marking
 from sessionlake.delta.folders.staging import StagedFiles
-from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.folders.table_files import live, opened
 from sessionlake.delta.folders.writable import obstacle
-from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.delta.storage import tiers
+from sessionlake.delta.home import Folders
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Kept

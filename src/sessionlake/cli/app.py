@@ -36,25 +36,12 @@ from sessionlake.cli.export import export
 from sessionlake.cli.forget import forget
 from sessionlake.cli.groups import GROUPS
 from sessionlake.cli.metrics import metrics
-from sessionlake.cli.options import (
-    AcceptGap,
-    Broken,
-    Isolate,
-    Lost,
-    OfPartition,
-    OfTopic,
-    Place,
-    ShortenGold,
-    SkipMessage,
-    TakesSql,
-    Why,
-    Withdraw,
-)
+from sessionlake.cli.options import DecisionOptions, Lost, ShortenGold, TakesSql, takes_decision
 from sessionlake.cli.reshard import reshard
 from sessionlake.cli.show import OutputFormat, write_line, write_text
 from sessionlake.cli.sql import query
 from sessionlake.cli.types import types
-from sessionlake.errors import SessionlakeError, UsageError
+from sessionlake.errors import MachineError, SessionlakeError, UsageError
 from sessionlake.visible import visible_stream
 
 if TYPE_CHECKING:
@@ -223,9 +210,18 @@ def report(
 ) -> None:
     """Write one HTML page that shows what the lake holds: freshness, throughput, integrity, sessions, series, sizes."""
     settings = settings_of(config)
-    from sessionlake.cli.report import report as write
+    import webbrowser
 
-    write_line(str(write(settings, output, show=show)))
+    from sessionlake.history.report.page import write_report
+    from sessionlake.local.paths import uri_of
+
+    try:
+        written = with_reader(settings, lambda reader: write_report(reader, settings, output))
+    except OSError as error:
+        raise MachineError(f"report: {error.filename or output} cannot be written: {error.strerror}") from error
+    if show and not webbrowser.open(uri_of(written)):
+        say("no browser could be opened here")
+    write_line(str(written))
 
 
 @app.command()
@@ -348,29 +344,20 @@ def maintain(
 
 
 @app.command()
-def resolve(
-    session: Broken,
-    accept_gap: AcceptGap = False,
-    isolate: Isolate = False,
-    skip_message: SkipMessage = None,
-    withdraw: Withdraw = False,
-    topic: OfTopic = None,
-    partition: OfPartition = None,
-    offset: Place = None,
-    why: Why = None,
-    config: Config = None,
-) -> None:
+@takes_decision
+def resolve(asked: DecisionOptions, config: Config = None) -> None:
     """Decide about the place at which a session broke its class under `fail`, so that silver passes it, once."""
     settings = settings_of(config)
-    from sessionlake.cli import resolve as deciding
+    from sessionlake.cli.resolve import chosen, resolve
 
-    decision = deciding.chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message, withdrawn=withdraw)
-    place = offset if skip_message is None else skip_message
+    decision = chosen(asked)
+    place = asked.offset if asked.skip_message is None else asked.skip_message
 
     def work(spark: SparkSession | None) -> str:
-        told = deciding.resolve(
-            spark, settings, session, decision, offset=place, topic=topic, partition=partition, why=why
-        )
+        told = resolve(
+            spark, settings, asked.session, decision,
+            offset=place, topic=asked.topic, partition=asked.partition, why=asked.why,
+        )  # fmt: skip
         return str(told)
 
     say(with_spark_if_needed(settings, work))

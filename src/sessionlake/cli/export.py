@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sessionlake.cli.context import Config, say, settings_of, with_spark
+from sessionlake.cli.options import moment
 from sessionlake.cli.show import write_line
 from sessionlake.errors import LakeError, UsageError
 
@@ -41,8 +42,8 @@ def export(
 ) -> None:
     """Write a table's rows as plain files: all of them, or nothing."""
     settings = settings_of(config)
-    limit, moment = size_of(max_file_size), point_of(version, as_of)
-    require_there(settings, table, moment)
+    limit, point = size_of(max_file_size), point_of(version, as_of)
+    require_there(settings, table, point)
     from sessionlake.delta.export import FileFormat
     from sessionlake.delta.export import export as write
 
@@ -52,7 +53,7 @@ def export(
 
         from sessionlake.streaming.errors import refused
 
-        rows = rows_of(spark, settings, table, where, moment)
+        rows = rows_of(spark, settings, table, where, point)
         try:
             return write(rows, path, FileFormat(form), limit, overwrite=overwrite)
         except (PySparkException, Py4JError) as error:  # a condition fails, too, only when it is computed
@@ -93,15 +94,10 @@ def point_of(version: int | None, as_of: str | None) -> dict[str, Any]:
         return {"versionAsOf": version}
     if as_of is None:
         return {}
-    try:
-        moment = datetime.fromisoformat(as_of)
-    except ValueError:
-        raise UsageError(f"--as-of {as_of!r}: expected ISO 8601, as in 2026-11-21T18:18:32Z") from None
-    moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
-    return {"timestampAsOf": f"{moment:%Y-%m-%d %H:%M:%S.%f}"}
+    return {"timestampAsOf": f"{moment('--as-of', as_of).astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"}
 
 
-def require_there(settings: Settings, table: str, moment: dict[str, Any]) -> None:
+def require_there(settings: Settings, table: str, point: dict[str, Any]) -> None:
     """Refuses, before Spark is started, what is not there.
 
     Raises:
@@ -114,16 +110,14 @@ def require_there(settings: Settings, table: str, moment: dict[str, Any]) -> Non
 
     if table not in tables(settings):
         raise UsageError(f"export: {table} is no table of the lake: there are {', '.join(tables(settings))}")
-    if moment and table in DEFINITIONS:
+    if point and table in DEFINITIONS:
         raise UsageError(f"export: {table} is a view, which has no versions: leave out --version and --as-of")
     needed = DEFINITIONS[table].main if table in DEFINITIONS else table
     if Lake(settings).surely_lacks(needed):
         raise LakeError(f"export: {needed} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
 
 
-def rows_of(
-    spark: SparkSession, settings: Settings, table: str, where: str | None, moment: dict[str, Any]
-) -> DataFrame:
+def rows_of(spark: SparkSession, settings: Settings, table: str, where: str | None, point: dict[str, Any]) -> DataFrame:
     """The rows of a table or view that meet a condition: of one version, whatever is committed meanwhile.
 
     Raises:
@@ -143,7 +137,7 @@ def rows_of(
         if table in DEFINITIONS:
             rows = _view(spark, lake, table)
         else:
-            rows = lake.storage.read(spark, table, moment or {"versionAsOf": lake.last_commit(spark, table).version})
+            rows = lake.storage.read(spark, table, point or {"versionAsOf": lake.last_commit(spark, table).version})
         return rows if where is None else rows.where(where)
     except PySparkException as error:
         raise refused("export", error) from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sessionlake.cli import processors
+from sessionlake.cli.options import Say
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import UsageError
@@ -22,8 +23,6 @@ from sessionlake.streaming.guards import refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Say = Callable[[str], None]
 
 
 def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:

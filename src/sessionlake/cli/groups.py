@@ -10,16 +10,27 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from sessionlake.cli.bronze import bronze_app
-from sessionlake.cli.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
-from sessionlake.cli.options import Cancel, OfPartition, OfTopic, ShortenGold, StartOver, refuse_together
+from sessionlake.cli.context import INT32_MAX, INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
+from sessionlake.cli.options import (
+    BySession,
+    Cancel,
+    OfPartition,
+    OfTopic,
+    Session,
+    ShortenGold,
+    StartOver,
+    refuse_together,
+)
 from sessionlake.cli.reference import reference_app
 from sessionlake.cli.remote import remote_app
 from sessionlake.cli.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sessionlake.local.broker import BrokerStatus
 
+bronze_app = typer.Typer(no_args_is_help=True, help="Messages that bronze cannot read.")
 broker_app = typer.Typer(no_args_is_help=True, help="The embedded Kafka broker of this home.")
 
 
@@ -64,9 +75,53 @@ GROUPS = {
 }
 
 
+@bronze_app.callback()
+def _bronze() -> None:
+    """A group, though it has one command."""
+
+
+@bronze_app.command("skip")
+def bronze_skip(
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    partition: Annotated[int, typer.Argument(help="The partition.", min=0, max=INT32_MAX)],
+    offset: Annotated[int, typer.Argument(help="The message's offset in bronze.", min=0, max=INT64_MAX)],
+    why: Annotated[str, typer.Option("--why", help="The reason, for ops.absent_offsets.")],
+    to: Annotated[
+        int | None, typer.Option("--to", help="Skip all messages up to this offset.", min=0, max=INT64_MAX)
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Leave out a message that Spark cannot deliver, for good, so that bronze reads on behind it."""
+    settings = settings_of(config)
+    from sessionlake.cli.resolve import user
+    from sessionlake.errors import UsageError
+    from sessionlake.kafka.clients import require_broker
+    from sessionlake.ledger.retained import CLAIM
+    from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
+    from sessionlake.operations.pipeline import Layer, claimed
+    from sessionlake.operations.recover.skip import Skipped
+    from sessionlake.operations.recover.skip import skip as skip_messages
+
+    last = offset if to is None else to
+    if last < offset:
+        raise UsageError(f"--to {last} is before offset {offset}")
+    require_broker(settings)
+
+    def work(spark: SparkSession) -> None:
+        with claimed(spark, settings, Layer.BRONZE, "skips a message of bronze", CLAIM, MAINTENANCE):
+            messages = skip_messages(spark, settings, Skipped(topic, partition, offset, last, user(spark), why))
+        what = f"offset {offset}" if last == offset else f"offsets {offset} to {last}"
+        say(
+            f"topic {topic}, partition {partition}: {what} left out, as ops.absent_offsets says; {messages} messages "
+            "before that were read. `sessionlake run bronze` goes on behind it"
+        )
+
+    with_spark(settings, work)
+
+
 @session_app.command("show")
 def session_show(
-    session: Annotated[str, typer.Argument(help="The session's id.")],
+    session: Session,
     topic: OfTopic = None,
     partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,
@@ -81,7 +136,7 @@ def session_show(
 
 @session_app.command("as-of")
 def session_as_of(
-    session: Annotated[str, typer.Argument(help="The session's id.")],
+    session: Session,
     ts: Annotated[str | None, typer.Option("--ts", help="Stream time (Kafka's): ISO 8601, or milliseconds.")] = None,
     seq: Annotated[
         int | None, typer.Option("--seq", help="After the message with this seq.", min=0, max=INT64_MAX)
@@ -104,7 +159,7 @@ def session_as_of(
 
 @state_app.command("show")
 def state_show(
-    session: Annotated[str, typer.Option("--session", help="The session's id.")],
+    session: BySession,
     topic: OfTopic = None,
     partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sessionlake.cli.options import Say
 from sessionlake.cli.show import OutputFormat, show
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
@@ -55,7 +55,7 @@ def maintain(
     settings: Settings,
     table: str | None,
     stop: threading.Event,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Goes on until `stop` is set; stands aside as long as somebody asks for it.
 

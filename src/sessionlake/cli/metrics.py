@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of, with_spark_if_needed
-from sessionlake.cli.show import OutputFormat
+from sessionlake.cli.options import moment
+from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,18 +34,16 @@ def metrics(
 ) -> None:
     """Points, min, max, sum, average and variance over any range of event time, out of days, hours and minutes."""
     settings = settings_of(config)
-    from sessionlake.cli.show import show
     from sessionlake.gold import query
 
     chosen = {"topic": topic, "session_id": session, "row_id": row, "metric": metric}
     of = {name: values for name, values in chosen.items() if values}
-    begin, end, length = _moment("--from", since), _moment("--to", until), _length(step)
+    begin, end, length = moment("--from", since), moment("--to", until), _length(step)
     found = with_spark_if_needed(
         settings,
         lambda spark: query.metrics(settings, begin, end, spark=spark, by=by or query.KEYS, of=of, step=length),
     )
-    columns = [column.to_pylist() for column in found.rows.columns]
-    show(found.rows.column_names, list(zip(*columns, strict=True)), form)
+    show_table(found.rows, form)
     say(_read(found))
 
 
@@ -55,14 +54,6 @@ def _read(found: Figures) -> str:
         files = found.files[table]
         told.append(f"{rows:,} rows of {table}" + (f" in {files[0]:,} of {files[1]:,} files" if files else ""))
     return f"read {', '.join(told)}"
-
-
-def _moment(option: str, text: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: expected ISO 8601, as in 2026-11-21T18:18:00Z") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _length(text: str | None) -> timedelta | None:

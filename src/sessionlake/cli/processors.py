@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sessionlake.cli.options import Say
 from sessionlake.cli.run import narrowed
 from sessionlake.cli.show import OutputFormat, show
 from sessionlake.ledger.retained import CLAIM
@@ -20,8 +20,6 @@ from sessionlake.streaming.guards import refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Say = Callable[[str], None]
 
 
 def cancel(spark: SparkSession, settings: Settings, name: str, say: Say) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sessionlake.cli.options import Say
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
 from sessionlake.kafka.clients import require_broker
@@ -46,7 +46,7 @@ def publish(
     stop: threading.Event,
     *,
     once: bool,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Publishes until `stop` is set or, if `once`, what the table holds has been sent.
 

@@ -1,4 +1,4 @@
-"""SQL over the lake's tables by their two-level names."""
+"""SQL over the lake's tables by their two-level names, as they are now or as of one batch of the ledger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.context import say
-from sessionlake.cli.show import OutputFormat, Rows, collected, show
+from sessionlake.cli.show import OutputFormat, Rows, cells_of, show, show_table
 from sessionlake.cli.sql_names import names_in, renamed, without_prefixes
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
@@ -16,9 +16,12 @@ from sessionlake.gold.sql.definitions import METRICS_BETWEEN, create_metrics_bet
 from sessionlake.gold.sql.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.sql.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
+from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 from sessionlake.spark.reading_plan import Name, Reads, reads_of
+from sessionlake.spark.session import own_session
 from sessionlake.streaming.errors import refused
 
 if TYPE_CHECKING:
@@ -94,7 +97,7 @@ def _asked(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str]
         raise UsageError(f"query: {error}") from None
     _open(spark, lake, tables(settings) if reads.lists and not named else named)
     try:
-        return named, collected(spark.sql(text))
+        return named, cells_of(spark.sql(text).toArrow())
     except (PySparkException, Py4JError) as error:  # what is raised while it is computed need not be one of Spark's
         told = refused("query", error)
         if isinstance(told, UsageError) and not named:
@@ -155,3 +158,49 @@ def placed(lake: Lake, sql: str) -> str:
 def tables(settings: Settings) -> list[str]:
     """Names of the lake's tables and views, those that the configuration adds among them."""
     return [*TABLES, *DEFINITIONS, *settings.own_tables]
+
+
+def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:
+    """Writes the answer to a statement over silver's tables as of one batch; returns the batch that was read.
+
+    Raises:
+        LakeError: there is no such batch.
+        UsageError: it names other tables, does more than read, or Spark does not accept it.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    bare, named = as_views(sql)
+    try:
+        reads = reads_of(spark, bare)
+    except UsageError as error:
+        raise UsageError(f"query: {error}") from None
+    if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
+        raise _refuse_now(other[0])
+    point = as_of_batch(spark, settings, batch)
+    own = own_session(spark)  # its views hide nothing from others
+    try:
+        for table in named:
+            point.read(own, f"silver.{table}").createOrReplaceTempView(table)
+        show_table(own.sql(bare).toArrow(), form)
+    except (PySparkException, Py4JError) as error:
+        raise refused("query", error) from error
+    return point.batch
+
+
+def as_views(sql: str) -> tuple[str, list[str]]:
+    """The statement with the names of silver's tables less their schema, and those names.
+
+    Raises:
+        UsageError: it names a table that would be read as it is now.
+    """
+    found = names_in(sql)
+    if other := [str(one) for one in found if str(one) not in SILVER_WRITES]:
+        raise _refuse_now(other[0])
+    return renamed(sql, lambda one: quote(one.name)), sorted({one.name for one in found})
+
+
+def _refuse_now(name: str) -> UsageError:
+    return UsageError(
+        f"query: {name} cannot be read as of a batch of silver; these can, by these names: {', '.join(SILVER_WRITES)}"
+    )

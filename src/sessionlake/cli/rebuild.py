@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sessionlake.cli.options import Say
 from sessionlake.cli.processors import to_be_rebuilt
 from sessionlake.gold.declared.references import enriched_of
 from sessionlake.ledger.retained import CLAIM
@@ -17,8 +17,6 @@ from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Say = Callable[[str], None]
 
 
 def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sessionlake.cli.options import Lost
+from sessionlake.cli.options import Lost, Say
 from sessionlake.cli.rebuild import say_rebuilt
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
@@ -35,7 +35,6 @@ from sessionlake.streaming.losses import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Say = Callable[[str], None]
 _Work = Callable[["SparkSession", Settings, Say], None]
 _ANEW = (SILVER, GOLD)
 """Layers of which everything can be made once more."""

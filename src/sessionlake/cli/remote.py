@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of
-from sessionlake.cli.options import (
-    AcceptGap,
-    Broken,
-    Isolate,
-    OfPartition,
-    OfTopic,
-    Place,
-    SkipMessage,
-    TakesSql,
-    Why,
-    Withdraw,
-)
+from sessionlake.cli.options import DecisionOptions, TakesSql, takes_decision
 from sessionlake.cli.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
@@ -42,6 +31,7 @@ Warehouse = Annotated[
     str | None,
     typer.Option("--warehouse", help="By id or name [DATABRICKS_WAREHOUSE_ID, else the bundle's]"),
 ]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="As in silver: sessionlake-silver.")]
 Jobs = Annotated[list[str], typer.Argument(metavar="JOB...", help="As in silver: sessionlake-silver.")]
 
 
@@ -74,7 +64,7 @@ def remote_status(
 
 @remote_app.command("logs")
 def remote_logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="As in silver: sessionlake-silver.")],
+    job: Job,
     run: Annotated[int | None, typer.Option("--run", help="Which [the latest that has ended].", min=1)] = None,
     target: Target = None,
     profile: Profile = None,
@@ -98,7 +88,7 @@ def remote_logs(
 
 @remote_app.command("run")
 def remote_run(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="As in silver: sessionlake-silver.")],
+    job: Job,
     words: Annotated[
         list[str] | None, typer.Argument(help="For operate: a command line's words, behind --; it is waited for.")
     ] = None,
@@ -140,16 +130,9 @@ def remote_pause(jobs: Jobs, target: Target = None, profile: Profile = None) -> 
 
 
 @remote_app.command("resolve")
+@takes_decision
 def remote_resolve(
-    session: Broken,
-    accept_gap: AcceptGap = False,
-    isolate: Isolate = False,
-    skip_message: SkipMessage = None,
-    withdraw: Withdraw = False,
-    topic: OfTopic = None,
-    partition: OfPartition = None,
-    offset: Place = None,
-    why: Why = None,
+    asked: DecisionOptions,
     target: Target = None,
     profile: Profile = None,
 ) -> None:
@@ -158,14 +141,14 @@ def remote_resolve(
     from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
     from sessionlake.databricks.remote.workspace import workspace
 
-    chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message, withdrawn=withdraw)
-    flags = {"--accept-gap": accept_gap, "--isolate": isolate, "--withdraw": withdraw}
-    values = {"--session": session, "--topic": topic, "--partition": partition, "--offset": offset}
-    values |= {"--skip-message": skip_message}
+    chosen(asked)
+    flags = {"--accept-gap": asked.accept_gap, "--isolate": asked.isolate, "--withdraw": asked.withdraw}
+    values = {"--session": asked.session, "--topic": asked.topic, "--partition": asked.partition}
+    values |= {"--offset": asked.offset, "--skip-message": asked.skip_message}
     with workspace(profile) as client:
         job = job_called(deployed_jobs(client, target), OPERATE)
         # There the decision is the job's principal's; who asked for it is said with its reason.
-        values["--why"] = f"{why or 'decided'} (asked for by {client.current_user.me().user_name})"
+        values["--why"] = f"{asked.why or 'decided'} (asked for by {client.current_user.me().user_name})"
         words = [f"{option}={value}" for option, value in values.items() if value is not None]
         _operate(client, job, ["resolve", *words, *(flag for flag, given in flags.items() if given)])
 

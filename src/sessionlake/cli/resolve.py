@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from typing import TYPE_CHECKING
 
+from sessionlake.cli.options import DecisionOptions
 from sessionlake.delta.lake import storage_of
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import UsageError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def chosen(*, accept_gap: bool, isolate: bool, skip: int | None, withdrawn: bool = False) -> Decision | None:
+def chosen(asked: DecisionOptions) -> Decision | None:
     """The one decision that was asked for; None withdraws one.
 
     Raises:
@@ -25,10 +26,10 @@ def chosen(*, accept_gap: bool, isolate: bool, skip: int | None, withdrawn: bool
     given = [
         decision
         for decision, wanted in (
-            (Decision.ACCEPT_GAP, accept_gap),
-            (Decision.ISOLATE, isolate),
-            (Decision.SKIP, skip is not None),
-            (None, withdrawn),
+            (Decision.ACCEPT_GAP, asked.accept_gap),
+            (Decision.ISOLATE, asked.isolate),
+            (Decision.SKIP, asked.skip_message is not None),
+            (None, asked.withdraw),
         )
         if wanted
     ]

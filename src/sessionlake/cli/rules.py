@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 from yaml import YAMLError
 
+from sessionlake.cli.options import Say
 from sessionlake.cli.show import OutputFormat, show
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
@@ -36,7 +37,6 @@ from sessionlake.settings.model import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Say = Callable[[str], None]
 _COLUMNS = ("text", "enabled", "updated_at")
 _TESTED = ("rule", "change", *KEY, "event", "at", "values")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import operator
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import UsageError
@@ -15,9 +14,6 @@ from sessionlake.history.asof import find_session, table_as_of, to_ms
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.as_of import AsOf
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _MS = re.compile(r"-?\d{1,18}")
 
@@ -38,7 +34,7 @@ def show_session(
     """
     found = find_session(reader, settings, session, topic, partition)
     own = [(name, operator.eq, getattr(found, name)) for name in SESSION]
-    _write(reader.table(ROWS, *own).drop_columns(list(SESSION)).sort_by("row_id"), form)
+    show_table(reader.table(ROWS, *own).drop_columns(list(SESSION)).sort_by("row_id"), form)
 
 
 def show_session_as_of(
@@ -57,7 +53,7 @@ def show_session_as_of(
         UsageError: as `show_session`.
     """
     found = find_session(reader, settings, session, topic, partition)
-    _write(table_as_of(reader, settings, found, moment), form)
+    show_table(table_as_of(reader, settings, found, moment), form)
 
 
 def moment_of(ts: str | None, seq: int | None, offset: int | None) -> AsOf:
@@ -84,8 +80,3 @@ def _milliseconds(ts: str) -> int:
         raise UsageError(
             f"--ts {ts!r}: expected ISO 8601, as in 2026-11-21T18:18:32.668Z, or milliseconds since the epoch"
         ) from None
-
-
-def _write(rows: pa.Table, form: OutputFormat) -> None:
-    columns = [column.to_pylist() for column in rows.columns]
-    show(rows.column_names, list(zip(*columns, strict=True)), form)

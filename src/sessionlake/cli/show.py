@@ -21,7 +21,6 @@ from sessionlake.visible import encodable, json_line, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -73,11 +72,15 @@ def _as_read_by(out: TextIO) -> Callable[[str], str]:
     return visible if out.isatty() else encodable
 
 
-def collected(frame: DataFrame) -> tuple[list[str], Rows]:
-    """A frame's column names, which may repeat, and its rows."""
-    arrow = frame.toArrow()
-    columns = [_values(arrow.column(i)) for i in range(arrow.num_columns)]
-    return arrow.column_names, list(zip(*columns, strict=True))
+def show_table(table: pa.Table, form: OutputFormat) -> None:
+    """Writes the rows of an Arrow table."""
+    show(*cells_of(table), form)
+
+
+def cells_of(table: pa.Table) -> tuple[list[str], Rows]:
+    """A table's column names, which may repeat, and its rows as Python's values."""
+    columns = [_values(table.column(i)) for i in range(table.num_columns)]
+    return table.column_names, list(zip(*columns, strict=True))
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The command `query`: what it takes; what it does is in `query.py` and, as of a batch, in `query_as_of.py`."""
+"""The command `query`: what it takes; what it does is in `query.py`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ def query(
 ) -> None:
     """Ask the tables in SQL; json gives one object a line."""
     settings = settings_of(config)
-    from sessionlake.cli.query import answer, check
+    from sessionlake.cli.query import answer, answer_as_of, check
 
     check(settings, sql)
     if batch is None:
         with_spark(settings, lambda spark: answer(spark, settings, sql, form))
         return
-    from sessionlake.cli.query_as_of import answer_as_of
-
     read = with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
     if read != batch:
         say(f"as of batch {read}: the last merge at or before batch {batch} ended with it")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.verify import VerifiedBronze, verify
+from sessionlake.cli.options import Say
 from sessionlake.delta.lake import Lake, storage_of
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import LakeError
@@ -37,7 +38,7 @@ def preflight(settings: Settings) -> None:
     require_broker(settings)
 
 
-def verify_bronze(spark: SparkSession, settings: Settings, say: Callable[[str], None]) -> bool:
+def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Says whether bronze holds what Kafka does, and what could not be compared; whether it does it returns."""
     with storage_of(settings).claim(spark, CLAIM, "verifies bronze"):
         found = verify(spark, settings)

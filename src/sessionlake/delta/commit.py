@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import APPEND_ONLY
-from sessionlake.delta.schemas.names import CLAIMED_TABLES
+from sessionlake.delta.schemas.names import CLAIMED_TABLES, SILVER_TABLES
+from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.commits import Commit
 from sessionlake.delta.storage.conflicts import repeated
 from sessionlake.delta.storage.expired import Chosen
@@ -29,6 +29,11 @@ from sessionlake.spark.interpreted import conf
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
+
+
+def merges_of(app_id: str) -> str:
+    """Application id under which batches of a query of silver's are merged."""
+    return f"{app_id}:{SILVER_TABLES}"
 
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:

@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.folders.storage import Folders
+from sessionlake.delta.home import Folders
 from sessionlake.delta.schemas.ddl import columns_ddl
-from sessionlake.delta.schemas.definition import APPEND_ONLY, TableSchema
+from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, SILVER
+from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.commits import Commit
 from sessionlake.delta.storage.interface import Limits, Storage

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import RETENTION, interval, span_of
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
+from sessionlake.delta.schemas.properties import RETENTION, interval, span_of
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.errors import LakeError, UsageError

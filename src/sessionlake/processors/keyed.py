@@ -17,15 +17,9 @@ from typing import TYPE_CHECKING
 from sessionlake.build import code_version
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import PASSING_REMOVALS, Lake
-from sessionlake.delta.schemas.definition import (
-    APPEND_ONLY,
-    CHANGE_FEED,
-    SKIPPING,
-    TableSchema,
-    described,
-    names_listed,
-)
+from sessionlake.delta.schemas.definition import TableSchema, described
 from sessionlake.delta.schemas.names import LEDGER, REFERENCE
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, SKIPPING, names_listed
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn

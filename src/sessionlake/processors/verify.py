@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import CHANGE_FEED
+from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import CHANGE_FEED
 from sessionlake.delta.schemas.names import GOLD, LEDGER
+from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, LakeError, LossError, MachineError

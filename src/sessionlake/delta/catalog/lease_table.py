@@ -42,7 +42,7 @@ def _own_pool(spark: SparkSession) -> Iterator[None]:
 
 
 class SparkLeases:
-    """The table `ops.leases`, created if it is missing; see `LeaseTable`.
+    """The lease table in a catalog, created if it is missing.
 
     Attributes:
         identifier: the quoted name of the table in SQL.

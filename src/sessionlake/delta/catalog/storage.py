@@ -15,17 +15,24 @@ from sessionlake.delta.catalog.history import at_least, files_stay, first_read, 
 from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.catalog.leases import holding, overtook, require_held, token_of
 from sessionlake.delta.schemas.ddl import clustering, creating
-from sessionlake.delta.schemas.definition import RETENTION, TableSchema, interval
+from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES
+from sessionlake.delta.schemas.properties import RETENTION, interval
 from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.delta.storage.conflicts import conflicts, repeated
 from sessionlake.delta.storage.expired import Chosen
 from sessionlake.delta.storage.interface import PURGED, Limits, Staged, Storage
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_append import StagedFrame, staged_by_spark
-from sessionlake.delta.storage.spark_merge import blanked_by_spark, counted_by_spark, merged_by_spark, removed_by_spark
 from sessionlake.delta.storage.spark_reader import SparkReader
+from sessionlake.delta.storage.spark_writes import (
+    StagedFrame,
+    blanked_by_spark,
+    counted_by_spark,
+    merged_by_spark,
+    removed_by_spark,
+    staged_by_spark,
+)
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
 from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.delta.storage.upsert import Upsert
@@ -79,7 +86,6 @@ class Catalog(Storage):
         self._known: dict[str, dict[str, str] | None] | None = None
 
     def identifier(self, table: str) -> str:
-        """See `Storage`."""
         schema, name = table.split(".")
         return f"{self._schema(schema)}.{quote(name)}"
 
@@ -89,20 +95,19 @@ class Catalog(Storage):
         return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.name_of(schema))}"
 
     def function(self, schema: str, name: str) -> tuple[str, str]:
-        """See `Storage`."""
         return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
 
     def view(self, spark: SparkSession, name: str) -> str:
-        """See `Storage`: gold's own tables are in its schema."""
+        """The view's three-level name: its schema is there, since gold's tables are in it."""
         del spark
         return self.identifier(name)
 
     def require_writable(self) -> None:
-        """See `Storage`: the catalog's grants are its own matter."""
+        """Checks nothing: the catalog's own grants decide."""
 
     @contextmanager
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
-        """See `Storage`: by a lease. What the holder before may yet replace in `CLAIMED_TABLES` comes too late."""
+        """Claims by a lease. In `CLAIMED_TABLES`, what an earlier holder may yet commit is skipped from then on."""
         session = _required(spark, self._settings)
         with holding(self._settings, SparkLeases(session, self), name, doing):
             if self.overtook(name):
@@ -115,19 +120,16 @@ class Catalog(Storage):
             repeated(lambda: self.append(spark, table, self.read(spark, table, {}).limit(0), txn))
 
     def require_claims(self) -> None:
-        """See `Storage`."""
         require_held(self.identifier(LEASES))
 
     def token(self, name: str) -> int:
-        """See `Storage`."""
         return token_of(self.identifier(LEASES), name)
 
     def overtook(self, name: str) -> bool:
-        """See `Storage`."""
         return overtook(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
-        """See `Storage`: schemas beside the lake's."""
+        """Settings with schemas beside the lake's."""
         schemas = self._settings.schemas
         beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
         return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
@@ -136,7 +138,7 @@ class Catalog(Storage):
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """See `Storage`: the properties of a clustered table that has changed cost a Spark job."""
+        """Keeps properties in memory: those of a clustered table that has changed cost a Spark job."""
         if self._known is not None:
             yield  # whoever has begun it ends it
             return
@@ -147,7 +149,6 @@ class Catalog(Storage):
             self._known = None
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
-        """See `Storage`."""
         known = self._known
         if known is not None and table in known:
             return True
@@ -159,7 +160,6 @@ class Catalog(Storage):
         return there
 
     def tables(self, spark: SparkSession, schema: str) -> list[str]:
-        """See `Storage`."""
         if not spark.catalog.databaseExists(self._schema(schema)):
             return []
         tables = spark.sql(f"SHOW TABLES IN {self._schema(schema)}").where("NOT isTemporary").collect()
@@ -167,12 +167,11 @@ class Catalog(Storage):
         return sorted(f"{schema}.{row['tableName']}" for row in tables if row["tableName"] not in views)
 
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
-        """See `Storage`."""
         with interpreted(spark):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """See `Storage`. What is told of a table's files besides, by DESCRIBE DETAIL, would cost a job."""
+        """Reads SHOW TBLPROPERTIES: DESCRIBE DETAIL, which tells of files as well, costs a Spark job."""
         known = self._known
         found = None if known is None else known.get(table)
         if found is None:
@@ -185,7 +184,6 @@ class Catalog(Storage):
         return dict(found)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """See `Storage`."""
         super().set_property(spark, table, key, value)
         known = self._known
         noted = None if known is None else known.get(table)
@@ -193,7 +191,7 @@ class Catalog(Storage):
             noted[key] = value
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        """See `Storage`; where another process creates it at the same time, it is that one's."""
+        """Creates the table; returns as well if another process has created it meanwhile."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 self._create(spark, table, schema)
@@ -215,33 +213,29 @@ class Catalog(Storage):
             self._known[table] = wanted
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
-        """See `Storage`."""
         spark.sql(clustering(self.identifier(table), keys))
 
     def drop(self, spark: SparkSession, table: str) -> None:
-        """See `Storage`."""
         if self._known is not None:
             self._known.pop(table, None)
         spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """See `Storage`: two-level names are those of the catalog's own schemas."""
+        """Sets the session's catalog: two-level names are those of its schemas."""
         del tables
         spark.catalog.setCurrentCatalog(str(self._settings.catalog))
 
     def delta(self, spark: SparkSession, table: str) -> DeltaTable:
-        """See `Storage`."""
         from delta.tables import DeltaTable
 
         return DeltaTable.forName(spark, self.identifier(table))
 
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """See `Storage`: a catalog's files are its own matter."""
+        """Always empty: files of a catalog cannot be seen."""
         del spark, table
         return []
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
-        """See `Storage`."""
         # Spark runs one job for the history, and a further one for `first` or for sorting it.
         with interpreted(spark):
             found = self.delta(spark, table).history(1).select("version", "operationMetrics").collect()
@@ -268,64 +262,56 @@ class Catalog(Storage):
                 .select(F.lit(table).alias("table"), "version", "operation", "operationParameters")
                 for table in tables
             ]
-            for table, *commit in reduce(lambda one, other: one.union(other), histories).collect():  # one job for all of them
+            # One job for all tables.
+            for table, *commit in reduce(lambda one, other: one.union(other), histories).collect():
                 found[table].append(LoggedCommit(*commit))
         return {table: sorted(commits, key=lambda commit: commit.version) for table, commits in found.items()}
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
-        """See `Storage`."""
         told = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
         return None if told is None or told["createdAt"] is None else told["createdAt"].astimezone(UTC)
 
     # -- reading
 
     def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """See `Storage`."""
         return spark.read.format("delta").options(**options).table(self.identifier(table))
 
     def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """See `Storage`."""
         return spark.readStream.format("delta").options(**options).table(self.identifier(table))
 
     def reader(self, spark: SparkSession | None) -> TableReader:
-        """See `Storage`."""
         return SparkReader(self, _required(spark, self._settings))
 
     # -- writing
 
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
-        """See `Storage`."""
         return staged_by_spark(self, _required(spark, self._settings), table, rows)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """See `Storage`; the platform's writer takes the rows as they come."""
+        """Appends by Spark's writer, which reads the rows once."""
         StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
-        """See `Storage`."""
         super().replace(_required(spark, self._settings), table, rows, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
-        """See `Storage`."""
         return merged_by_spark(self, spark, table, source, upsert, txn)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
-        """See `Storage`."""
         writer.saveAsTable(self.identifier(table))
 
     def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
-        """See `Storage`."""
         return first_read(self.delta(spark, table), table)
 
     # -- upkeep
 
     def exclusive(self, table: str) -> AbstractContextManager[None]:
-        """See `Storage`: a platform's commits see each other."""
+        """Holds nobody off: commits to a catalog's tables see each other."""
         del table
         return nullcontext()
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        """See `Storage`; which files, and how large they become, is for the platform to say."""
+        """Runs OPTIMIZE if there are many small files; the platform decides which files it merges."""
         before, size = self._files(spark, table)
         if before < _MANY_FILES or before < _WASTE * size / _FULL_BYTES:
             return None
@@ -336,26 +322,22 @@ class Catalog(Storage):
         return Compacted(before, self._files(spark, table)[0])
 
     def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
-        """See `Storage`."""
         return counted_by_spark(self, spark, table, chosen)
 
     def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
-        """See `Storage`."""
         removed_by_spark(self, spark, table, chosen)
 
     def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        """See `Storage`."""
         blanked_by_spark(self, spark, table, rows)
 
     def purge_vectors(self, table: str) -> int:
-        """See `Storage`."""
         raise UsageError(
             f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}, whose platform does that: run "
             f"`ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL"
         )
 
     def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
-        """See `Storage`; the log's entries go when the platform cleans it up."""
+        """Runs VACUUM for all files that the latest version does not name; the platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
         with conf(spark, _VACUUMS):
@@ -363,7 +345,7 @@ class Catalog(Storage):
         return self._vacuumed(spark, table)
 
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
-        """See `Storage`: what VACUUM has to do shows only when it is done."""
+        """True once a day: only VACUUM itself tells what it has to do."""
         del kept
         if table not in self._vacuums:
             last = last_vacuum(self.delta(spark, table))
@@ -371,7 +353,7 @@ class Catalog(Storage):
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
     def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
-        """See `Storage`; the log is the platform's own matter.
+        """Runs VACUUM; the platform removes log entries.
 
         How long files stay is the table's property: VACUUM goes by that, whatever it is told, and so does whoever else
         vacuums the table.

@@ -1,27 +1,62 @@
-"""What stands around a commit to a table that is a folder: what fails behind one neither undoes it nor passes for it.
+"""What stands around a commit: its files on the disk before it, and behind it what spares readers work.
 
-delta-rs puts the log together behind some commits, and where that fails it says that the commit has. So it is done
-here; what fails of it is done behind the next commit.
+A power cut leaves no version without its contents. What fails behind a commit neither undoes it nor passes for it: it
+is done behind the next one.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.folders.durable import sync
 from sessionlake.delta.folders.table_files import folder_of, opened
 from sessionlake.delta.folders.version_checksums import note
-from sessionlake.delta.schemas.definition import CHECKPOINT_INTERVAL, CHECKPOINTS
+from sessionlake.delta.schemas.properties import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.local.paths import log_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _LOG = logging.getLogger(__name__)
+
+
+def sync(*paths: Path) -> None:
+    """Returns when the content of files, and the names in folders, are on the disk.
+
+    Raises:
+        OSError: the disk did not take them.
+    """
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sync_files(folder: Path, files: Iterable[Path]) -> None:
+    """Returns when new files are on the disk with their names: each file and each folder once.
+
+    Args:
+        folder: a table's, in which the files are, or in folders of it.
+    """
+    new = [*files]
+    if new:
+        sync(*new, *sorted({file.parent for file in new} | {folder}))
+
+
+def sync_created(folder: Path) -> None:
+    """Returns when a new table is on the disk: its first version, and the folders down to it, of schema and warehouse.
+
+    Args:
+        folder: the table's.
+    """
+    sync_files(folder, [folder / "_delta_log" / f"{0:020}.json"])
+    sync(folder.parent, folder.parent.parent)
 
 
 def settle(delta: DeltaTable, version: int) -> None:

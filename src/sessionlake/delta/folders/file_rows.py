@@ -96,6 +96,14 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
         return pa.Table.from_batches(parts, plain)
 
 
+def column_of(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.ChunkedArray:
+    """A column as the table has it; nulls of one that is younger than the rows' file."""
+    if wanted.name not in rows.column_names:
+        return pa.nulls(count, wanted.type)
+    column = rows[wanted.name]
+    return column if column.type == wanted.type else column.cast(wanted.type)
+
+
 def rows_of(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of files, in that order, with the columns of a schema; nulls of one that is younger than a file."""
     for file in files:

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.folders.commits import settle
-from sessionlake.delta.folders.durable import sync, sync_files
+from sessionlake.delta.folders.commits import settle, sync, sync_files
 from sessionlake.delta.folders.file_statistics import correct, encode
 from sessionlake.delta.folders.parquet import WrittenFile
 from sessionlake.delta.folders.table_files import Action, TableFile
 from sessionlake.delta.folders.writable import READER_FEATURES, VECTORS, Writable, features_of, obstacle, writable
-from sessionlake.delta.schemas.definition import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.local.paths import log_path
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, conformed
 from sessionlake.delta.folders.rows_by_key import FoundRows, Lookup, held_rows
 from sessionlake.delta.folders.table_files import Action, TableFile
 from sessionlake.delta.folders.writable import Writable, has_vectors, writable
-from sessionlake.delta.schemas.definition import APPEND_ONLY
+from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import Bools, Int64s

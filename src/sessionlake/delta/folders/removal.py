@@ -5,24 +5,21 @@ Like merging, it needs no Spark. What is left of a file has that file's place in
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.commits import discard, put_together
+from sessionlake.delta.folders.compaction import replace
 from sessionlake.delta.folders.file_rows import rows_of
 from sessionlake.delta.folders.log import Placed, rearranged, redescribed
 from sessionlake.delta.folders.parquet import SMALL, gathered
 from sessionlake.delta.folders.table_files import TableFile, opened
-from sessionlake.delta.folders.upkeep import replace
 from sessionlake.delta.folders.writable import VECTORS, Writable, features_of, used_features, writable
-from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.expired import Chosen
-from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.errors import LakeError
 
 _ATTEMPTS = 20
@@ -40,15 +37,11 @@ def remove(folder: Path, chosen: Chosen) -> None:
     Raises:
         LakeError: somebody has.
     """
-    _write_anew(folder, chosen, lambda batch: batch.filter(pc.invert(chosen.mask(batch))))
+    rewrite(folder, chosen, lambda batch: batch.filter(pc.invert(chosen.mask(batch))))
 
 
-def blank(folder: Path, rows: SessionRows) -> None:
-    """Blanks the messages of a session, as `remove` does."""
-    _write_anew(folder, rows, rows.blanked)
-
-
-def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+def rewrite(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+    """Writes the files anew that have chosen rows, each batch as the function returns it, as `remove` does."""
     table = writable(opened(folder))
     writer = table.writer(SMALL)
     gone = [file for file in _concerned(table, chosen) if _count(file, chosen, table.schema)]
@@ -110,11 +103,3 @@ def _concerned(table: Writable, chosen: Chosen) -> list[TableFile]:
     """The files whose least values leave it open whether they have such rows."""
     ends = {name: (None, value) for name, value in chosen.most.items()}
     return [file for file in table.files if file.may_have(ends)]
-
-
-def drop(folder: Path, *above: Path) -> None:
-    """Removes a table, and those of the folders above it, from the nearest on, that are empty then."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        for parent in above:
-            parent.rmdir()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.file_keys import FileKeys
-from sessionlake.delta.folders.file_rows import Footer, read_rows
+from sessionlake.delta.folders.file_rows import Footer, column_of, read_rows
 from sessionlake.delta.folders.key_index import KeyIndex, Keys, RunIndex
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
@@ -262,17 +262,9 @@ def held_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, mos
         size += rows.nbytes
         if most is not None and size > most:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
-        parts.append(pa.table([_column(rows, column, len(one.rows)) for column in others], schema=others))
+        parts.append(pa.table([column_of(rows, column, len(one.rows)) for column in others], schema=others))
     given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.source for one in found)])))
     rest = pa.concat_tables(parts)
     rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest
     columns = [given[f.name].cast(f.type) if f.name in known else rest[f.name] for f in schema]
     return pa.table(columns, schema=schema)
-
-
-def _column(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.ChunkedArray:
-    """A column as the table has it; nulls of one that is younger than the rows' file."""
-    if wanted.name not in rows.column_names:
-        return pa.nulls(count, wanted.type)
-    column = rows[wanted.name]
-    return column if column.type == wanted.type else column.cast(wanted.type)

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sessionlake.delta.folders.commits import discard
+from sessionlake.delta.folders.compaction import is_merged
 from sessionlake.delta.folders.log import appended, overwritten, transaction
 from sessionlake.delta.folders.parquet import WrittenFile, columns_of, written_by_arrow, written_by_spark
 from sessionlake.delta.folders.table_files import TableFile, opened
-from sessionlake.delta.folders.upkeep import is_merged
 from sessionlake.delta.folders.writable import Writable, writable
-from sessionlake.delta.schemas.definition import APPEND_ONLY
+from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.spark.frames import Mapped, Rows
@@ -41,21 +41,18 @@ class StagedFiles:
         self._after: int | None = None
 
     def count(self) -> int:
-        """See `Staged`."""
         return sum(file.rows for file in self._files)
 
     def columns(self, *names: str) -> pa.Table:
-        """See `Staged`."""
         whole = pa.schema(self._delta.schema().to_arrow())
         schema = pa.schema([whole.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
         return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def commit(self, txn: Txn) -> None:
-        """See `Staged`.
+        """Commits them, in its turn where MERGE changes the table or Spark compacts it.
 
-        To a table that MERGE changes, or that Spark compacts, in its turn: Spark may rename its commit over one that
-        comes before. Others do not wait for what is long under way there, for that is committed here, too.
+        Spark may rename its commit over one that came first. To other tables all commits are written here: none waits.
         """
         place, action = self._place, transaction(txn.on(self._place.table), txn.version)
         waits = APPEND_ONLY not in self._delta.metadata().configuration or is_merged(self._delta)

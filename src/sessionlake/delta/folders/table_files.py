@@ -88,26 +88,27 @@ class TableFile:
         return int(self.stats["numRecords"])
 
     def may_have(self, ends: Mapping[str, tuple[Any, Any]]) -> bool:
-        """True unless its statistics rule out a row with values between these ends; None stands for no lower end."""
+        """True unless its statistics rule out a row with values between these ends; None stands for no end."""
         least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
         return not any(_apart(low, high, least.get(name), most.get(name)) for name, (low, high) in ends.items())
 
 
 def _apart(low: Any, high: Any, least: Any, most: Any) -> bool:
-    """True if nothing between two values, of which the first may be None, is between those of a file's statistics."""
+    """True if nothing between two values, of which one may be None, is between those of a file's statistics."""
+    end = low if high is None else high
     try:
-        if isinstance(high, datetime):
-            least, most = (_moment(text, high.tzinfo) for text in (least, most))
+        if isinstance(end, datetime):
+            least, most = (_moment(text, end.tzinfo) for text in (least, most))
             most += _CUT
-        elif isinstance(high, date):
+        elif isinstance(end, date):
             least, most = date.fromisoformat(least), date.fromisoformat(most)
-        elif isinstance(high, float):
+        elif isinstance(end, float):
             least, most = float(least), float(most)
     except (TypeError, ValueError, OverflowError):
         return False
     # Of decimals, not every writer tells all digits.
-    known = type(least) is type(most) is type(high) and not isinstance(high, Decimal)
-    return known and (high < least or (low is not None and low > most))
+    known = type(least) is type(most) is type(end) and not isinstance(end, Decimal)
+    return known and ((high is not None and high < least) or (low is not None and low > most))
 
 
 def _moment(text: str, zone: tzinfo | None) -> datetime:

@@ -1,50 +1,30 @@
-"""What keeps a table's folder and its log small: files merged, files and log entries that nobody needs removed.
-
-Tables that rows are only appended to are done here, without Spark. Files are merged with their neighbours in the order
-in which they came, which is kept: OPTIMIZE would put what it has merged at the end, and a stream's first read of a
-table goes in that order.
-"""
+"""Removes files of a table and entries of its log that nobody needs."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from msgspec.json import decode
 
-from sessionlake.delta.folders.commits import discard, put_together
+from sessionlake.delta.folders.commits import put_together, sync
 from sessionlake.delta.folders.deletion_vectors import vector_file
-from sessionlake.delta.folders.durable import sync
-from sessionlake.delta.folders.file_rows import rows_of
-from sessionlake.delta.folders.log import Placed, corrected, rearranged
-from sessionlake.delta.folders.parquet import SMALL, gathered
-from sessionlake.delta.folders.table_files import Action, TableFile, live, opened
-from sessionlake.delta.folders.writable import Writable, has_vectors, obstacle, writable
-from sessionlake.delta.schemas.definition import DELETION_VECTORS
-from sessionlake.delta.storage.commits import Commit, LoggedCommit
-from sessionlake.delta.storage.conflicts import conflicts
-from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.tiers import LARGEST, LiveFile, crowded, crowded_run
-from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.folders.history import written_at
+from sessionlake.delta.folders.table_files import Action, live, opened
+from sessionlake.delta.folders.writable import has_vectors, obstacle
+from sessionlake.delta.storage.upkeep import Kept, Vacuumed
 from sessionlake.local.paths import file_of
 from sessionlake.protocol.names import quote
 from sessionlake.spark.interpreted import conf
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
-# An append takes milliseconds: whoever loses so often meets something else.
-_ATTEMPTS = 20
-ROW_GROUP = 1 << 20
-"""Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
 _HOUR = 3600
 _WRITING_SECONDS = 3600  # a file is written before its commit, and has its time from then
 # What files are called before they have their names, of delta-rs', of those written here to the log, and of Spark's.
@@ -52,7 +32,6 @@ _WRITING_SECONDS = 3600  # a file is written before its commit, and has its time
 _UNNAMED = re.compile(r".*#\d+|\.[0-9a-f]{8}-[0-9a-f-]{27}\.(json|crc)|\..*\.tmp(\.crc)?")
 # Under this folder Spark's tasks write what is not whole yet.
 _OF_TASKS = "_temporary"
-_CHANGES = re.compile(rb'"dataChange":\s*true')
 # Removing is put off until it takes so many versions from the log.
 _WORTHWHILE = 100
 # What is to be kept is known better than by the check, which knows of no stream that has yet to read.
@@ -62,93 +41,11 @@ _VACUUM = {
 }
 
 
-def compact(spark: SparkSession, folder: Path) -> Compacted | None:
-    """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
-    delta = opened(folder)
-    why = obstacle(delta)
-    if why is None:
-        table = writable(delta)
-        if not corrected(table):
-            return None
-        delta.update_incremental()
-    if why is None and not is_merged(delta):
-        return _merge_run(writable(delta))
-    before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
-    bound = crowded(before)
-    if bound is None:
-        return None
-    try:
-        with conf(spark, _optimizing(bound)):
-            spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
-    except conflicts():
-        return None
-    return Compacted(len(before), opened(folder).get_add_actions().num_rows)
-
-
 def lost_files(folder: Path) -> list[str]:
     """Files of the latest version that are gone, those of deletion vectors, too, within the folder."""
     files = live(opened(folder), read_vectors=False)
     named = {path for file in files for path in (file.path, file.vector) if path is not None}
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
-
-
-def is_merged(delta: DeltaTable) -> bool:
-    """Whether replaced rows of the table are marked, so that Spark alone knows its files, and puts them together."""
-    return delta.metadata().configuration.get(DELETION_VECTORS) == "true"
-
-
-def _optimizing(bound: int) -> dict[str, str]:
-    """What makes OPTIMIZE merge the files below this size, and leave alone those that are clustered already.
-
-    By its defaults it writes a table of less than 100 GB anew whenever a file has come.
-    """
-    clustering = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize"
-    return {
-        "spark.databricks.delta.optimize.minFileSize": str(bound),
-        "spark.databricks.delta.optimize.maxFileSize": str(LARGEST),
-        f"{clustering}.threshold": str(bound),
-        f"{clustering}.targetCubeSize": str(LARGEST),
-        "parquet.block.size": str(ROW_GROUP),
-        "spark.sql.parquet.compression.codec": SMALL,
-    }
-
-
-def _merge_run(table: Writable) -> Compacted | None:
-    """Makes one file of small ones that are next to each other."""
-    folder, files = table.folder, {file.add["path"]: file for file in table.files}
-    known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
-    run = crowded_run([*known])
-    if not run:
-        return None
-    former = [files[one.path] for one in run]
-    merged = table.writer(SMALL).files(gathered(rows_of(former, table.schema)))
-    name = f"{folder.parent.name}.{folder.name}"
-    fault_point(f"before:compact:{name}")
-    if not replace(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes=False):
-        return None
-    fault_point(f"after:compact:{name}")
-    return Compacted(len(files), len(files) - len(run) + len(merged))
-
-
-def replace(
-    table: Writable, former: Sequence[TableFile], files: Sequence[Placed], operation: str, *, changes: bool
-) -> bool:
-    """Commits files in the place of others, whatever is appended meanwhile: see `rearranged`.
-
-    Returns:
-        False if any of these is no part of the table any more; the new ones are gone then, too.
-    """
-    before, done = table.version, False
-    try:
-        for _ in range(_ATTEMPTS):
-            found = rearranged(table, former, files, operation, changes=changes)
-            if found is not False:
-                done = found is True
-                break
-            table = writable(opened(table.folder))
-    finally:
-        discard(table.folder, [] if done else [file.path for file, _ in files], before)
-    return done
 
 
 def worth_removing(folder: Path, kept: Kept) -> bool:
@@ -275,47 +172,8 @@ def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
             file.unlink(missing_ok=True)
 
 
-def written_at(folder: Path, version: int) -> float | None:
-    """When a version was committed, in seconds since the epoch; None if the log does not have it."""
-    try:
-        return (_log(folder) / f"{version:020}.json").stat().st_mtime
-    except FileNotFoundError:
-        return None
-
-
 def _log(folder: Path) -> Path:
     return folder / "_delta_log"
-
-
-def commit_of(file: Path) -> Commit:
-    """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows.
-
-    One that has removed files has only moved rows.
-    """
-    with file.open("rb") as lines:  # as text, what Unicode calls the end of a line may stand inside of one
-        actions = [json.loads(line) for line in lines]
-    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-    if info.get("operationMetrics"):
-        return Commit.of(int(file.stem), info["operationMetrics"])
-    if any("remove" in action for action in actions):
-        return Commit(int(file.stem), 0)
-    added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
-    stats = (json.loads(add["stats"]) for add in added if add.get("stats"))
-    return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))
-
-
-def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
-    """So many of the latest commits, or as many as the log still has, in order."""
-    log = sorted(file for file in _log(folder).glob("*.json") if file.stem.isdigit())
-    return [_logged(file) for file in log[-count:]]
-
-
-def _logged(file: Path) -> LoggedCommit:
-    content = file.read_bytes()
-    infos = (json.loads(line) for line in content.split(b"\n") if b'"commitInfo"' in line)
-    info: dict[str, Any] = next((line["commitInfo"] for line in infos if "commitInfo" in line), {})
-    operation, parameters = info.get("operation", ""), info.get("operationParameters") or {}
-    return LoggedCommit(int(file.stem), operation, parameters, _CHANGES.search(content) is not None)
 
 
 def identifier(folder: Path) -> str:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sessionlake.delta.folders.parquet import QUICK, FileWriter
 from sessionlake.delta.folders.table_files import TableFile, folder_of, live
-from sessionlake.delta.schemas.definition import CHANGE_FEED, DELETION_VECTORS, SKIPPING, names_listed
+from sessionlake.delta.schemas.properties import CHANGE_FEED, DELETION_VECTORS, SKIPPING, names_listed
 from sessionlake.errors import LakeError
 
 if TYPE_CHECKING:
@@ -130,6 +130,12 @@ def obstacle(delta: DeltaTable) -> str | None:
     if used := _used(delta):
         return f"the table feature {', '.join(sorted(used))} in use"
     return "partition columns" if delta.metadata().partition_columns else None
+
+
+def reads_otherwise(delta: DeltaTable) -> bool:
+    """True if the table's rows are not what its files have in columns of the same names."""
+    asked = {*(delta.protocol().reader_features or ())} - READER_FEATURES
+    return bool(asked or "columnMapping" in _used(delta) or delta.metadata().partition_columns)
 
 
 def _used(delta: DeltaTable) -> set[str]:

@@ -2,60 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from sessionlake.protocol.names import quote
+from sessionlake.delta.schemas.properties import (
+    APPEND_ONLY,
+    CHANGE_FEED,
+    CHECKPOINT_INTERVAL,
+    CHECKPOINTS,
+    DELETION_VECTORS,
+    RETENTION,
+    SKIPPING,
+    interval,
+    listed,
+)
 from sessionlake.settings.model import Settings
 
 Columns = tuple[tuple[str, str], ...]
 """Names and Spark SQL types, in order."""
 DECLARED = "<declared>"
-CHECKPOINTS = "delta.checkpointInterval"
-"""After how many versions the log is put together, which readers begin at."""
-CHECKPOINT_INTERVAL = 50
 _LOG = {CHECKPOINTS: str(CHECKPOINT_INTERVAL)}
-RETENTION = "delta.deletedFileRetentionDuration"
-"""How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
-LOG_BY_AGE = "delta.enableExpiredLogCleanup"
-"""Whether Delta removes log entries by their age, whoever has yet to read them."""
-SKIPPING = "delta.dataSkippingStatsColumns"
-"""Names of the columns that files have the least and the greatest value of."""
-APPEND_ONLY = "delta.appendOnly"
-"""Whether Delta refuses commits that remove rows; what retention has removed rows of has it no more."""
-DELETION_VECTORS = "delta.enableDeletionVectors"
-CHANGE_FEED = "delta.enableChangeDataFeed"
-"""Whether what MERGE replaces is marked, and its file left as it is."""
 _MERGED = {DELETION_VECTORS: "true"}
-
-
-_LISTED = re.compile(r"`[^`]*`|[^,]+")
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names of columns as Delta's properties have them."""
-    return ",".join(name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else quote(name) for name in names)
-
-
-def names_listed(told: str) -> tuple[str, ...]:
-    """What `listed` wrote."""
-    return tuple(name.strip("`") for name in _LISTED.findall(told))
-
-
-def interval(span: timedelta) -> str:
-    """A duration as Delta's properties have it."""
-    return f"interval {int(span.total_seconds())} seconds"
-
-
-def span_of(told: str | None) -> timedelta:
-    """What a property says that `interval` wrote; zero for anything else."""
-    found = re.fullmatch(r"interval (\d+) seconds", told or "")
-    return timedelta(seconds=int(found[1])) if found else timedelta(0)
 
 
 class Column(NamedTuple):

@@ -43,11 +43,10 @@ class SparkReader(TableReader):
         self._spark = spark
 
     def exists(self, table: str) -> bool:
-        """See `TableReader`."""
         return self._storage.exists(self._spark, table)
 
     def schema(self, table: str) -> pa.Schema:
-        """See `TableReader`: what `toArrow` gives, for which nothing has to be executed."""
+        """Columns of a table as `toArrow` gives them; nothing is executed."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         return to_arrow_schema(self._storage.read(self._spark, table, {}).schema)
@@ -55,13 +54,12 @@ class SparkReader(TableReader):
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """See `TableReader`; all at once, unless that is more than Spark lets through to the driver."""
+        """All at once, unless that is more than Spark lets through to the driver."""
         if not self.exists(table):
             return
         try:
             with interpreted(self._spark):
-                frame = self._where(table, conditions)
-                frame = frame if columns is None else frame.select(*map(quote, columns))
+                frame = self._where(table, conditions, columns)
                 found = frame.toArrow()
         except Exception as error:
             if not RESULT_TOO_BIG.fits(failure_of(error)):
@@ -78,7 +76,7 @@ class SparkReader(TableReader):
         of: pa.Table | None = None,
         at_most: int | None = None,
     ) -> pa.Table:
-        """See `TableReader`; Spark is asked for no more rows than can fit, and refuses those that are too wide."""
+        """Spark is asked for no more rows than can fit, and refuses those that are too wide."""
         if at_most is None or not self.exists(table):
             return super().table(table, *conditions, columns=columns, of=of)
         try:
@@ -105,15 +103,12 @@ class SparkReader(TableReader):
         return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
 
     def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        """See `TableReader`."""
         same = {"versionAsOf": self._storage.last_commit(self._spark, table).version}
         with interpreted(self._spark):
-            frame = self._where(table, conditions, same)
-            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
+            found = self._where(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
     def size(self, table: str) -> TableSize:
-        """See `TableReader`."""
         with interpreted(self._spark):
             (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
             rows = self._storage.read(self._spark, table, {}).count()
@@ -121,33 +116,31 @@ class SparkReader(TableReader):
         return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
 
     def count(self, table: str) -> int:
-        """See `TableReader`."""
         if not self.exists(table):
             return 0
         with interpreted(self._spark):
             return self._storage.read(self._spark, table, {}).count()
 
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        """See `TableReader`: which files are opened is the platform's to know."""
+        """Always None: only the platform knows which files are opened."""
         del table, conditions
         return None
 
     def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
-        """See `TableReader`."""
         if not self.exists(table):
             return []
         with interpreted(self._spark):
-            return rows_of(self._where(table, ()).select(*map(quote, columns)).limit(at_most).toArrow())
+            return rows_of(self._where(table, (), columns).limit(at_most).toArrow())
 
     def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        """See `TableReader`: the cluster counts."""
+        """Counted by the cluster."""
         if not self.exists(table):
             return Counter()
         with interpreted(self._spark):
             return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
 
     def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        """See `TableReader`: the cluster looks."""
+        """Found by the cluster."""
         from pyspark.sql import functions as F
 
         if not self.exists(table):
@@ -156,22 +149,28 @@ class SparkReader(TableReader):
             return by_key(self._where(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(of))).toArrow())
 
     def any(self, table: str, *conditions: Condition) -> bool:
-        """See `TableReader`."""
         if not self.exists(table):
             return False
         with interpreted(self._spark):
             return not self._where(table, conditions).isEmpty()
 
     def _where(
-        self, table: str, conditions: Sequence[Condition], options: Mapping[str, Any] | None = None
+        self,
+        table: str,
+        conditions: Sequence[Condition],
+        columns: Sequence[str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> DataFrame:
-        """Rows that meet the conditions. Call it inside `interpreted`: Delta reads the log when a table is named."""
+        """These columns of the rows that meet the conditions.
+
+        Call it inside `interpreted`: Delta reads the log when a table is named.
+        """
         from pyspark.sql import functions as F
 
         frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
             frame = frame.where(compare(F.col(quote(name)), literal(value)))
-        return frame
+        return frame if columns is None else frame.select(*map(quote, columns))
 
 
 def literal(value: Any) -> Any:

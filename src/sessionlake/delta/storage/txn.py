@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sessionlake.delta.schemas.names import SILVER_TABLES
-
 # More than any number of a batch.
 _BATCHES = 1 << 40
 _LAST = (1 << 63) - 1
@@ -13,11 +11,6 @@ REBUILD = "rebuild:"
 """What the application id of a rebuild begins with: entries of its layer before it tell of tables replaced."""
 CLAIMED_APP = "replaced"
 """Application id of those who change rows of a table under a claim."""
-
-
-def merges_of(app_id: str) -> str:
-    """Application id under which batches of a query of silver's are merged."""
-    return f"{app_id}:{SILVER_TABLES}"
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import APPEND_ONLY
 from sessionlake.delta.schemas.names import CHANGES, GOLD
+from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
 from sessionlake.delta.storage.spark_reader import literal
 from sessionlake.delta.storage.txn import Txn

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import CHANGE_FEED
 from sessionlake.delta.schemas.names import AVERAGES
+from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.gold.changes import refuse_removed
 from sessionlake.gold.declared.tables import GoldTable, with_finals

@@ -29,7 +29,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_merge import rewritten_by_spark
+from sessionlake.delta.storage.spark_writes import rewritten_by_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings

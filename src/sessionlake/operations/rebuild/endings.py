@@ -7,7 +7,7 @@ from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import empty, retire
+from sessionlake.delta.commit import empty, merges_of, retire
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     AVERAGES,
@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.names import (
     SILVER,
 )
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.txn import REBUILD, Txn, merges_of
+from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.tables.notes import note_names
 from sessionlake.ledger.books import Books, rows_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, merge, retire
+from sessionlake.delta.commit import append, merge, merges_of, retire
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -33,7 +33,7 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.delta.storage.txn import Txn, merges_of
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
 from sessionlake.ledger.progress import batches_after, last_merged

@@ -1,15 +1,16 @@
-"""Tables as folders of a home: written by delta-rs and Spark side by side, for both follow Delta's protocol.
+"""The lake's tables as folders of a home: `Storage` by means of `delta.folders`, and of Spark for what that leaves out.
 
 A write through Spark costs a second of CPU and more whatever it writes, most of it planning, and its Parquet writer
 goes row by row. So appends and MERGEs go around it: Arrow rows, written by this process or by Spark's tasks, and
-committed here in milliseconds (`log_commits`). A MERGE writes the files of small tables anew; in large ones it marks
-the rows that it replaces in deletion vectors (`marked_merge`). Spark writes all else (`writable`).
+committed in milliseconds (`folders.log`). A MERGE writes the files of small tables anew; in large ones it marks
+the rows that it replaces in deletion vectors (`folders.marked_merge`). Spark writes all else (`folders.writable`).
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.folders import removal, upkeep
-from sessionlake.delta.folders.durable import sync_created
+from sessionlake.delta.folders import compaction, history, removal, upkeep
+from sessionlake.delta.folders.commits import sync_created
 from sessionlake.delta.folders.log import property_set
 from sessionlake.delta.folders.marked_merge import merged_by_marking
 from sessionlake.delta.folders.parquet import columns_of
@@ -28,13 +29,19 @@ from sessionlake.delta.folders.staging import Place, StagedFiles, has_commit, wr
 from sessionlake.delta.folders.table_files import opened
 from sessionlake.delta.folders.writable import obstacle, writable
 from sessionlake.delta.schemas.ddl import columns_ddl
-from sessionlake.delta.schemas.definition import DELETION_VECTORS, LOG_BY_AGE, TableSchema
-from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
+from sessionlake.delta.schemas.definition import TableSchema
+from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_BY_AGE, RETENTION, interval
+from sessionlake.delta.storage.commits import Commit, LoggedCommit
 from sessionlake.delta.storage.expired import Chosen
 from sessionlake.delta.storage.interface import PURGED, Limits, Staged, Storage
 from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_append import staged_by_spark
-from sessionlake.delta.storage.spark_merge import blanked_by_spark, counted_by_spark, merged_by_spark, removed_by_spark
+from sessionlake.delta.storage.spark_writes import (
+    blanked_by_spark,
+    counted_by_spark,
+    merged_by_spark,
+    removed_by_spark,
+    staged_by_spark,
+)
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.delta.storage.upsert import Combine, Upsert
@@ -87,85 +94,65 @@ class Folders(Storage):
         return self._settings.warehouse / schema / name
 
     def identifier(self, table: str) -> str:
-        """See `Storage`."""
         return upkeep.identifier(self.path(table))
 
     def sql_name(self, table: str) -> str:
-        """See `Storage`."""
         return table
 
     def function(self, schema: str, name: str) -> tuple[str, str]:
-        """See `Storage`."""
-        del schema
         return "TEMPORARY FUNCTION", name
 
     def view(self, spark: SparkSession, name: str) -> str:
-        """See `Storage`."""
         schema, view = name.split(".")
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
         return f"{quote(schema)}.{quote(view)}"
 
     def require_writable(self) -> None:
-        """See `Storage`."""
         require_home(self._settings)
 
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
-        """See `Storage`: other processes of this machine are kept from it."""
-        del spark
+        """Claims by a lock, which keeps other processes of this machine from it."""
         return claim(self._settings, name, doing)
 
     def require_claims(self) -> None:
-        """See `Storage`: a lock is nobody else's as long as this process lives."""
+        """Checks nothing: a lock stays with its process."""
 
     def token(self, name: str) -> int:
-        """See `Storage`."""
-        del name
         return 0
 
     def overtook(self, name: str) -> bool:
-        """See `Storage`: a process that stands still has its lock."""
-        del name
+        """Always false: nobody takes over the lock of a process that lives."""
         return False
 
     def staging(self) -> Settings:
-        """See `Storage`: a home inside this one."""
+        """Settings of a home inside this one."""
         return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})
 
     # -- tables
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
-        """See `Storage`."""
-        del spark
         return is_table(self.path(table))
 
     def tables(self, spark: SparkSession, schema: str) -> list[str]:
-        """See `Storage`."""
         found = (f"{schema}.{place.name}" for place in (self._settings.warehouse / schema).glob("*"))
         return sorted(table for table in found if self.exists(spark, table))
 
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
-        """See `Storage`."""
-        del spark
         return columns_of(opened(self.path(table)))
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """See `Storage`."""
-        del spark
         return dict(opened(self.path(table)).metadata().configuration)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """See `Storage`."""
         with self.exclusive(table):
             if property_set(opened(self.path(table)), key, value):
                 return
         super().set_property(spark, table, key, value)
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        """See `Storage`."""
         from deltalake import DeltaTable, Schema
         from pyspark.sql.types import StructType
 
-        del spark
         declared = Schema.from_json(StructType.fromDDL(columns_ddl(schema.definitions_for(self._settings))).json())
         wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
         wanted.pop(DELETION_VECTORS, None)
@@ -174,16 +161,17 @@ class Folders(Storage):
             sync_created(self.path(table))
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
-        """See `Storage`: delta-rs does not write to clustered tables."""
+        """Does nothing: delta-rs does not write to clustered tables."""
 
     def drop(self, spark: SparkSession, table: str) -> None:
-        """See `Storage`; folders that are empty then go, too."""
-        del spark
+        """Removes the folder, and those above it that are empty then."""
         folder = self.path(table)
-        removal.drop(folder, folder.parent, self._settings.warehouse, self._settings.home)
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            for parent in (folder.parent, self._settings.warehouse, self._settings.home):
+                parent.rmdir()
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """See `Storage`."""
         for table in tables:
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(table.partition('.')[0])}")
             place, noted = str(self.path(table)), f"sessionlake.registered.{table}"
@@ -194,22 +182,17 @@ class Folders(Storage):
                 spark.conf.set(noted, place)
 
     def delta(self, spark: SparkSession, table: str) -> DeltaTable:
-        """See `Storage`."""
         from delta.tables import DeltaTable
 
         return DeltaTable.forPath(spark, str(self.path(table)))
 
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """See `Storage`; files of deletion vectors, too."""
-        del spark
+        """Files of the latest version that are gone, those of deletion vectors too."""
         return upkeep.lost_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
-        """See `Storage`. The log is read directly: `history` costs a Spark job."""
-        del spark
-        log = self.path(table) / "_delta_log"
-        newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
-        return NO_COMMIT if newest is None else upkeep.commit_of(newest)
+        """Reads the log itself: `history` costs a Spark job."""
+        return history.last_commit(self.path(table))
 
     def retain(self, spark: SparkSession, table: str) -> None:
         self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
@@ -217,34 +200,27 @@ class Folders(Storage):
     def latest_commits(
         self, spark: SparkSession | None, tables: Sequence[str], count: int
     ) -> dict[str, list[LoggedCommit]]:
-        del spark
-        return {table: upkeep.latest_commits(self.path(table), count) for table in tables}
+        return {table: history.latest_commits(self.path(table), count) for table in tables}
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
-        """See `Storage`."""
-        del spark
         created = opened(self.path(table)).metadata().created_time
         return None if created is None else datetime.fromtimestamp(created / 1000, UTC)
 
     # -- reading
 
     def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """See `Storage`."""
         return spark.read.format("delta").options(**options).load(str(self.path(table)))
 
     def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """See `Storage`."""
         return spark.readStream.format("delta").options(**options).load(str(self.path(table)))
 
     def reader(self, spark: SparkSession | None) -> FolderReader:
-        """See `Storage`."""
-        del spark
         return FolderReader(self.path)
 
     # -- writing
 
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
-        """See `Storage`; by Spark to a table that asks more of its writers."""
+        """Writes rows down; by Spark, where the table asks more of its writers."""
         return self._staged(spark, table, rows, opened(self.path(table)))
 
     def _staged(
@@ -258,18 +234,16 @@ class Folders(Storage):
         return Place(self.path(table), table, self.exclusive)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """See `Storage`; of a repeated batch nothing is computed."""
+        """Appends rows; those of a repeated batch are not computed."""
         delta = opened(self.path(table))
         if not has_commit(delta, table, txn):
             with self._staged(spark, table, rows, delta) as staged:
                 staged.commit(txn)
 
     def has_commit(self, table: str, txn: Txn) -> bool:
-        """See `Storage`."""
         return has_commit(opened(self.path(table)), table, txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
-        """See `Storage`."""
         delta = opened(self.path(table))
         if txn is not None and has_commit(delta, table, txn):
             return
@@ -280,7 +254,7 @@ class Folders(Storage):
             files.replace(None, txn)
 
     def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
-        """See `Storage`; with other columns by Spark."""
+        """Replaces all rows; by Spark, if the columns change."""
         delta = opened(self.path(table))
         if has_commit(delta, table, txn):
             return
@@ -292,7 +266,6 @@ class Folders(Storage):
             files.replace(former, txn, metadata)
 
     def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
-        """See `Storage`."""
         delta = opened(self.path(table))
         if has_commit(delta, table, txn):
             return
@@ -302,7 +275,6 @@ class Folders(Storage):
             StagedFiles(self._place(table), [], delta).replace(writable(delta).files, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
-        """See `Storage`."""
         delta, how = self._engine(spark, table, source)
         if how is None or not isinstance(source, pa.Table):
             return merged_by_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
@@ -312,7 +284,7 @@ class Folders(Storage):
     def accumulate(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> Commit:
-        """See `Storage`: in one version of the table the rows are found, read and marked."""
+        """MERGEs sums: the rows are found, read and marked in one version of the table."""
         delta, how = self._engine(spark, table, rows)
         if how is None:
             return super().accumulate(spark, table, rows, combine, upsert, txn)
@@ -344,29 +316,25 @@ class Folders(Storage):
             return self.last_commit(spark, table)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
-        """See `Storage`."""
         with self.exclusive(table):
             writer.save(str(self.path(table)))
 
     # -- upkeep
 
     def exclusive(self, table: str) -> AbstractContextManager[None]:
-        """See `Storage`: on a local disk, Spark renames a commit over another's that has come first."""
+        """Holds others off: on a local disk, Spark renames its commit over one that came first."""
         return turn(self._settings, f"commit-{table}")
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        """See `Storage`."""
         with self.exclusive(table):
-            return upkeep.compact(spark, self.path(table))
+            return compaction.compact(spark, self.path(table))
 
     def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
-        """See `Storage`."""
         if obstacle(opened(self.path(table))):
             return counted_by_spark(self, spark, table, chosen)
         return removal.count(self.path(table), chosen)
 
     def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
-        """See `Storage`."""
         if obstacle(opened(self.path(table))):
             removed_by_spark(self, spark, table, chosen)
             return
@@ -374,30 +342,25 @@ class Folders(Storage):
             removal.remove(self.path(table), chosen)
 
     def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        """See `Storage`."""
         if obstacle(opened(self.path(table))):
             blanked_by_spark(self, spark, table, rows)
             return
         with self.exclusive(table):
-            removal.blank(self.path(table), rows)
+            removal.rewrite(self.path(table), rows, rows.blanked)
 
     def purge_vectors(self, table: str) -> int:
-        """See `Storage`; the next MERGE into a large table marks rows again."""
+        """Writes files anew that have marked rows. The next MERGE into a large table marks rows again."""
         with self.exclusive(table):
             return removal.purge_vectors(self.path(table))
 
     def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
-        """See `Storage`."""
         self.set_property(spark, table, PURGED, why)
         with self.exclusive(table):
             return upkeep.purge(spark, self.path(table), since)
 
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
-        """See `Storage`."""
-        del spark
         return upkeep.worth_removing(self.path(table), kept)
 
     def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
-        """See `Storage`."""
         with self.exclusive(table):
             return upkeep.vacuum(spark, self.path(table), kept)

@@ -1,8 +1,9 @@
-"""MERGE by Spark: for catalogs, and for folders whose tables are too large to be written anew."""
+"""Writes by Spark: in catalogs, and to folders whose tables ask more of their writers or are merged from frames."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -10,16 +11,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.schemas.definition import DELETION_VECTORS
+from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.commits import LAST_COMMIT, Commit
 from sessionlake.delta.storage.conflicts import repeated
 from sessionlake.delta.storage.expired import Chosen
-from sessionlake.delta.storage.interface import Storage
+from sessionlake.delta.storage.interface import Storage, writing
 from sessionlake.delta.storage.session_rows import BLANKED, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
-from sessionlake.spark.frames import Rows, as_frame
+from sessionlake.spark.frames import Rows, as_frame, on_disk
 from sessionlake.spark.interpreted import conf
 
 if TYPE_CHECKING:
@@ -31,6 +32,35 @@ _NAMED = 1_000
 _MICROS = pa.timestamp("us", "UTC")
 
 
+class StagedFrame:
+    """A frame that Spark's writer takes in.
+
+    Args:
+        known: how many rows it has, if that is known.
+    """
+
+    def __init__(self, storage: Storage, table: str, rows: DataFrame, known: int | None = None) -> None:
+        self._storage, self._table, self._rows, self._known = storage, table, rows, known
+
+    def count(self) -> int:
+        """How many rows there are; a Spark job, if that is not known."""
+        return self._rows.count() if self._known is None else self._known
+
+    def columns(self, *names: str) -> pa.Table:
+        return self._rows.select(*names).toArrow()
+
+    def commit(self, txn: Txn) -> None:
+        """Commits them, again after a conflict: of two with one transaction, the later does nothing."""
+        repeated(lambda: self._storage.save(writing(self._rows, self._table, txn, "append"), self._table))
+
+
+@contextmanager
+def staged_by_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
+    """The rows on disk, read once, until the block is left."""
+    with on_disk(as_frame(spark, rows)) as kept:
+        yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
+
+
 def merged_by_spark(
     storage: Storage,
     spark: SparkSession,
@@ -40,7 +70,7 @@ def merged_by_spark(
     txn: Txn,
     settings: Mapping[str, str] | None = None,
 ) -> Commit:
-    """See `Storage.merge`. Where another commit has changed files that this one has read, it is done again.
+    """Does `Storage.merge` by Spark. Where another commit has changed files that this one has read, it is done again.
 
     Args:
         spark: in which the transaction is set: no other write may run in it meanwhile.
@@ -66,18 +96,18 @@ def merged_by_spark(
 
 
 def counted_by_spark(storage: Storage, spark: SparkSession, table: str, chosen: Chosen) -> int:
-    """See `Storage.count`."""
+    """How many rows of a table are chosen."""
     rows = storage.read(spark, table, {}).alias("t")
     return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
 
 
 def removed_by_spark(storage: Storage, spark: SparkSession, table: str, chosen: Chosen) -> None:
-    """See `Storage.remove`."""
+    """Removes the chosen rows."""
     rewritten_by_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
 
 
 def blanked_by_spark(storage: Storage, spark: SparkSession, table: str, rows: SessionRows) -> None:
-    """See `Storage.blank`."""
+    """Leaves of a session's messages only where and when they were."""
     from pyspark.sql import functions as F
 
     values = {name: None if value is None else bytearray(value) for name, value in BLANKED.items()}

@@ -1,0 +1,61 @@
+"""What the log of a table tells of its commits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
+
+_CHANGES = re.compile(rb'"dataChange":\s*true')
+
+
+def last_commit(folder: Path) -> Commit:
+    """The table's latest commit."""
+    newest = max(_entries(folder), default=None)
+    return NO_COMMIT if newest is None else commit_of(newest)
+
+
+def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
+    """So many of the latest commits, or as many as the log still has, in order."""
+    return [_logged(file) for file in sorted(_entries(folder))[-count:]]
+
+
+def written_at(folder: Path, version: int) -> float | None:
+    """When a version was committed, in seconds since the epoch; None if the log does not have it."""
+    try:
+        return (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def commit_of(file: Path) -> Commit:
+    """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows.
+
+    One that has removed files has only moved rows.
+    """
+    # Of bytes: in a text, what Unicode calls the end of a line may stand inside of one.
+    actions = [json.loads(line) for line in file.read_bytes().splitlines()]
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    if info.get("operationMetrics"):
+        return Commit.of(int(file.stem), info["operationMetrics"])
+    if any("remove" in action for action in actions):
+        return Commit(int(file.stem), 0)
+    added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
+    stats = (json.loads(add["stats"]) for add in added if add.get("stats"))
+    return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    return (file for file in (folder / "_delta_log").glob("*.json") if file.stem.isdigit())
+
+
+def _logged(file: Path) -> LoggedCommit:
+    content = file.read_bytes()
+    infos = (json.loads(line) for line in content.split(b"\n") if b'"commitInfo"' in line)
+    info: dict[str, Any] = next((line["commitInfo"] for line in infos if "commitInfo" in line), {})
+    operation, parameters = info.get("operation", ""), info.get("operationParameters") or {}
+    return LoggedCommit(int(file.stem), operation, parameters, _CHANGES.search(content) is not None)
