@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -286,3 +287,38 @@ def test_a_table_that_cannot_be_asked_for_a_while_costs_no_lease(settings, caplo
             time.sleep(0.01)
         require_held(table.identifier)
     assert "could not be renewed, and is tried again soon: the store does not answer" in caplog.text
+
+
+def held(place: Place, on_takeover: Callable[[int], None]) -> AbstractContextManager[None]:
+    return holding(place.settings, place.table, "silver", "runs silver", on_takeover)
+
+
+def tokens_of_takeovers(place: Place) -> list[int]:
+    """Acquires the lease and gives it back in order; tokens with which something was called for the holder before."""
+    called: list[int] = []
+    with held(place, called.append):
+        pass
+    return called
+
+
+def test_after_a_holder_that_has_ended_in_order_nothing_is_to_be_retired(place):
+    assert tokens_of_takeovers(place) == []
+    assert tokens_of_takeovers(place) == []
+
+
+def test_after_a_holder_that_has_failed_what_it_may_yet_commit_is_to_be_retired_once(place):
+    with pytest.raises(KeyboardInterrupt), held(place, lambda _: None):
+        raise KeyboardInterrupt
+    assert tokens_of_takeovers(place) == [2]
+    assert tokens_of_takeovers(place) == []
+
+
+def test_what_could_not_be_retired_is_to_be_retired_by_the_next_holder(place):
+    place.claim()  # and never gives it back; by this process' own clock it has ended long ago
+
+    def fail(token: int) -> None:
+        raise OSError(f"the store does not answer {token}")
+
+    with pytest.raises(OSError, match="does not answer 2"), held(place, fail):
+        raise AssertionError
+    assert tokens_of_takeovers(place) == [3]

@@ -22,9 +22,9 @@ import pyarrow as pa
 from sessionlake.bronze.kafka_times import said_time
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.delta.catalog.leases import Moment
-from sessionlake.delta.commit import append, retire
+from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import BRONZE, MESSAGES
+from sessionlake.delta.schemas.names import BRONZE, MESSAGES, SILENCES_APP
 from sessionlake.delta.schemas.tables import arrow_schema
 from sessionlake.delta.storage.offset_ranges import within
 from sessionlake.delta.storage.reading import TableReader
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
-_APP = "silences"
 _MS = timedelta(milliseconds=1)
 # Between two looks.
 _LOOK_SECONDS = 60.0
@@ -70,8 +69,6 @@ class Silences:
         self._behind: dict[TopicPartition, tuple[int, int]] = {}  # what is next, and the last message's offset
         self._looked_at = time.monotonic()
         self._token, self._writes = lake.storage.token(BRONZE), count()
-        if self._after is not None and self._token:  # what a holder before may write comes too late
-            retire(spark, lake, [MESSAGES], Txn.before(_APP, self._token))
 
     def is_time(self) -> bool:
         """Whether to look for silent topic-partitions once more."""
@@ -131,8 +128,8 @@ class Silences:
     def _txn(self) -> Txn:
         """The next; without leases the table's version tells them apart, whatever the clock says."""
         if self._token:
-            return Txn(_APP, next(self._writes)).under(self._token)
-        return Txn(f"{_APP}:after", self._lake.last_commit(self._spark, MESSAGES).version)
+            return Txn(SILENCES_APP, next(self._writes)).under(self._token)
+        return Txn(f"{SILENCES_APP}:after", self._lake.last_commit(self._spark, MESSAGES).version)
 
     def _since(
         self, now: Moment, after: timedelta, ends: Mapping[TopicPartition, int]

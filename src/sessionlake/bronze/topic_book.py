@@ -12,9 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.topic_rules import GONE, READ, Absences, Seen, TopicUpdate, decide
-from sessionlake.delta.commit import retire
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import BRONZE, TOPICS
+from sessionlake.delta.schemas.names import BRONZE, TOPICS, TOPICS_APP
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, TopicChangedError, UnknownTopicError
 from sessionlake.kafka.admin import KafkaAdmin
@@ -35,7 +34,6 @@ _SLOW_SECONDS = 60.0
 _SOON_SECONDS = 1.0
 # So often in a row a topic may go while Kafka is asked about it.
 _LOOKS = 5
-_APP = "topics"
 
 
 class TopicBook:
@@ -50,8 +48,6 @@ class TopicBook:
         self._open = True
         self._lock = threading.RLock()
         self._token, self._writes = lake.storage.token(BRONZE), count()
-        if self._token:  # what a holder before may yet write must not replace what is read now
-            retire(spark, lake, [TOPICS], Txn.before(_APP, self._token))
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()
@@ -255,7 +251,7 @@ class TopicBook:
                 self._admin.close()
 
     def _write(self) -> None:
-        txn = Txn(_APP, next(self._writes)).under(self._token) if self._token else None
+        txn = Txn(TOPICS_APP, next(self._writes)).under(self._token) if self._token else None
         write_topics(self._spark, self._lake, self._rows.values(), txn)
         self._written, self._is_noted = dict(self._rows), False
 

@@ -50,6 +50,7 @@ class Lease:
         token: one more each time that it changes hands.
         claim: the id of the claim that made it so.
         holder: the process; None if it was given back.
+        settled: whether all that its last holder had begun has ended.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Lease:
     acquired_at: datetime
     renewed_at: datetime
     expires_at: datetime
+    settled: bool
 
     def held(self, now: datetime) -> bool:
         """Whether nobody else may take it."""
@@ -132,7 +134,8 @@ class Claim:
         clock: tells the moment.
 
     Attributes:
-        overtook: whether it was taken from a process that had not given it back, and may yet go on.
+        overtook: whether the holder before may yet commit something: it has not given the lease back, or not after a
+            normal end.
     """
 
     def __init__(
@@ -180,13 +183,17 @@ class Claim:
                     return
         raise LakeError(f"{self.name}: its lease could not be renewed, since others change {LEASES}: run it again")
 
-    def release(self) -> None:
-        """Gives the lease back, unless it is lost."""
+    def release(self, *, settled: bool = True) -> None:
+        """Gives the lease back, unless it is lost.
+
+        Args:
+            settled: whether all that was begun under it has ended.
+        """
         with self._lock:
             for _ in range(_ATTEMPTS):
                 if self._lost is not None or self._lease.claim != self._id or self._lease.holder is None:
                     return
-                freed = _changed(self._lease, holder=None, expires_at=self._clock().wall)
+                freed = _changed(self._lease, holder=None, expires_at=self._clock().wall, settled=settled)
                 if self._table.write(freed):
                     self._lease = freed
                     return
@@ -197,7 +204,7 @@ class Claim:
             begun, before = self._clock(), self._table.read(self.name)
             if before is not None and before.held(begun.wall):
                 raise before.refusal(self._settings)
-            none = Lease(self.name, 0, 0, "", None, "", begun.wall, begun.wall, begun.wall)
+            none = Lease(self.name, 0, 0, "", None, "", begun.wall, begun.wall, begun.wall, settled=True)
             found = self._write(
                 before or none,
                 token=(before or none).token + 1,
@@ -207,10 +214,11 @@ class Claim:
                 acquired_at=begun.wall,
                 renewed_at=begun.wall,
                 expires_at=begun.wall + LENGTH,
+                settled=False,
             )
             if found is not None and found.claim == self._id:
+                self.overtook = before is not None and (before.holder is not None or not before.settled)
                 if before is not None and before.holder is not None:
-                    self.overtook = True
                     _tell_taken_over(before)
                 return begun, found
         raise ClaimedError(f"{self.name}: several processes try to have it in {self._settings.place}: run it again")
@@ -252,8 +260,13 @@ _HELD: dict[str, list[Claim]] = {}
 
 
 @contextmanager
-def holding(settings: Settings, table: LeaseTable, name: str, doing: str) -> Iterator[None]:
+def holding(
+    settings: Settings, table: LeaseTable, name: str, doing: str, on_takeover: Callable[[int], None] = lambda _: None
+) -> Iterator[None]:
     """Claims a lease, and keeps it until the block is left.
+
+    Args:
+        on_takeover: called with the claim's token, before the block, if the holder before may yet commit something.
 
     Raises:
         ClaimedError: another process has it; or has taken it over, which explains what else failed in the block.
@@ -263,8 +276,12 @@ def holding(settings: Settings, table: LeaseTable, name: str, doing: str) -> Ite
     mine = _HELD.setdefault(table.identifier, [])
     mine.append(claim)
     keeper.start()
+    settled = False
     try:
+        if claim.overtook:
+            on_takeover(claim.token)
         yield
+        settled = True
     except Exception:
         _require_if_known(claim)
         raise
@@ -272,7 +289,7 @@ def holding(settings: Settings, table: LeaseTable, name: str, doing: str) -> Ite
         done.set()
         keeper.join()
         mine.remove(claim)
-        _release(claim)
+        _release(claim, settled=settled)
 
 
 def _keep(claim: Claim, done: threading.Event) -> None:
@@ -286,9 +303,9 @@ def _keep(claim: Claim, done: threading.Event) -> None:
             _LOG.warning("%s: its lease could not be renewed, and is tried again soon: %s", claim.name, error)
 
 
-def _release(claim: Claim) -> None:
+def _release(claim: Claim, *, settled: bool) -> None:
     try:
-        claim.release()
+        claim.release(settled=settled)
     except Exception as error:  # noqa: BLE001 - the work is done, and the lease ends by itself
         _LOG.warning("%s: its lease could not be given back, and ends by itself: %s", claim.name, error)
 
@@ -319,8 +336,3 @@ def require_held(table: str) -> None:
 def token_of(table: str, name: str) -> int:
     """The token of what this process has claimed so; 0 without."""
     return next((claim.token for claim in _HELD.get(table, ()) if claim.name == name), 0)
-
-
-def overtook(table: str, name: str) -> bool:
-    """Whether what this process has claimed so was taken from one that had not given it back."""
-    return any(claim.overtook for claim in _HELD.get(table, ()) if claim.name == name)

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from sessionlake.delta.catalog.history import at_least, files_stay, first_read, last_vacuum
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.catalog.leases import holding, overtook, require_held, token_of
+from sessionlake.delta.catalog.leases import holding, require_held, token_of
 from sessionlake.delta.schemas.ddl import clustering, creating
 from sessionlake.delta.schemas.definition import TableSchema
-from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES
+from sessionlake.delta.schemas.names import BESIDE_BATCHES, CLAIMED_TABLES, LEASES
 from sessionlake.delta.schemas.properties import RETENTION, interval
 from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.delta.storage.conflicts import conflicts, repeated
@@ -107,26 +107,26 @@ class Catalog(Storage):
 
     @contextmanager
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
-        """Claims by a lease. In `CLAIMED_TABLES`, what an earlier holder may yet commit is skipped from then on."""
+        """Claims by a lease. Delta skips what an earlier holder that has not ended in order may yet commit."""
         session = _required(spark, self._settings)
-        with holding(self._settings, SparkLeases(session, self), name, doing):
-            if self.overtook(name):
-                for table in CLAIMED_TABLES.get(name, ()):
-                    self._retire(session, table, Txn.before(CLAIMED_APP, self.token(name)))
+        written = (*BESIDE_BATCHES.get(name, ()), *((table, CLAIMED_APP) for table in CLAIMED_TABLES.get(name, ())))
+
+        def retire(token: int) -> None:
+            for table, app_id in written:
+                if self.exists(session, table):
+                    self._retire(session, table, Txn.before(app_id, token))
+
+        with holding(self._settings, SparkLeases(session, self), name, doing, retire):
             yield
 
     def _retire(self, spark: SparkSession, table: str, txn: Txn) -> None:
-        if self.exists(spark, table):
-            repeated(lambda: self.append(spark, table, self.read(spark, table, {}).limit(0), txn))
+        repeated(lambda: self.append(spark, table, self.read(spark, table, {}).limit(0), txn))
 
     def require_claims(self) -> None:
         require_held(self.identifier(LEASES))
 
     def token(self, name: str) -> int:
         return token_of(self.identifier(LEASES), name)
-
-    def overtook(self, name: str) -> bool:
-        return overtook(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
         """Settings with schemas beside the lake's."""

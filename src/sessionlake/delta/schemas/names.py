@@ -64,3 +64,7 @@ SILVER = "silver"
 SILVER_TABLES = "silver_tables"
 """The ledger's name for the MERGEs beside silver's stream."""
 GOLD = "gold"
+SILENCES_APP = "silences"
+TOPICS_APP = "topics"
+BESIDE_BATCHES = {BRONZE: ((MESSAGES, SILENCES_APP), (TOPICS, TOPICS_APP))}
+"""By the claim, tables that a layer also writes outside its batches, and the application ids of those commits."""

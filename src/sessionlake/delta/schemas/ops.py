@@ -88,6 +88,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
             Column("acquired_at", "timestamp", "Wall-clock time at which the holder acquired it"),
             Column("renewed_at", "timestamp", "Wall-clock time at which it was renewed last"),
             Column("expires_at", "timestamp", "Wall-clock time from which another process may take it over"),
+            Column("settled", "boolean", "Whether its last holder gave it back after a normal end"),
         ),
         "Which process may write a layer, in a catalog: one row per claim",
         written_by="delta.catalog.lease_table",

@@ -152,10 +152,6 @@ class Storage(ABC):
         """Of a claim: greater than every holder's before; 0 where none is taken over from one that goes on later."""
 
     @abstractmethod
-    def overtook(self, name: str) -> bool:
-        """Whether what this process has claimed was taken from one that had not given it back, and may yet go on."""
-
-    @abstractmethod
     def staging(self) -> Settings:
         """Settings of a place of its own for tables that are only built to be copied."""
 

@@ -85,11 +85,11 @@ def merged_by_spark(
         with storage.exclusive(table):
             builder = storage.delta(spark, table).alias("t").merge(frame.alias("s"), same)
             spark.conf.unset(LAST_COMMIT)
-            [done] = _clauses(builder, upsert).execute().collect()
+            done = _clauses(builder, upsert).execute().collect()
             version = spark.conf.get(LAST_COMMIT, None)
             if version is None:  # skipped, since an earlier run has made it
                 return storage.last_commit(spark, table)
-            return Commit(int(version), done["num_affected_rows"])
+            return Commit(int(version), done[0]["num_affected_rows"])
 
     with conf(spark, txn.conf(table) | dict(settings or {})):
         return repeated(execute)
