@@ -39,7 +39,7 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import readable
 from sessionlake.streaming.generations import Generations, require_whole
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     has_committed,
     less,
@@ -173,11 +173,7 @@ def _checkpointed(settings: Settings) -> tuple[str, ...]:
 
 
 def _operations(settings: Settings) -> str:
-    from sessionlake.processors.job import refuse_interrupted
-
-    refuse_interrupted_rebuild(settings)
-    for own in settings.processors:
-        refuse_interrupted(settings, own)
+    require_uninterrupted(settings)
     return "no rebuild, resharding or forgetting is interrupted"
 
 

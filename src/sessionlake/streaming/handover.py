@@ -22,6 +22,7 @@ from sessionlake.delta.schemas.names import SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, LossError
 from sessionlake.settings.model import Settings
+from sessionlake.streaming import manifest
 from sessionlake.streaming.carried import Emissions
 from sessionlake.streaming.checkpoint import TablePlace, last_committed, last_planned, read_to, way_on, write_whole
 from sessionlake.streaming.sharded import ShardFold
@@ -39,19 +40,23 @@ class Handover(msgspec.Struct, frozen=True):
         first_batch: number of the stream's first batch: `_batch` goes on rising.
         shards: how many the states are of.
         rebuild: names the rebuild.
-        stored: the shards that have a state; None of an older version, which did not note it.
+        stored: the shards that have a state.
+        query: the metadata of the query that goes on, as Spark has it in the checkpoint; None begins a new query.
     """
 
     bronze_version: int
     first_batch: int
     shards: int
     rebuild: str
-    format: int = 1
-    stored: list[int] | None = None
+    stored: list[int] = []
+    query: str | None = None
+    format: int = 2
 
 
-_QUERY = "query.json"
-"""In a handover: the metadata of the query that goes on, as Spark has it in the checkpoint."""
+_NOTE = "handover.json"
+"""Beside the states: renaming the folder brings all of them into force at once."""
+_METADATA = "metadata"
+"""Spark's own, in a checkpoint."""
 
 
 def folder(settings: Settings, layer: str = SILVER) -> Path:
@@ -70,7 +75,7 @@ def read(place: Path, layer: str = SILVER) -> Handover | None:
     Raises:
         LossError: it cannot be read.
     """
-    file = place / "handover.json"
+    file = place / _NOTE
     if not file.is_file():
         return None
     try:
@@ -91,64 +96,35 @@ def require_states(settings: Settings, layer: str) -> None:
         LossError: naming the file of one that is not.
     """
     begin = in_force(settings, layer)
-    if begin is not None and begin.stored is not None:
+    if begin is not None:
         lost = sorted({*begin.stored} - {*numbers(settings, layer)})
         if lost:
             raise LossError(f"{layer}: {folder(settings, layer) / f'{lost[0]}.state'} is gone", way_on(layer))
 
 
-def hold(settings: Settings, version: int, layer: str) -> None:
-    """Has maintenance keep what comes behind a version of bronze, which a rebuild that has begun ends with.
-
-    A stream that has a checkpoint keeps what it has yet to read by that; one that has none would find it gone.
-    """
-    note = _held(settings, layer)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(note, msgspec.json.encode(version))
-
-
-def held(settings: Settings, layer: str) -> int | None:
-    """The version of bronze behind which all is kept for a rebuild of the layer; None if there is none."""
-    try:
-        return msgspec.json.decode(_held(settings, layer).read_bytes(), type=int)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError as error:
-        raise LossError(f"{_held(settings, layer)} is damaged ({error})", "Remove it") from None
-
-
-def let_go(settings: Settings, layer: str) -> None:
-    """Ends `hold`: the rebuild is published, or given up."""
-    _held(settings, layer).unlink(missing_ok=True)
-
-
-def _held(settings: Settings, layer: str) -> Path:
-    return Path(f"{settings.checkpoint(layer)}.rebuilding.json")
-
-
 def prepare(
     settings: Settings,
-    handover: Handover,
+    begin: Handover,
     states: Iterable[tuple[int, bytes]],
     layer: str = SILVER,
-    query: bytes | None = None,
+    *,
+    same_query: bool = False,
 ) -> None:
-    """Puts a handover together; it comes into force with `swap`.
+    """Writes a handover, which comes into force with `swap`.
 
     Args:
-        query: metadata of the query that goes on; None begins one.
+        same_query: whether the query of the present checkpoint goes on; otherwise a new one begins.
     """
-    place = prepared(settings, layer)
+    place, metadata = prepared(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     stored = []
     for shard, state in states:
         write_whole(place / f"{shard}.state", state)
         stored.append(shard)
-    if query is not None:
-        write_whole(place / _QUERY, query)
-    whole = msgspec.structs.replace(handover, stored=sorted(stored))
-    write_whole(place / "handover.json", msgspec.json.encode(whole))
+    query = metadata.read_text(encoding="utf-8") if same_query and metadata.is_file() else None
+    whole = msgspec.structs.replace(begin, stored=sorted(stored), query=query)
+    write_whole(place / _NOTE, msgspec.json.encode(whole))
 
 
 def is_prepared(settings: Settings, name: str, layer: str) -> bool:
@@ -160,7 +136,7 @@ def is_prepared(settings: Settings, name: str, layer: str) -> bool:
         return False
     if found is None or not is_named(found, name):
         return False
-    return all((place / f"{shard}.state").is_file() for shard in found.stored or ())
+    return all((place / f"{shard}.state").is_file() for shard in found.stored)
 
 
 def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
@@ -179,41 +155,9 @@ def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> 
         raise LossError(f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", remedy)
 
 
-def restart(
-    spark: SparkSession, settings: Settings, begin: Handover, states: Iterable[tuple[int, bytes]], layer: str
-) -> None:
-    """Has a layer's query go on from other states than its checkpoint's, which is put aside.
-
-    Repeatable after a crash, with the same handover, as long as the layer does not run meanwhile.
-    """
-    if not is_named(in_force(settings, layer), begin.rebuild):
-        if not is_named(read(prepared(settings, layer), layer), begin.rebuild):
-            prepare(settings, begin, states, layer, query_of(settings, layer))
-        fault_point(f"after:{layer}.prepared")
-    go_on(spark, settings, begin.rebuild, layer)
-
-
-def query_of(settings: Settings, layer: str) -> bytes | None:
-    """Metadata of the query that a layer's checkpoint is of, as Spark has it there; None if it has not begun."""
-    metadata = Path(settings.checkpoint(layer)) / "metadata"
-    return metadata.read_bytes() if metadata.is_file() else None
-
-
 def is_named(found: Handover | None, rebuild: str) -> bool:
     """Whether there is a handover, and it is this one."""
     return found is not None and found.rebuild == rebuild
-
-
-def go_on(spark: SparkSession, settings: Settings, rebuild: str, layer: str) -> None:
-    """Brings a handover that was prepared into force, for the same query. Repeatable after a crash."""
-    checkpoint = Path(settings.checkpoint(layer))
-    if not is_named(in_force(settings, layer), rebuild):
-        swap(spark, settings, rebuild, layer)
-    fault_point(f"after:{layer}.swapped")
-    query = folder(settings, layer) / _QUERY
-    if query.is_file() and not (checkpoint / "metadata").exists():
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        write_whole(checkpoint / "metadata", query.read_bytes())
 
 
 def first_batch(settings: Settings, layer: str = SILVER) -> int:
@@ -347,30 +291,29 @@ def refuse_other_shards(settings: Settings) -> None:
 def shards(settings: Settings) -> int | None:
     """How many shards silver's states are of: the checkpoint's, or, before its first batch, the handover's.
 
-    None if there are none yet, or a version wrote them that did not note it.
+    None if there are none yet.
+
+    Raises:
+        LossError: what is noted of them cannot be read.
     """
-    note = _shards(settings)
-    if (Path(settings.checkpoint(SILVER)) / "metadata").exists() and note.exists():
-        return int(note.read_text())
+    noted = manifest.read(settings, SILVER).shards
+    if noted is not None and (Path(settings.checkpoint(SILVER)) / _METADATA).exists():
+        return noted
     begin = in_force(settings)
     return None if begin is None else begin.shards
 
 
-def note_shards(settings: Settings) -> None:
-    """Notes beside the checkpoint how many shards it has."""
-    _shards(settings).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(_shards(settings), str(settings.silver.shards).encode())
-
-
-def _shards(settings: Settings) -> Path:
-    return Path(f"{settings.checkpoint(SILVER)}.shards")
-
-
 def swap(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
-    """Brings the prepared handover into force, and puts the old checkpoint aside. Repeatable after a crash."""
-    if prepared(settings, layer).is_dir():
-        put_aside(spark, Lake(settings), (Path(settings.checkpoint(layer)), folder(settings, layer)), rebuild)
+    """Brings the prepared handover of this name into force, and archives the checkpoint. Repeatable after a crash."""
+    checkpoint = Path(settings.checkpoint(layer))
+    if is_prepared(settings, rebuild, layer):
+        put_aside(spark, Lake(settings), (checkpoint, folder(settings, layer)), rebuild)
         prepared(settings, layer).rename(folder(settings, layer))
+    fault_point(f"after:{layer}.swapped")
+    begin = in_force(settings, layer)
+    if begin is not None and begin.query is not None and not (checkpoint / _METADATA).exists():
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        write_whole(checkpoint / _METADATA, begin.query.encode())
 
 
 @dataclass

@@ -17,7 +17,7 @@ from sessionlake.gold.recompute import refuse_shorter
 from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
     has_begun,
@@ -45,7 +45,7 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
     require_logs(spark, lake, [CHANGES, LEDGER, *own])
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no gold in {settings.place}: `sessionlake run gold` begins one")
-    refuse_interrupted_rebuild(settings)
+    require_uninterrupted(settings, LAYER)
     refuse_lost_ledger(spark, settings, LAYER, handover.known_first_batch(settings, LAYER))
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
     refuse_set_back(spark, lake, [CHANGES])

@@ -12,8 +12,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.silver import Rebuilt, interrupted, rebuild
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
-from sessionlake.streaming import handover
-from sessionlake.streaming.guards import notes
+from sessionlake.streaming import handover, manifest
 from sessionlake.streaming.losses import (
     first_loss,
     has_begun,
@@ -69,4 +68,4 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
 def _require_checkpoint(spark: SparkSession, settings: Settings) -> None:
     handover.require_states(settings, LAYER)
     refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings))
-    notes(settings, LAYER)
+    manifest.read(settings, LAYER)

@@ -54,7 +54,7 @@ from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.spark.frames import as_frame
 from sessionlake.streaming.checkpoint import is_at_first
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Retention:
     def _refuse_half_changed(self) -> None:
         """Rows that a forgetting or rebuild has counted, and that died, are its own to remove."""
         try:
-            refuse_interrupted_rebuild(self._settings)
+            require_uninterrupted(self._settings, SILVER)
         except LakeError as error:
             raise _WaitsError(str(error)) from None
 
