@@ -21,7 +21,6 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import KnownFailure, failure_of
 from sessionlake.streaming import manifest
 from sessionlake.streaming.generations import Generation
-from sessionlake.streaming.manifest import note_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +94,7 @@ def explain_unreadable(
         return None
     (topic, partition), offset = found
     unreadable = Unreadable(topic, partition, offset + shifts.get(topic, 0), str(failure_of(error)))
-    note_stop(settings, unreadable, BRONZE)
+    manifest.note_stop(settings, unreadable, BRONZE)
     return UnreadableMessageError(str(unreadable))
 
 
