@@ -93,7 +93,7 @@ def _checks(settings: Settings, layer: str) -> Iterator[Check]:
     if layer not in {BRONZE, *(own.layer for own in settings.processors if own.key)}:  # which keep none
         # At a start Spark looks for them itself.
         yield Check(Subject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
-    yield Check(Subject.LEDGER, lambda spark: _require_ledger(spark, settings, layer))
+    yield Check(Subject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
     yield Check(Subject.VERSIONS, lambda spark: require_newest(spark, settings, [layer]))
 
 
@@ -111,11 +111,6 @@ def _require_query(settings: Settings, layer: str) -> None:
     folder = Path(settings.checkpoint(layer))
     if folder.is_dir() and Generations(str(folder), layer).present.app_id is None:
         raise LakeError(f"{folder} has no metadata file. {way_on(layer)}")
-
-
-def _require_ledger(spark: SparkSession | None, settings: Settings, layer: str) -> None:
-    first_batch = handover.first_batch(settings, layer) if layer in {SILVER, GOLD} else None
-    refuse_lost_ledger(spark, settings, layer, first_batch)
 
 
 def _tables_that_count(settings: Settings, layer: str) -> tuple[str, ...]:

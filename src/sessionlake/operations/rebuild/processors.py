@@ -7,27 +7,24 @@ running the command again; until then the processor refuses to start.
 
 from __future__ import annotations
 
-import json
-import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 
-from sessionlake.build import code_version
 from sessionlake.delta.commit import append, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.expired import LIMIT, Expired
-from sessionlake.delta.storage.txn import REBUILD, Txn
-from sessionlake.errors import UsageError
-from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
-from sessionlake.operations.rebuild.endings import refuse_replaced, retire_query
+from sessionlake.operations.rebuild import publishing
+from sessionlake.operations.rebuild.endings import retire_query
+from sessionlake.operations.rebuild.publishing import Plan, entry_of, finish, numbered, replace, stored
 from sessionlake.operations.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
@@ -38,15 +35,13 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import counts_of, ranges_of, rows_of, total
+from sessionlake.silver.job import rows_of, total
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import Journal, building, require_uninterrupted
 from sessionlake.streaming.losses import refuse_set_back
-from sessionlake.streaming.manifest import discard
 from sessionlake.streaming.operation import rebuild_of
 
 if TYPE_CHECKING:
@@ -75,22 +70,6 @@ class RebuiltProcessor:
     messages: int
     behind: int = 0
     different: Difference | None = None
-
-
-class _Plan(msgspec.Struct):
-    """What a rebuild publishes: decided before it replaces anything."""
-
-    rebuild: str
-    version: int
-    batch: int
-    started_at: datetime
-    ranges: list[tuple[str, int, int, int, int]]
-    counts: dict[str, int]
-
-    @property
-    def txn(self) -> Txn:
-        """By which the table is replaced."""
-        return Txn(f"{REBUILD}{self.rebuild}", self.batch)
 
 
 def rebuild(
@@ -178,21 +157,14 @@ class _Rebuild:
 
     def cancel(self) -> None:
         """Cancels what was interrupted, if it has replaced nothing."""
-        journal = Journal.read(self._settings, self._operation, _Plan)
-        if journal is None:
-            what = f"rebuild {self.own.rebuilt_as} --cancel"
-            raise UsageError(f"{what}: no rebuild was interrupted, so there is nothing to give up")
-        own, txn = self.own, journal.inputs.txn
-        refuse_replaced(self._spark, self.lake, [own.into], txn, own.layer, own.rebuilt_as)
-        journal.end()  # first: without the states beside it, the publication must not go on
-        handover.discard_prepared(self._settings, own.layer)
-        self.clear()
+        own = self.own
+        publishing.cancel(self._spark, self.lake, self._operation, own.layer, [own.into], self.clear)
 
     def done(self, *, start_over: bool = False) -> RebuiltProcessor:
         """Makes and publishes it, or finishes what was interrupted."""
         settings, own = self._settings, self.own
         require_uninterrupted(settings, own.layer, but=[self._operation], from_bronze=True)
-        journal = None if start_over else Journal.read(settings, self._operation, _Plan)
+        journal = None if start_over else Journal.read(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
             return RebuiltProcessor(own.into, journal.inputs.version, journal.inputs.counts["messages"])
@@ -203,10 +175,7 @@ class _Rebuild:
             self.replay(version)
             found = self.difference()
             plan = self._plan(started)
-            begin = Handover(plan.version, plan.batch + 1, settings.silver.shards, plan.rebuild)
-            rows = () if self._states is None else self._states.toLocalIterator()
-            states = ((row["shard"], bytes(row["chunk"])) for row in rows)
-            handover.prepare(settings, begin, states, own.layer)
+            publishing.prepare(settings, own.layer, plan, stored(self._states))
             self.lake.storage.require_claims()
         self._publish(Journal.begin(settings, self._operation, plan))
         behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
@@ -246,17 +215,10 @@ class _Rebuild:
         for table in self._tables.values():
             self._beside.drop(self._spark, table)
 
-    def _plan(self, started: datetime) -> _Plan:
+    def _plan(self, started: datetime) -> Plan:
         last = last_batch(self.lake.reader(self._spark), self.own.layer)
         batches = [number for number in (last, self._newest_error()) if number is not None]
-        return _Plan(
-            rebuild=uuid.uuid4().hex[:12],
-            version=self._version,
-            batch=max(batches, default=-1) + 1,
-            started_at=started,
-            ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in ranges_of(self._partitions)],
-            counts=counts_of(self._partitions),
-        )
+        return Plan.of(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
     def _newest_error(self) -> int | None:
         """The last batch that the processor has errors of, which may have died before its ledger row."""
@@ -266,52 +228,30 @@ class _Rebuild:
         found = errors.agg(F.max("_batch")).first()
         return None if found is None else found[0]
 
-    def _publish(self, journal: Journal[_Plan]) -> None:
+    def _publish(self, journal: Journal[Plan]) -> None:
         spark, own, lake, plan = self._spark, self.own, self.lake, journal.inputs
         handover.require_prepared(self._settings, plan.rebuild, own.layer, self._operation.damaged)
         retire_query(spark, lake, own.layer, [own.into])
         told = journal.take(own.into, lambda: self._replace(plan))
         journal.take(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
-        entry = LedgerEntry(
-            layer=own.layer, txn=plan.txn, source=MESSAGES, source_to=plan.version, started_at=plan.started_at,
-            offsets=tuple(OffsetRange(*item) for item in plan.ranges),
-            outputs=(TableOutput(own.into, told["version"], told["rows"]),),
-            config_hash=config_hash_of(self._settings, own), **plan.counts,  # type: ignore[arg-type]  # counts are whole-number fields
-        )  # fmt: skip
-        Ledger(lake).write(spark, entry)
-        lake.add_version(spark, MESSAGES, plan.version)
-        journal.take("swap", lambda: self._swap(plan))
-        journal.end()
-        self.clear()
+        output = TableOutput(own.into, told["version"], told["rows"])
+        Ledger(lake).write(spark, entry_of(own.layer, plan, [output], config_hash_of(self._settings, own)))
+        finish(spark, lake, own.layer, journal, self.clear)
 
-    def _replace(self, plan: _Plan) -> dict[str, int]:
+    def _replace(self, plan: Plan) -> dict[str, int]:
         """Puts the rebuilt records in the place of the live ones; returns the version and the number of rows."""
         spark, own, lake = self._spark, self.own, self.lake
-        rows = _numbered(self._beside.read(spark, self._made), plan.batch)
+        rows = numbered(self._beside.read(spark, self._made), plan.batch)
         columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
-        told = {"sessionlake": code_version(), "config": config_hash_of(self._settings, own), "rebuild": plan.rebuild}
-        text = json.dumps(told | {"bronze_version": plan.version})
-        lake.overwrite(spark, own.into, rows, plan.txn, text, columns=columns)
+        replace(spark, lake, own.into, rows, plan, config_hash_of(self._settings, own), columns=columns)
         return {"version": lake.last_commit(spark, own.into).version, "rows": rows.count()}
 
-    def _swap(self, plan: _Plan) -> None:
-        """Has the stream go on from the rebuilt states."""
-        self.lake.storage.require_claims()
-        handover.swap(self._spark, self._settings, plan.rebuild, self.own.layer)
-        discard(self._settings, self.own.layer)
-
-    def _publish_errors(self, plan: _Plan) -> None:
+    def _publish_errors(self, plan: Plan) -> None:
         """Puts the errors in the place of the processor's own; the table has those of others, too, who go on."""
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.own.name], LIMIT: [plan.batch - 1]})
         former = Expired(("processor",), "_batch", limits, {})
         if lake.storage.count(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
-        errors = _numbered(self._beside.read(spark, self._failed), plan.batch)
+        errors = numbered(self._beside.read(spark, self._failed), plan.batch)
         append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second)
-
-
-def _numbered(rows: DataFrame, batch: int) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return rows.withColumn("_batch", F.lit(batch).cast("bigint"))

@@ -16,7 +16,6 @@ from sessionlake.gold.kept_up import kept_up
 from sessionlake.gold.recompute import refuse_shorter
 from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.settings.model import Settings
-from sessionlake.streaming import handover
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
@@ -46,13 +45,10 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no gold in {settings.place}: `sessionlake run gold` begins one")
     require_uninterrupted(settings, LAYER)
-    refuse_lost_ledger(spark, settings, LAYER, handover.known_first_batch(settings, LAYER))
+    refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
     refuse_set_back(spark, lake, [CHANGES])
-    checkpoint = first_loss(
-        lambda: handover.require_states(settings, LAYER),
-        lambda: refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings, LAYER)),
-    )
+    checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
     # Those of rules are all there, or, as long as there has been no rule, none.
     ruled = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Older versions had no table of late points; without a lookup there are no failures.
