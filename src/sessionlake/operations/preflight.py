@@ -24,7 +24,7 @@ from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.endings import gold_tables
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.settings.model import Settings
-from sessionlake.streaming import handover
+from sessionlake.streaming import handover, manifest
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.journal import require_uninterrupted
@@ -89,6 +89,7 @@ def _checks(settings: Settings, layer: str) -> Iterator[Check]:
     yield Check(Subject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
     yield Check(Subject.CHECKPOINTS, lambda _: require_whole(settings.checkpoint(layer), layer))
     yield Check(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
+    yield Check(Subject.CHECKPOINTS, lambda _: manifest.read(settings, layer))
     yield Check(Subject.STATES, lambda _: handover.require_states(settings, layer))
     if layer not in {BRONZE, *(own.layer for own in settings.processors if own.key)}:  # which keep none
         # At a start Spark looks for them itself.
