@@ -22,8 +22,8 @@ from pyspark.sql import functions as F
 
 from sessionlake.errors import NotThereError
 from sessionlake.gold.changes import changes_of, declared_in
-from sessionlake.gold.declared import products_of
-from sessionlake.gold.recompute import recomputed
+from sessionlake.gold.declared.tables import products_of
+from sessionlake.gold.making.tables import recomputed
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
 from sessionlake.processors import Emitted, Message, Processor, Timer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.gold.views import DEFINITIONS
+from sessionlake.gold.sql.views import DEFINITIONS
 
 RESOURCES = Path(__file__).parents[2] / "resources"
 QUERIES = {file.stem: file.read_text() for file in RESOURCES.glob("queries/*.sql")}

@@ -15,7 +15,7 @@ import yaml
 from sessionlake.delta.schemas.names import CHANGES, METRICS_1M
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.declared import GoldTable, finals_of, product_of, tables_of
+from sessionlake.gold.declared.tables import GoldTable, finals_of, product_of, tables_of
 from sessionlake.gold.job import make_tables
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import load_settings

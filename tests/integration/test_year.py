@@ -33,8 +33,8 @@ from rich.table import Table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, EVENTS, GOLD, MESSAGES, QUARANTINE, SILVER
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.ledger.retained import REMOVED_TOGETHER, beginnings
 from sessionlake.settings.model import Integrity, Settings, load_settings
 from sessionlake_lab.truth import KafkaMessage

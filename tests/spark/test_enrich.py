@@ -17,8 +17,8 @@ from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import explain
 from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
@@ -159,7 +159,8 @@ def test_a_late_reference_row_corrects_what_it_touches_and_a_faulty_key_rests(fe
     require_exact(feed)
 
 
-@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("step", [2, 1])
 def test_batches_and_corrections_that_die_at_any_commit_are_made_good(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, step: int
 ):

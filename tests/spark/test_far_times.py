@@ -15,8 +15,8 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.cli.query import fetch
 from sessionlake.delta.schemas.names import METRICS_1M
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.declared import tables_of
+from sessionlake.gold.declared.tables import tables_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.rebuild.endings import reset_gold
 from sessionlake.protocol.types import Row

@@ -17,8 +17,8 @@ from sessionlake.delta.schemas.names import GOLD as LAYER
 from sessionlake.delta.schemas.names import LATE_POINTS, LEDGER
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared import products_of
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.declared.tables import products_of
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings, load_settings
 from sessionlake.spark.frames import as_frame

@@ -42,7 +42,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared import schemas_of
+from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.history.trace import decoded
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import Erasure, erasures, hashed, store

@@ -12,7 +12,7 @@ from sessionlake.cli import gold as commands
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
 from sessionlake.errors import LakeError, LossError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared import products_of
+from sessionlake.gold.declared.tables import products_of
 from sessionlake.ledger.retained import Retained, note
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.gold import AverageSettings, ProductSettings
@@ -103,10 +103,11 @@ def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(fe
     feed.run()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("place", "values"),
     [
-        pytest.param("after:gold.aside", {"status": "on"}, marks=pytest.mark.soak),
+        ("after:gold.aside", {"status": "on"}),
         (f"after:empty:{METRICS_1H}", {"price": 1.0}),
     ],
 )

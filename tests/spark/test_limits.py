@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sessionlake.delta.schemas.names import DISTINCT_VALUES
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Feed, all_in_files, by_hand, change
 from support.lakes import rows_of

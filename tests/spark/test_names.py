@@ -24,8 +24,8 @@ from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.export import FileFormat, export
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ROWS
-from sessionlake.gold.figures_with import create_figures_with
-from sessionlake.gold.views import create_quality_since, create_views
+from sessionlake.gold.sql.figures_with import create_figures_with
+from sessionlake.gold.sql.views import create_quality_since, create_views
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer, run_once

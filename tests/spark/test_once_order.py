@@ -14,9 +14,9 @@ from sessionlake.cli import rules
 from sessionlake.cli.query import fetch
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, RULE_EVENTS, SENSOR_AVERAGES
 from sessionlake.gold.changes import declared_in
-from sessionlake.gold.declared import tables_of
+from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.rules.document import read_file
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import explain
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import GoldSettings, Settings
@@ -91,6 +91,7 @@ def tables(feed: Feed, topic: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.soak
 def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql_says_the_same(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.definition import TableSchema, Writes, described
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared import schemas_of
+from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.processors.output import HEAD
 from sessionlake.settings.gold import GoldSettings

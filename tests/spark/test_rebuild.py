@@ -17,9 +17,9 @@ from sessionlake.delta.schemas.names import CHANGES, LEDGER, RULE_EVENTS
 from sessionlake.delta.schemas.names import RULES as RULES_TABLE
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared import tables_of
+from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.enrich.table import Enriched
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.state import stats_of
 from sessionlake.integrity.state import ShardState
 from sessionlake.operations.rebuild.compare_states import VerifiedStates, compare_states

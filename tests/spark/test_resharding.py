@@ -17,9 +17,9 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared import averages_of, tables_of
+from sessionlake.gold.declared.tables import averages_of, tables_of
 from sessionlake.gold.fold.state import GoldShardState, decode_states
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.operations.rebuild.processors import compared
 from sessionlake.operations.rebuild.verify import verify

@@ -24,9 +24,9 @@ from sessionlake.delta.schemas.names import (
     SENSOR_AVERAGES,
     SESSIONS,
 )
-from sessionlake.gold.declared import tables_of
+from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import CaptureSettings, GoldSettings, OnViolation, Settings, SilverSettings
 from sessionlake.silver import job
@@ -125,6 +125,7 @@ def alerts(spark: Any, settings: Settings) -> Counter[tuple[Any, ...]]:
     return +found
 
 
+@pytest.mark.soak
 def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, tmp_path: Path) -> None:
     rnd, messages = random.Random(3), streams()
     once = filled(spark, tmp_path / "once", [messages])

@@ -18,8 +18,8 @@ from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.gold.declared import schemas_of
-from sessionlake.gold.references.declared import references_of
+from sessionlake.gold.declared.references import references_of
+from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.gold.references.writing import write_reference
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings

@@ -26,8 +26,8 @@ from sessionlake.cli.rules import apply, check
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.local.broker import down, up
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.operations.rebuild.processors import compared

@@ -13,7 +13,7 @@ from sessionlake.cli.query import fetch
 from sessionlake.cli.show import Rows, collected
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
-from sessionlake.gold.views import create_views
+from sessionlake.gold.sql.views import create_views
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
 from sessionlake_lab.truth import Tables

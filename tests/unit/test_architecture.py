@@ -21,7 +21,8 @@ ROOT = Path(sessionlake.__file__).parent
 LAB = Path(sessionlake_lab.__file__).parent
 TESTS = Path(__file__).parents[1]
 # From the bottom up: a room may use itself and those before it. A folder not named here has no place in the house.
-ROOMS = (
+# The docstring of `gold` and of `silver` lists the rooms within.
+HOUSE = (
     "visible",
     "errors",
     "build",
@@ -39,14 +40,7 @@ ROOMS = (
     "ledger",
     "streaming",
     "bronze",
-    "silver.fold",
-    "silver.tables",
-    "silver.merge",
     "silver",
-    "gold.aggregate",
-    "gold.rules",
-    "gold.fold",
-    "gold.enrich",
     "gold",
     "processors",
     "publish",
@@ -64,16 +58,21 @@ ROOMS = (
     "cli",
     "__main__",
 )
-PURE_ROOMS = (
-    "protocol",
-    "integrity",
-    "silver.fold",
-    "silver.tables",
-    "gold.aggregate",
-    "gold.rules",
-    "gold.fold",
-    "gold.enrich",
+LISTED = ("silver", "gold")
+
+
+def listed(room: str) -> dict[str, str]:
+    """The parts of a package from the bottom up, and what each is, as the package's docstring says."""
+    text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text())) or ""
+    return dict(re.findall(r"^- `(\w+)`: (.+)$", text, re.MULTILINE))
+
+
+PARTS = {room: listed(room) for room in LISTED}
+ROOMS = tuple(name for room in HOUSE for name in (*(f"{room}.{part}" for part in PARTS.get(room, ())), room))
+PURE_PARTS = tuple(
+    f"{room}.{part}" for room in LISTED for part, what in PARTS[room].items() if what.startswith("pure;")
 )
+PURE_ROOMS = ("protocol", "integrity", *PURE_PARTS)
 PURE = sorted(file for room in PURE_ROOMS for file in ROOT.glob(f"{room.replace('.', '/')}/*.py"))
 PURE_BESIDE = {"sessionlake.errors", "sessionlake.settings.capture", "sessionlake.settings.bounded_yaml"}
 OUTSIDE = {"pyspark", "py4j", "delta", "confluent_kafka", "os", "io", "pathlib", "shutil", "subprocess", "socket"}
@@ -141,6 +140,14 @@ def test_imports_run_down_only() -> None:
         return {name for name in uses(module) if room_of(name) not in allowed}
 
     assert of_every_module(upward) == {}
+
+
+@pytest.mark.parametrize("room", LISTED)
+def test_a_package_lists_all_of_its_parts(room: str) -> None:
+    modules = {file.stem for file in (ROOT / room).glob("*.py")} - {"__init__"}
+    packages = {file.parent.name for file in (ROOT / room).glob("*/__init__.py")}
+    assert PARTS[room].keys() == modules | packages
+    assert len(PURE_PARTS) >= len(("silver.fold", "silver.tables", "gold.aggregate", "gold.rules"))
 
 
 def test_there_are_no_import_circles() -> None:

@@ -20,9 +20,9 @@ from sessionlake.cli import app as cli
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.aggregate.sources import Declared, order_field
-from sessionlake.gold.declared import product_of
+from sessionlake.gold.declared.tables import product_of
 from sessionlake.gold.rules.document import read_file
-from sessionlake.gold.views import DEFINITIONS
+from sessionlake.gold.sql.views import DEFINITIONS
 from sessionlake.processors.testing import Sent, run
 from sessionlake.settings.model import ENV_PREFIX, Settings, load_settings
 from support.docs import PAGES, PROGRAM, README, ROOT, Block, Command, blocks, commands

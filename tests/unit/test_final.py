@@ -22,8 +22,8 @@ from sessionlake.gold.aggregate.final import Closing, FinalTable, between, final
 from sessionlake.gold.aggregate.late import latest, stream_times
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.declared import products_of, schemas_of
-from sessionlake.gold.final import _conditions
+from sessionlake.gold.batch.final import _conditions
+from sessionlake.gold.declared.tables import products_of, schemas_of
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS

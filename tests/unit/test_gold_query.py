@@ -16,10 +16,9 @@ from sessionlake.delta.folders.storage import Folders
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.aggregate.tiers import MINUTE, TIERS, answer_by, spans
-from sessionlake.gold.products import LOGIC
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, MINUTE, TIERS, answer_by, spans
 from sessionlake.gold.query import KEYS, answered, metrics
+from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.settings.model import Settings
 from support.seeds import examples
 

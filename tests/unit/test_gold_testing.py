@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from sessionlake.errors import ConfigError
 from sessionlake.gold import TEXTS, Aggregate, Count, Endmost, Extreme, Mean, Product, Sum
 from sessionlake.gold.aggregate.groups import Columns
-from sessionlake.gold.declared import products_of
+from sessionlake.gold.declared.tables import products_of
 from sessionlake.gold.testing import Change, check
 from sessionlake.settings.model import GoldSettings, Settings
 from support.docs import blocks

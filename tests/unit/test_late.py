@@ -21,8 +21,8 @@ from sessionlake.gold import Count, Product, Sum
 from sessionlake.gold.aggregate.late import APPLIED, LATE_KEYS, NEVER, by_topic, first_kept, is_late, stream_times
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.declared import products_of
-from sessionlake.gold.expiry import due
+from sessionlake.gold.declared.tables import products_of
+from sessionlake.gold.tables.expiry import due
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import GoldSettings, Settings

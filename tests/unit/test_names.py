@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sessionlake.delta.schemas.definition import listed, names_listed
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import Declared, order_field
-from sessionlake.gold.declared import product_of, schemas_of
+from sessionlake.gold.declared.tables import product_of, schemas_of
 from sessionlake.gold.enrich.reference import FROM, TO, Reference, touched_spans
 from sessionlake.gold.enrich.reference import difference as reference_difference
 from sessionlake.gold.enrich.table import Join

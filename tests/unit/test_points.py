@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sessionlake.errors import LakeError
-from sessionlake.gold import making
 from sessionlake.gold.aggregate.sources import PARTITION, Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M, STANDARD
 from sessionlake.gold.fold import state
-from sessionlake.gold.fold.inputs import points_in
 from sessionlake.gold.fold.outputs import (
     CHANGES,
     LATE_POINTS,
@@ -41,8 +39,9 @@ from sessionlake.gold.fold.pack import (
     taken_apart,
 )
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, Kept, recompute, tail_length
+from sessionlake.gold.fold.shard import GoldFold, Kept, points_in, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
+from sessionlake.gold.making import states
 from sessionlake.protocol.arrow import dense
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.settings.gold import ProductSettings
@@ -296,11 +295,11 @@ def test_of_what_a_table_was_made_anew_each_shard_reads_its_own(tmp_path: Path, 
     marks, shards = rnd.permutation(2**64 - 1 - np.arange(owners, dtype=np.uint64)), rnd.integers(0, 5, owners)
     rows = pa.table({"shard": pa.array(shards, pa.int32()), "newest": np.arange(owners), "mark": marks})
     for made in ("a", "b"):
-        making._store(settings, BY_SESSION, made, rows)
-    (folder,) = making.folder(settings).iterdir()
+        states._store(settings, BY_SESSION, made, rows)
+    (folder,) = states.folder(settings).iterdir()
     assert folder.name == f"{BY_SESSION.name}.b"
     for shard in range(6):
-        found = making._Held(str(folder))(shard)
+        found = states._Held(str(folder))(shard)
         own = [i for i in np.argsort(marks) if shards[i] == shard]
         assert (found["mark"].to_pylist(), found["newest"].to_pylist()) == (marks[own].tolist(), own)
 

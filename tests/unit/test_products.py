@@ -26,7 +26,7 @@ from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1D, METRICS_1H, METRICS_1M, STANDARD
-from sessionlake.gold.declared import products_of, schemas_of
+from sessionlake.gold.declared.tables import products_of, schemas_of
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import Settings

@@ -21,7 +21,7 @@ from yaml import safe_dump
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import order_field
-from sessionlake.gold.declared import product_of, schemas_of, tables_of
+from sessionlake.gold.declared.tables import product_of, schemas_of, tables_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.maintenance import readers
 from sessionlake.processors.job import require_usable

@@ -22,8 +22,8 @@ from sessionlake.delta.schemas.names import AVERAGES, METRICS_1D, METRICS_1H, ME
 from sessionlake.delta.schemas.names import ROWS as ROWS_TABLE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared import tables_of
-from sessionlake.gold.products import hold_feeds
+from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.tables.notes import hold_feeds
 from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
 from sessionlake.publish.job import Publication, require_feed
 from sessionlake.publish.outlets import outlets

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, Sketch, unpacked
-from sessionlake.gold.declared import products_of
+from sessionlake.gold.declared.tables import products_of
 from sessionlake.protocol.arrow import one
 from sessionlake.settings.gold import GoldSettings, ProductSettings
 from sessionlake.settings.model import Settings

@@ -12,7 +12,7 @@ from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.page import page
 from sessionlake.delta.schemas.tables import COUNTS, TABLES
-from sessionlake.gold.declared import schemas_of
+from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import Settings
 from support.docs import ROOT
@@ -21,9 +21,9 @@ PAGE = ROOT / "docs" / "reference" / "tables.md"
 PACKAGE = Path(sessionlake.__file__).parent
 CONSTANTS = {value: name for name, value in vars(names).items() if isinstance(value, str)}
 # Modules that commit to several tables by a parameter that has the table's definition.
-BY_PARAMETER = {"gold.averages": "series.table", "gold.merging": "product.table"}
+BY_PARAMETER = {"gold.batch.averages": "series.table", "gold.batch.products": "product.table"}
 DECLARED_PARAMETERS = BY_PARAMETER | {
-    "gold.final": "final.table",
+    "gold.batch.final": "final.table",
     "gold.references.step": "table.table",
     "gold.references.writing": "reference.table",
     "gold.references.taken": "reference.taken",

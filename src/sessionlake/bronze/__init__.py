@@ -1,0 +1,1 @@
+"""Bronze: every message of Kafka, or of archives, exactly once."""

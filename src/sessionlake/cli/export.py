@@ -110,7 +110,7 @@ def require_there(settings: Settings, table: str, moment: dict[str, Any]) -> Non
     """
     from sessionlake.cli.query import tables
     from sessionlake.delta.lake import Lake
-    from sessionlake.gold.views import DEFINITIONS
+    from sessionlake.gold.sql.views import DEFINITIONS
 
     if table not in tables(settings):
         raise UsageError(f"export: {table} is no table of the lake: there are {', '.join(tables(settings))}")
@@ -132,7 +132,7 @@ def rows_of(
     from pyspark.errors import PySparkException
 
     from sessionlake.delta.lake import Lake
-    from sessionlake.gold.views import DEFINITIONS
+    from sessionlake.gold.sql.views import DEFINITIONS
     from sessionlake.spark.reading_plan import require_condition
     from sessionlake.streaming.errors import refused
 
@@ -153,7 +153,7 @@ def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
     """A view's rows, kept as they are first computed: it has no version that could be read again."""
     from pyspark import StorageLevel
 
-    from sessionlake.gold.views import create_views
+    from sessionlake.gold.sql.views import create_views
 
     if not lake.storage.keeps_functions:
         create_views(spark, lake, [name])

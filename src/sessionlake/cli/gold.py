@@ -10,12 +10,12 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared import GoldTable, tables_of, with_finals
-from sessionlake.gold.expiry import floors_in, told
+from sessionlake.gold.changes import refuse_shorter
+from sessionlake.gold.declared.tables import GoldTable, tables_of, with_finals
 from sessionlake.gold.job import make_tables
-from sessionlake.gold.products import whole
-from sessionlake.gold.recompute import refuse_shorter
-from sessionlake.gold.verify import verify_gold
+from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.notes import whole
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor

@@ -11,11 +11,11 @@ from sessionlake.cli.sql_names import names_in, renamed, without_prefixes
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.aggregate.tiers import TIERS
-from sessionlake.gold.definitions import METRICS_BETWEEN, create_metrics_between
-from sessionlake.gold.expiry import floors_in, told
-from sessionlake.gold.figures_with import FIGURES_WITH, create_figures_with
-from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
+from sessionlake.gold.aggregate.standard import TIERS
+from sessionlake.gold.sql.definitions import METRICS_BETWEEN, create_metrics_between
+from sessionlake.gold.sql.figures_with import FIGURES_WITH, create_figures_with
+from sessionlake.gold.sql.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
+from sessionlake.gold.tables.expiry import floors_in, told
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 from sessionlake.spark.reading_plan import Name, Reads, reads_of

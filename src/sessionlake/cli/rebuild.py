@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.processors import to_be_rebuilt
-from sessionlake.gold.references.declared import enriched_of
+from sessionlake.gold.declared.references import enriched_of
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.operations.rebuild.compare_states import VerifiedStates

@@ -31,7 +31,7 @@ def load(
 ) -> None:
     """Put rows in: each ends what held before of its key, and holds from valid_from [now] on."""
     settings = settings_of(config)
-    from sessionlake.gold.references.declared import references_of
+    from sessionlake.gold.declared.references import references_of
     from sessionlake.gold.references.writing import reference_named, rows_of_file
 
     reference = reference_named(references_of(settings), name)
@@ -39,7 +39,7 @@ def load(
 
     def work(spark: SparkSession) -> None:
         from sessionlake.delta.lake import Lake
-        from sessionlake.gold.declared import schemas_of
+        from sessionlake.gold.declared.tables import schemas_of
         from sessionlake.gold.references.writing import write_reference
 
         lake = Lake(settings, schemas_of(settings))
@@ -61,7 +61,7 @@ def show_all(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
 def _rows(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
     from sessionlake.delta.lake import Lake
     from sessionlake.errors import LakeError
-    from sessionlake.gold.references.declared import references_of
+    from sessionlake.gold.declared.references import references_of
     from sessionlake.gold.references.taken import waiting
 
     found: list[tuple[object, ...]] = []

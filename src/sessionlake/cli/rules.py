@@ -25,11 +25,11 @@ from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import in_force, wanted
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, moment, times_of_all
 from sessionlake.gold.changes import declared_in
-from sessionlake.gold.expiry import slices_begin
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import Batch, changed
 from sessionlake.gold.rules.document import Written, read_file
 from sessionlake.gold.rules.patterns import MATCH, sought
+from sessionlake.gold.tables.expiry import slices_begin
 from sessionlake.settings.file import read_text
 from sessionlake.settings.model import Settings
 

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, GOLD
+from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopics, session_mark_sql
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import SEQ_ORDER
+from sessionlake.ledger.retained import heads
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
+from sessionlake.spark.frames import gathered
+from sessionlake.streaming import handover
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 def declared_in(settings: Settings) -> Declared:
@@ -118,3 +124,49 @@ def _where_set(column: str) -> Column:
 
     was_set = (F.col("change") == "upsert") & F.array_contains("_set", column)
     return F.when(was_set, F.col(quote(column)))
+
+
+def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
+    """All changes that gold has read, as `gold.changes.changes_of` has them; None before its first batch.
+
+    Raises:
+        LakeError: gold has stopped within a version of the table.
+    """
+    version = version_read(settings)
+    if version is None:
+        return None
+    return gathered(changes_of(lake.read(spark, CHANGES, version), settings))
+
+
+def refuse_removed(lake: Lake, spark: SparkSession) -> None:
+    """Returns if every change that gold has read is still there.
+
+    Raises:
+        LakeError: retention has removed some.
+    """
+    found = heads(lake.reader(spark)).get(CHANGES)
+    if found is not None and found.gone:
+        raise LakeError(f"{found.since}: what gold made of them cannot be computed once more")
+
+
+def refuse_shorter(lake: Lake, spark: SparkSession) -> None:
+    """Returns if what is computed anew begins where it did.
+
+    Raises:
+        LakeError: retention has removed changes that it was made of; naming how to have it so all the same.
+    """
+    try:
+        refuse_removed(lake, spark)
+    except LakeError as error:
+        raise LakeError(
+            f"{error}. --shorten-gold has it computed from what is left, so that it begins later"
+        ) from error
+
+
+def version_read(settings: Settings) -> int | None:
+    """The version of `silver.session_changes` up to which gold has read; None before its first batch.
+
+    Raises:
+        LakeError: it has stopped within a version, or within a batch.
+    """
+    return handover.taken_in(settings, GOLD)

@@ -14,27 +14,33 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.alerts.book import forget, refuse_mixed_sessions
 from sessionlake.gold.alerts.step import RuleStep
-from sessionlake.gold.averages import AverageWriter
-from sessionlake.gold.batch_rows import BatchRows
+from sessionlake.gold.batch.averages import AverageWriter
+from sessionlake.gold.batch.final import Finals, hold_append_only
+from sessionlake.gold.batch.products import ProductMerger, write_late
+from sessionlake.gold.batch.rows import BatchRows, Part
 from sessionlake.gold.changes import declared_in, marks
-from sessionlake.gold.declared import GoldTable, averages_of, finals_of, products_of, schemas_of, tables_of, with_finals
-from sessionlake.gold.definitions import keep_definitions
+from sessionlake.gold.declared.tables import (
+    GoldTable,
+    averages_of,
+    finals_of,
+    products_of,
+    schemas_of,
+    tables_of,
+    with_finals,
+)
 from sessionlake.gold.enrich.table import Enriched
-from sessionlake.gold.expiry import Expiry, note_floors
-from sessionlake.gold.final import Finals, hold_append_only
 from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept
-from sessionlake.gold.folded import Part
-from sessionlake.gold.late import write_late
-from sessionlake.gold.making import kept, shard_of
-from sessionlake.gold.merging import ProductMerger
-from sessionlake.gold.products import (
-    Made,
+from sessionlake.gold.making.states import kept, shard_of
+from sessionlake.gold.making.tables import Made, make_anew
+from sessionlake.gold.references.keeping import AccompaniedQuery, References, make_ready
+from sessionlake.gold.sql.definitions import keep_definitions
+from sessionlake.gold.tables.expiry import Expiry, note_floors
+from sessionlake.gold.tables.notes import (
     hold_feeds,
     hold_shards,
     left_out,
-    make_anew,
     mark_incomplete,
     mark_left_out,
     note_kept_up,
@@ -42,8 +48,6 @@ from sessionlake.gold.products import (
     to_begin,
     whole,
 )
-from sessionlake.gold.references.beside import AccompaniedQuery
-from sessionlake.gold.references.keeping import References, make_ready
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.spark.interpreted import interpreted

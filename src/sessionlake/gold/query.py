@@ -14,10 +14,9 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.reading import Condition, TableReader, among
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.aggregate.tiers import MINUTE, TIERS, Span, answer_by, spans
-from sessionlake.gold.expiry import floors_in, told
-from sessionlake.gold.products import whole
+from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, Span, answer_by, spans
+from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.notes import whole
 from sessionlake.settings.model import Settings, milliseconds
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Read only: the past, the state and the report of a lake."""

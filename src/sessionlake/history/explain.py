@@ -21,11 +21,11 @@ from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
 from sessionlake.gold.changes import changes_of, declared_in, events_of, is_late, with_seq_order
-from sessionlake.gold.declared import GoldTable, tables_of
+from sessionlake.gold.declared.tables import GoldTable, tables_of
 from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
-from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.products import LOGIC
+from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import rebuilt_by
 from sessionlake.ledger.progress import changes_taken_in
 from sessionlake.ledger.retained import floor_of, heads

@@ -1,0 +1,1 @@
+"""A session's stream of messages, judged. Pure."""

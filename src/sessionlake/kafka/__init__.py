@@ -1,0 +1,1 @@
+"""Kafka's clients, admin and security."""

@@ -1,0 +1,1 @@
+"""`ops.ledger` and what is kept beside it: which batches took in what."""

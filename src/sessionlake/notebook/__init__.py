@@ -1,0 +1,1 @@
+"""Sessionlake in notebooks."""

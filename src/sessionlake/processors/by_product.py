@@ -12,9 +12,9 @@ from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
-from sessionlake.gold.column_comments import product_comments
-from sessionlake.gold.declared import product_of
-from sessionlake.gold.verify import by_sql
+from sessionlake.gold.declared.comments import product_comments
+from sessionlake.gold.declared.tables import product_of
+from sessionlake.gold.verify.tables import by_sql
 from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
 from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS

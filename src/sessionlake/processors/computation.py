@@ -62,14 +62,8 @@ def each_group(
     rows: DataFrame, by: Iterable[str], function: Callable[[pa.Table], pa.Table], columns: Iterable[tuple[str, str]]
 ) -> DataFrame:
     """What a function makes of rows of several keys at once, all of each together."""
-    from pyspark.sql import functions as F
-
-    def call(of_group: pa.Table) -> pa.Table:
-        return function(of_group)
-
-    group = F.pmod(F.xxhash64(*map(quote, by)), F.lit(_GROUPS))
     ddl = ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
-    return map_groups(rows, group, call, ddl).localCheckpoint()
+    return map_groups(rows, by, _GROUPS, function, ddl).localCheckpoint()
 
 
 def have(rows: DataFrame, names: Iterable[str]) -> DataFrame:

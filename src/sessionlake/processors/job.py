@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import ConfigError, LakeError, LossError
-from sessionlake.gold.declared import product_of
+from sessionlake.gold.declared.tables import product_of
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.processors import keyed

@@ -31,7 +31,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, LakeError, LossError
-from sessionlake.gold.products import LOGIC
+from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import last_batch
 from sessionlake.ledger.retained import heads

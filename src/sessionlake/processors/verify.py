@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import CHANGE_FEED
-from sessionlake.gold.compare import Compared, compared
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
+from sessionlake.spark.compare import Compared, compared
 from sessionlake.streaming.handover import taken_in
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Messages decoded. Pure."""

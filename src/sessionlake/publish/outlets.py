@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sessionlake.delta.schemas.names import GOLD, ROWS, VIEWS
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared import product_of, tables_of, with_finals
+from sessionlake.gold.declared.tables import product_of, tables_of, with_finals
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.snapshots import ROW_KEY

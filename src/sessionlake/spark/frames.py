@@ -13,7 +13,7 @@ from sessionlake.protocol.arrow import dense
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 # Rows that one task may have.
@@ -86,11 +86,16 @@ def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType
     return frame.toDF(*_numbered(frame.columns)).mapInArrow(_Renamed(function, tuple(frame.columns)), ddl)
 
 
-def map_groups(frame: DataFrame, by: Column, function: Callable[[pa.Table], pa.Table], ddl: str) -> DataFrame:
-    """What a function makes of the frame's rows of each group, whatever the columns are called.
+def map_groups(
+    frame: DataFrame, keys: Iterable[str], groups: int, function: Callable[[pa.Table], pa.Table], ddl: str
+) -> DataFrame:
+    """The result of a function on the rows of many keys at once, all rows of a key together.
 
     Args:
-        by: numbers of the groups.
+        keys: columns by whose hash rows are assigned to a group; their names may be any.
+        groups: number of groups; the rows of each must fit into a worker's memory.
+        function: called once a group.
+        ddl: columns of the function's result.
     """
     from pyspark.sql import functions as F
 
@@ -101,7 +106,8 @@ def map_groups(frame: DataFrame, by: Column, function: Callable[[pa.Table], pa.T
 
     inside = names if all(map(_is_word, names)) else _numbered(names)
     renamed = (F.col(quote(name)).alias(other) for name, other in zip(names, inside, strict=True))
-    return frame.select(*renamed, by.alias(group)).groupBy(group).applyInArrow(call, ddl)
+    number = F.pmod(F.xxhash64(*map(quote, keys)), F.lit(groups)).alias(group)
+    return frame.select(*renamed, number).groupBy(group).applyInArrow(call, ddl)
 
 
 def _is_word(name: str) -> bool:

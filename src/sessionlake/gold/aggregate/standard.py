@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import Product
@@ -20,7 +21,6 @@ _POINTS: dict[str, Aggregate | Derived] = {
     "variance": Variance("sum", "_squares", "points"),
     "_squares": Sum("value", squared=True),
 }
-
 METRICS_1M = Product(
     "metrics_1m",
     keys=POINT_KEY,
@@ -46,3 +46,47 @@ DISTINCT_VALUES = Product(
     comment="Every text that a column was ever set to, when first and last in event time, and how often",
 )
 STANDARD = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
+TIERS = (METRICS_1D, METRICS_1H, METRICS_1M)
+"""The coarsest first."""
+MINUTE = METRICS_1M.bucket_ms or 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows of a tier whose buckets begin at `begin` or later, and before `end`, in ms."""
+
+    tier: Product
+    begin: int
+    end: int
+
+
+def spans(begin: int, end: int, step: int | None = None, tiers: Sequence[Product] = TIERS) -> Iterator[Span]:
+    """What to read for a range: every minute of it once, in the fewest rows.
+
+    Args:
+        begin: ms since the epoch, a whole minute.
+        end: likewise, not included.
+        step: length of the answer's buckets in ms, whole minutes: none of a tier may lie in two.
+        tiers: the coarsest first, of each the buckets of the next begin and end with its own.
+    """
+    if begin >= end:
+        return
+    tier, finer = tiers[0], tiers[1:]
+    length = tier.bucket_ms or 0
+    first, last = -(-begin // length) * length, end // length * length
+    if first >= last or (step or 0) % length:
+        yield from spans(begin, end, step, finer)
+        return
+    yield from spans(begin, first, step, finer)
+    yield Span(tier, first, last)
+    yield from spans(last, end, step, finer)
+
+
+def answer_by(keys: Sequence[str], step: int | None) -> Product:
+    """What rows of the tiers come to: as a tier, with other keys, and buckets of another length.
+
+    There is a first and a last only of a series: where in time a point is, is said among those of one alone.
+    """
+    whole = {*keys} == {*METRICS_1M.keys}
+    kept = {name: one for name, one in METRICS_1M.aggregates.items() if whole or not isinstance(one, Endmost)}
+    return replace(METRICS_1M, name="answer", keys=tuple(keys), aggregates=kept, bucket_ms=step)

@@ -24,16 +24,15 @@ from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
 from sessionlake.gold.alerts.book import TIMES, RuleBook
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, moment, times_of_all
-from sessionlake.gold.batch_rows import BatchRows
+from sessionlake.gold.batch.rows import BatchRows
 from sessionlake.gold.changes import declared_in
-from sessionlake.gold.expiry import Expiry
 from sessionlake.gold.fold.pack import ReadChanges
-from sessionlake.gold.rules.alerts import KEY, RETRACTED
+from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
 from sessionlake.gold.rules.batch import Batch, Row, changed
 from sessionlake.gold.rules.patterns import MATCH, sought
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.times import StreamTimes
 from sessionlake.gold.rules.tree import MINUTE_MS
+from sessionlake.gold.tables.expiry import Expiry
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import as_frame

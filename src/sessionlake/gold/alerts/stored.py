@@ -17,11 +17,10 @@ from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, key_in
+from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, key_in
 from sessionlake.gold.rules.asked import Asked, Stored
 from sessionlake.gold.rules.patterns import MATCH, Event, narrowed
 from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
-from sessionlake.gold.rules.times import StreamTimes
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 

@@ -27,11 +27,11 @@ from sessionlake.gold.enrich.reference import (
     within_spans,
 )
 from sessionlake.gold.enrich.table import IDENTITY, Enriched, Join, joins_of
-from sessionlake.gold.references.joined import joined
 from sessionlake.gold.references.taken import (
     PART,
     TakenRows,
     frame_of_held,
+    joined,
     next_txn,
     read_reference,
     retire_others,

@@ -16,8 +16,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.enrich.table import BATCH, IDENTITY, SOURCES, Enriched
 from sessionlake.gold.fold.pack import ReadChanges
-from sessionlake.gold.references.joined import enriched_rows
-from sessionlake.gold.references.taken import PART, TakenRows, retire_others
+from sessionlake.gold.references.taken import PART, TakenRows, enriched_rows, retire_others
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.spark.frames import Rows
 

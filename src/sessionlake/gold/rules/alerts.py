@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from sessionlake.gold.rules.rule import Rule
+from sessionlake.gold.rules.tree import MINUTE_MS
+
 RAISED, CLEARED, RETRACTED = "raised", "cleared", "retracted"
 KEY = ("topic", "session_id", "partition", "row_id", "value")
 Key = tuple[str | None, str | None, int | None, str | None, str | None]
 """Topic, session, its partition, row, and a column's value; None for what the rule's keys do not have."""
+StreamTimes = Mapping[str, int]
+"""Of topics, in ms."""
 
 
 def key_in(by: Collection[str], row: Mapping[str, Any]) -> Key:
@@ -81,3 +86,24 @@ def net(rows: Iterable[tuple[Alert, bool]], wanted: Callable[[Alert], bool]) -> 
         if wanted(alert):
             counts[alert] = counts.get(alert, 0) + (-1 if retracted else 1)
     return {alert for alert, count in counts.items() if count > 0}
+
+
+def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
+    """Stream time of a key, or None where nothing was read.
+
+    Args:
+        topic: None: the key is across topics.
+    """
+    if topic is not None:
+        return times.get(topic)
+    return max((time for name, time in times.items() if rule.reads(name)), default=None)
+
+
+def can_tell(rule: Rule, alert: Alert, begins: StreamTimes) -> bool:
+    """Whether all is there that decides if a rule of windows says this: what it held a minute before, too.
+
+    Args:
+        begins: where the slices of topics begin of which some are gone.
+    """
+    begin = stream_time(rule, alert.key[0], begins)
+    return begin is None or alert.at_ms > begin + rule.longest * MINUTE_MS

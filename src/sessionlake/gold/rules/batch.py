@@ -18,11 +18,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.rules import conditions, patterns
-from sessionlake.gold.rules.alerts import KEY, Alert, Cause, Grounds, Key, Logged, difference, key_in, net
+from sessionlake.gold.rules.alerts import (
+    KEY,
+    Alert,
+    Cause,
+    Grounds,
+    Key,
+    Logged,
+    StreamTimes,
+    can_tell,
+    difference,
+    key_in,
+    net,
+    stream_time,
+)
 from sessionlake.gold.rules.asked import Asked, Stored
 from sessionlake.gold.rules.rule import VALUE, Rule
 from sessionlake.gold.rules.slices import columns_for
-from sessionlake.gold.rules.times import StreamTimes, can_tell, stream_time
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 
 _DAY = 24 * 60

@@ -23,9 +23,9 @@ import msgspec
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold import making
-from sessionlake.gold.declared import schemas_of
-from sessionlake.gold.recompute import refuse_shorter
+from sessionlake.gold.changes import refuse_shorter
+from sessionlake.gold.declared.tables import schemas_of
+from sessionlake.gold.making import states
 from sessionlake.ledger.entries import rebuilt_by
 from sessionlake.ledger.erasures import Erasure, erasures, hashed, salt_of, store, withdraw
 from sessionlake.operations.forgetting import publications, rows
@@ -303,7 +303,7 @@ class Forgetting:
         beside = Path(self._settings.checkpoint(""))
         for old in (*beside.glob("*.before-*"), *beside.glob("*.handover.next")):
             shutil.rmtree(old)
-        shutil.rmtree(making.folder(self._settings), ignore_errors=True)  # of what gold held
+        shutil.rmtree(states.folder(self._settings), ignore_errors=True)  # of what gold held
         if self._lake.storage.scratch is not None:  # of a batch that has died
             shutil.rmtree(self._lake.storage.scratch, ignore_errors=True)
         clear(self._spark, self._settings)

@@ -25,7 +25,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import REBUILD, Txn, merges_of
 from sessionlake.errors import LakeError
-from sessionlake.gold.kept_up import note_names
+from sessionlake.gold.tables.notes import note_names
 from sessionlake.ledger.books import Books, rows_of
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings

@@ -9,11 +9,11 @@ from uuid import uuid4
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.errors import LakeError
-from sessionlake.gold.declared import schemas_of, tables_of, with_finals
+from sessionlake.gold.changes import refuse_shorter
+from sessionlake.gold.declared.tables import schemas_of, tables_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.job import LAYER
-from sessionlake.gold.kept_up import kept_up
-from sessionlake.gold.recompute import refuse_shorter
+from sessionlake.gold.tables.notes import kept_up
 from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted

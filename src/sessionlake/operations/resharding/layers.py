@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, SILVER
 from sessionlake.gold.changes import declared_in
-from sessionlake.gold.declared import averages_of, schemas_of, tables_of
+from sessionlake.gold.declared.tables import averages_of, schemas_of, tables_of
 from sessionlake.gold.fold.resharding import GoldResharder
-from sessionlake.gold.making import kept, marked_shards
-from sessionlake.gold.products import require_kept_up, shards_noted, whole
+from sessionlake.gold.making.states import kept, marked_shards
+from sessionlake.gold.tables.notes import require_kept_up, shards_noted, whole
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.processors.memory import shards_of

@@ -18,9 +18,9 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared import schemas_of
-from sessionlake.gold.making import forget_held
-from sessionlake.gold.products import note_shards as note_gold_shards
+from sessionlake.gold.declared.tables import schemas_of
+from sessionlake.gold.making.states import forget_held
+from sessionlake.gold.tables.notes import note_shards as note_gold_shards
 from sessionlake.operations.pipeline import to_the_end
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import configured, layers_of, moved_states, present, with_shards

@@ -1,0 +1,1 @@
+"""The fold of one shard of silver. Pure."""

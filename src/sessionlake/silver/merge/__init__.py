@@ -1,0 +1,1 @@
+"""Batches of changes merged into the tables of sessions."""

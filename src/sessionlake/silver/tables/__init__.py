@@ -1,0 +1,1 @@
+"""The tables of sessions, computed from changes. Pure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sessionlake.delta.schemas.definition import TableSchema, Writes
 from sessionlake.errors import ConfigError
-from sessionlake.gold.column_comments import enriched_columns, reference_columns, taken_reference_columns
+from sessionlake.gold.declared.comments import enriched_columns, reference_columns, taken_reference_columns
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference
 from sessionlake.gold.enrich.table import BATCH, JOINED_ON, OF_CHANGE, Enriched, Join
 from sessionlake.protocol.names import check_columns

@@ -18,7 +18,7 @@ from sessionlake.delta.table_function import create_table_function, relation
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.changes import declared_in, late
-from sessionlake.gold.declared import GoldTable, tables_of
+from sessionlake.gold.declared.tables import GoldTable, tables_of
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.names import internal, quote

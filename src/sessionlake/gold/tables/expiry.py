@@ -24,7 +24,7 @@ from sessionlake.errors import ClaimedError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, first_kept
 from sessionlake.gold.aggregate.product import START, Product, starts
-from sessionlake.gold.aggregate.tiers import TIERS
+from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.ledger.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.years import FIRST_MS, LAST_MS

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from sessionlake.delta.commit import retire
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import CHANGE_FEED
-from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, RESTATEMENTS
-from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.schemas.names import AVERAGES
 from sessionlake.errors import LakeError
-from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import by_topic
-from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.changes import declared_in
-from sessionlake.gold.compare import compared
-from sessionlake.gold.declared import GoldTable, finals_of, with_finals
-from sessionlake.gold.enrich.table import Enriched
-from sessionlake.gold.expiry import above, due, note_floors
-from sessionlake.gold.final import make_final_anew, places_of
+from sessionlake.gold.changes import refuse_removed
+from sessionlake.gold.declared.tables import GoldTable, with_finals
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.kept_up import kept_up, note_names
-from sessionlake.gold.late import make_late_anew
-from sessionlake.gold.making import note_making, replace_table
-from sessionlake.gold.recompute import changes_read, recomputed, refuse_removed, version_read
-from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.handover import next_batch
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 T = TypeVar("T", bound=GoldTable)
-
 LOGIC = "sessionlake.logic"
 """Property of a table: what its rows rest on. It is set once the table has all that gold has read."""
 _SHARDS = "sessionlake.goldShards"
 _POINTS = "sessionlake.rollingPoints"
+KEPT_UP = "sessionlake.products"
+"""Property of `gold.rolling_average`: the tables that gold keeps up, without `gold.`.
+
+After gold was emptied, until it starts: all tables that were.
+"""
 
 
 def hold_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
@@ -177,89 +164,20 @@ def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None
         lake.set_property(spark, product.table, LOGIC, "")
 
 
-@dataclass(frozen=True)
-class Made:
-    """A table that was made anew.
-
-    Attributes:
-        before: the first row that was other before, as text; None if there was none, or no such table.
-    """
-
-    rows: int
-    before: str | None
-
-
-def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> Made:
-    """Puts all that gold has read into the table, in one commit; a table of other columns is dropped first.
-
-    Raises:
-        LakeError: gold has stopped within a version of silver's table.
-    """
-    changes, table = changes_read(spark, lake, settings), product.table
-    for one in with_finals([product]):
-        _ensure_columns(spark, lake, one, empty=changes is None)
-    hold_feeds(spark, lake, settings, [product])
-    made = Made(0, None)
-    if changes is not None:
-        rows = _rows(spark, lake, settings, product, changes)
-        times = places_of(changes) if isinstance(product, Product) else {}
-        if isinstance(product, Product):
-            floors = due(product, by_topic(times))
-            note_floors(spark, lake, [one.table for one in with_finals([product])], floors)
-            rows = above(rows, floors)
-        rows = rows.localCheckpoint()
-        made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
-        replace_table(spark, lake, table, rows)
-        _pass_over_batches_read(spark, lake, settings, table)
-        for final in finals_of([product]):
-            make_final_anew(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)
-            _pass_over_batches_read(spark, lake, settings, final.table)
-        if isinstance(product, RollingAverage):
-            note_making(spark, lake, settings, product, rows)
-            _pass_over_batches_read(spark, lake, settings, RESTATEMENTS)
-        elif isinstance(product, Product):
-            make_late_anew(spark, lake, changes, product, declared_in(settings))
-            if product.lateness_ms is not None:
-                _pass_over_batches_read(spark, lake, settings, LATE_POINTS)
-    # Last: without it the table is taken for one that is not whole.
-    lake.storage.make_sure(table)
-    lake.set_property(spark, table, LOGIC, product.logic)
-    return made
-
-
-def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
-    """Sees to it that a table that is made anew is there, with its columns."""
-    present = lake.storage.columns(spark, table.table) if lake.exists(spark, table.table) else None
-    # The table that has gold's own notes always has these keys, and stays.
-    if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
-        # What files tell of their columns, and how rows are clustered, goes by the definition.
-        lake.drop(spark, table.table)
-    lake.ensure(spark, [table.table])
-
-
-def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
-    """Has a batch that the rows are of change nothing, should it be repeated, as where Spark's note of it is lost."""
-    app_id = Generations(settings.checkpoint(GOLD), GOLD).present.app_id
-    if app_id is not None:
-        last = Txn(app_id, next_batch(settings, GOLD) - 1)
-        for txn in (last, last.second):
-            retire(spark, lake, [table], txn)
-
-
-def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
-    if isinstance(product, Enriched):
-        return enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
-    return recomputed(changes, product, declared_in(settings))
-
-
-def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
-    """The first row that is other than in the live table; None, too, where that was empty."""
-    if live.isEmpty():
-        return None
-    return compared(product.table, product.row_keys, product.results, live, rows).first
-
-
 def _logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
     if not all(lake.exists(spark, one.table) for one in with_finals([product])):
         return None
     return lake.storage.properties(spark, product.table).get(LOGIC) or None
+
+
+def kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:
+    """The names of the tables; None if gold has never noted them."""
+    noted = lake.storage.properties(spark, AVERAGES).get(KEPT_UP)
+    return None if noted is None else noted.split(",") if noted else []
+
+
+def note_names(spark: SparkSession, lake: Lake, names: Iterable[str]) -> None:
+    """Notes the names of the tables that take in what comes from now on."""
+    wanted = sorted(names)
+    if kept_up(spark, lake) != wanted:
+        lake.set_property(spark, AVERAGES, KEPT_UP, ",".join(wanted))

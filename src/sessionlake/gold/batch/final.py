@@ -34,8 +34,8 @@ from sessionlake.gold.aggregate.final import BATCH, Closing, FinalTable, Limits,
 from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.sources import PARTITION
-from sessionlake.gold.declared import finals_of
-from sessionlake.gold.expiry import Expiry, above, are_above
+from sessionlake.gold.declared.tables import finals_of
+from sessionlake.gold.tables.expiry import Expiry, above, are_above
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.types import TopicPartition

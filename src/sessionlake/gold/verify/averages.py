@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
-from sessionlake.gold.compare import Compared
 from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.making import made_behind
+from sessionlake.gold.making.states import made_behind
 from sessionlake.protocol.names import quote
+from sessionlake.spark.compare import Compared
 from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:

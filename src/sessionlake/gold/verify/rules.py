@@ -17,18 +17,16 @@ from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, PARTITION, Declared, text_field
 from sessionlake.gold.alerts.book import in_force
-from sessionlake.gold.alerts.sql import condition, event, holds_any, minute_columns, moving_columns
-from sessionlake.gold.changes import changes_of, declared_in, events_of
-from sessionlake.gold.compare import Compared, compared
-from sessionlake.gold.expiry import slices_begin
-from sessionlake.gold.recompute import version_read
-from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED
+from sessionlake.gold.changes import changes_of, declared_in, events_of, version_read
+from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
-from sessionlake.gold.rules.times import StreamTimes, stream_time
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
+from sessionlake.gold.tables.expiry import slices_begin
+from sessionlake.gold.verify.rule_columns import condition, event, holds_any, minute_columns, moving_columns
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
+from sessionlake.spark.compare import Compared, compared
 from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:

@@ -8,25 +8,27 @@ same pure function (`Product.merged`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.commit import accumulate, append, merge
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import LATE_POINTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, among
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.gold.aggregate.late import NEVER
+from sessionlake.gold.aggregate.late import LATE_COLUMNS, NEVER
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.batch_rows import BatchRows, is_of_session
-from sessionlake.gold.expiry import Expiry, above, are_above
-from sessionlake.gold.final import Finals
-from sessionlake.gold.recompute import GROUPS
+from sessionlake.gold.batch.final import Finals
+from sessionlake.gold.batch.rows import BatchRows, Part, is_of_session, rows_of
+from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
+from sessionlake.gold.tables.expiry import Expiry, above, are_above
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.names import internal, quote
 from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _FRESH = internal("fresh")
+GROUPS = 256
+"""In so many groups rows are merged on the cluster: each must fit into a worker's memory."""
+LATE_DDL = ", ".join(f"{quote(name)} {sql}" for name, sql in LATE_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,6 @@ class ProductMerger:
         held = self._touched(product).join(part.select(*keys), list(product.row_keys), "left_semi")
         fresh = part.withColumn(_FRESH, F.lit(col=True))
         both = fresh.unionByName(held.withColumn(_FRESH, F.lit(col=False)))
-        shard = F.pmod(F.xxhash64(*keys), F.lit(GROUPS))
 
         def merged(table: pa.Table) -> pa.Table:
             is_fresh = table[_FRESH]
@@ -118,7 +122,7 @@ class ProductMerger:
             return product.merged(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
 
         # Once, and before the MERGE: what it reads is not what it writes.
-        rows = map_groups(both, shard, merged, product.ddl).localCheckpoint()
+        rows = map_groups(both, product.row_keys, GROUPS, merged, product.ddl).localCheckpoint()
         commit = merge(self.spark, self.lake, product.table, rows, _upsert(product), self.txn)
         return TableOutput(product.table, commit.version, rows.count())
 
@@ -136,3 +140,30 @@ def _upsert(product: Product) -> Upsert:
     others = tuple(name for name, _ in product.columns if name not in product.row_keys)
     bounded = (START,) if START in product.row_keys else product.row_keys
     return Upsert(product.row_keys, others, bounded=bounded)
+
+
+def write_late(
+    spark: SparkSession, lake: Lake, part: Part, written: Sequence[Product], txn: Txn
+) -> Iterator[TableOutput]:
+    """Appends the batch's late points of these products."""
+    tables = [product.table for product in written if product.lateness_ms is not None]
+    if not tables or part.folded.at_hand([KIND]) == []:
+        return
+    rows = rows_of([part], [KIND], LATE_DDL)
+    if isinstance(rows, pa.Table):
+        mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
+        batch = pa.array(np.full(mine.num_rows, txn.version))
+        count, stamped = mine.num_rows, mine.append_column("_batch", batch)
+    else:
+        frame = stamped_late(as_frame(spark, rows), tables, txn.version)
+        count, stamped = frame.count(), frame
+    if count:
+        append(spark, lake, LATE_POINTS, stamped, txn)
+        yield TableOutput(LATE_POINTS, lake.last_commit(spark, LATE_POINTS).version, count)
+
+
+def stamped_late(rows: DataFrame, tables: Sequence[str], batch: int) -> DataFrame:
+    """The late points of these tables, with the number of the batch that brought them."""
+    from pyspark.sql import functions as F
+
+    return rows.where(F.col("table").isin(tables)).withColumn("_batch", F.lit(batch).cast("bigint"))

@@ -17,10 +17,10 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
 from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, Rows, Source, names_sessions
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.column_comments import average_columns, final_columns, product_columns
+from sessionlake.gold.declared.comments import average_columns, final_columns, product_columns
+from sessionlake.gold.declared.references import enriched_of, enriched_schema, reference_schemas
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.gold.references.declared import enriched_of, enriched_schema, reference_schemas
 from sessionlake.protocol.names import internal, same_but_for_case, same_name_text
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
@@ -257,9 +257,9 @@ def _schema(table: GoldTable) -> TableSchema:
     times = tuple(name for name in (START, "ts") if name in keys)
     skipping = (*table.keys, *times)
     if isinstance(table, RollingAverage):
-        columns, written_by = average_columns(table), "gold.averages"
+        columns, written_by = average_columns(table), "gold.batch.averages"
     else:
-        columns, written_by = product_columns(table), "gold.merging"
+        columns, written_by = product_columns(table), "gold.batch.products"
     return TableSchema(columns, table.comment, written_by, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
 
 
@@ -268,7 +268,7 @@ def _final_schema(final: FinalTable) -> TableSchema:
     return TableSchema(
         final_columns(final),
         final.comment,
-        written_by="gold.final",
+        written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],
         skipping=skipping,
         writes=Writes.APPEND,

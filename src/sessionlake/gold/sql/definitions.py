@@ -11,10 +11,9 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RETAINED
 from sessionlake.delta.table_function import create_table_function
 from sessionlake.gold.aggregate.functions import ORDER
-from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.aggregate.tiers import TIERS, answer_by
-from sessionlake.gold.figures_with import create_figures_with
-from sessionlake.gold.views import DEFINITIONS, create_quality_since, create_views
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, TIERS, answer_by
+from sessionlake.gold.sql.figures_with import create_figures_with
+from sessionlake.gold.sql.views import DEFINITIONS, create_quality_since, create_views
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

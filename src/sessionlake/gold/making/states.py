@@ -13,12 +13,8 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.delta.commit import next_txn, retire
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import GOLD, LEASES, SESSIONS
-from sessionlake.delta.storage.interface import writing
-from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError
+from sessionlake.delta.schemas.names import GOLD, SESSIONS
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.resharding import MarkedShards
@@ -39,36 +35,12 @@ MADE = "sessionlake.made"
 
 In front of a dash it has the last of gold's batches that the table was made of.
 """
-
 _NOBODY = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([], pa.int64())})
-# Application id of what puts a table's rows in the place of all that it has.
-_MADE = "made"
 
 
 def folder(settings: Settings) -> Path:
     """Where is noted what tables held that were made anew."""
     return Path(f"{settings.checkpoint(GOLD)}.made")
-
-
-def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) -> None:
-    """Puts rows in the place of all that a table of gold has; what a holder of gold before may yet put there is not.
-
-    Raises:
-        LakeError: Delta has passed over them, for one that is told to come later.
-    """
-    token = lake.storage.token(GOLD)
-    if token:
-        retire(spark, lake, [table], Txn.before(_MADE, token))
-    txn = next_txn(spark, lake, table, _MADE).under(token)
-    before = lake.last_commit(spark, table)
-    lake.storage.make_sure(table)
-    lake.storage.save(writing(rows, table, txn, "overwrite"), table)
-    if lake.last_commit(spark, table).version == before.version:
-        raise LakeError(
-            f"{table} has rows of a later holder of gold's lease than this one: was {LEASES} dropped? Drop the table, "
-            "which is made anew then"
-        )
-    lake.cluster(spark, table)
 
 
 def shard_of(owner: Sequence[str], shards: int) -> Column:

@@ -1,0 +1,1 @@
+"""One micro-batch of gold committed, table by table."""

@@ -1,0 +1,1 @@
+"""Tables of gold as the configuration declares them."""

@@ -1,0 +1,1 @@
+"""Tables of gold made anew from all changes that gold has read."""

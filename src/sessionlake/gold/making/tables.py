@@ -1,0 +1,204 @@
+"""Tables of gold made anew, of all changes that gold has read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+
+from sessionlake.delta.commit import append, delete_rows, next_txn, retire
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
+from sessionlake.delta.storage.interface import writing
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError
+from sessionlake.gold.aggregate.final import FinalTable
+from sessionlake.gold.aggregate.late import by_topic
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import MARKS, Declared
+from sessionlake.gold.batch.averages import new_points
+from sessionlake.gold.batch.final import make_final_anew, places_of
+from sessionlake.gold.batch.products import GROUPS, LATE_DDL, stamped_late
+from sessionlake.gold.changes import changes_read, declared_in, events_of, version_read, with_seq_order
+from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
+from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.shard import recompute
+from sessionlake.gold.making.states import note_making
+from sessionlake.gold.references.taken import enriched_rows
+from sessionlake.gold.tables.expiry import above, due, note_floors
+from sessionlake.gold.tables.notes import LOGIC, hold_feeds
+from sessionlake.protocol.arrow import dense
+from sessionlake.settings.model import Settings
+from sessionlake.spark.compare import compared
+from sessionlake.spark.frames import map_groups
+from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.handover import next_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Application id of what puts a table's rows in the place of all that it has.
+_MADE = "made"
+
+
+def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) -> None:
+    """Puts rows in the place of all that a table of gold has; what a holder of gold before may yet put there is not.
+
+    Raises:
+        LakeError: Delta has passed over them, for one that is told to come later.
+    """
+    token = lake.storage.token(GOLD)
+    if token:
+        retire(spark, lake, [table], Txn.before(_MADE, token))
+    txn = next_txn(spark, lake, table, _MADE).under(token)
+    before = lake.last_commit(spark, table)
+    lake.storage.make_sure(table)
+    lake.storage.save(writing(rows, table, txn, "overwrite"), table)
+    if lake.last_commit(spark, table).version == before.version:
+        raise LakeError(
+            f"{table} has rows of a later holder of gold's lease than this one: was {LEASES} dropped? Drop the table, "
+            "which is made anew then"
+        )
+    lake.cluster(spark, table)
+
+
+def make_late_anew(spark: SparkSession, lake: Lake, changes: DataFrame, product: Product, declared: Declared) -> None:
+    """Tells the late points of a product that is made anew of all changes that gold has read, and forgets the former.
+
+    Between the two, a death leaves a product that is not whole, and is made anew as gold starts next.
+    """
+    from pyspark.sql import functions as F
+
+    txn, former = Txn(f"anew-{uuid4().hex[:12]}", 0), F.col("table") == product.table
+    if not lake.read(spark, LATE_POINTS).where(former).isEmpty():
+        delete_rows(spark, lake, LATE_POINTS, txn, former)
+    if product.lateness_ms is None:
+        return
+    rows = changes.mapInArrow(EachBatch(product.late_of_changes, declared), LATE_DDL)
+    append(spark, lake, LATE_POINTS, stamped_late(rows, [product.table], -1), txn.second)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A table that was made anew.
+
+    Attributes:
+        before: the first row that was other before, as text; None if there was none, or no such table.
+    """
+
+    rows: int
+    before: str | None
+
+
+def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> Made:
+    """Puts all that gold has read into the table, in one commit; a table of other columns is dropped first.
+
+    Raises:
+        LakeError: gold has stopped within a version of silver's table.
+    """
+    changes, table = changes_read(spark, lake, settings), product.table
+    for one in with_finals([product]):
+        _ensure_columns(spark, lake, one, empty=changes is None)
+    hold_feeds(spark, lake, settings, [product])
+    made = Made(0, None)
+    if changes is not None:
+        rows = _rows(spark, lake, settings, product, changes)
+        times = places_of(changes) if isinstance(product, Product) else {}
+        if isinstance(product, Product):
+            floors = due(product, by_topic(times))
+            note_floors(spark, lake, [one.table for one in with_finals([product])], floors)
+            rows = above(rows, floors)
+        rows = rows.localCheckpoint()
+        made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
+        replace_table(spark, lake, table, rows)
+        _pass_over_batches_read(spark, lake, settings, table)
+        for final in finals_of([product]):
+            make_final_anew(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)
+            _pass_over_batches_read(spark, lake, settings, final.table)
+        if isinstance(product, RollingAverage):
+            note_making(spark, lake, settings, product, rows)
+            _pass_over_batches_read(spark, lake, settings, RESTATEMENTS)
+        elif isinstance(product, Product):
+            make_late_anew(spark, lake, changes, product, declared_in(settings))
+            if product.lateness_ms is not None:
+                _pass_over_batches_read(spark, lake, settings, LATE_POINTS)
+    # Last: without it the table is taken for one that is not whole.
+    lake.storage.make_sure(table)
+    lake.set_property(spark, table, LOGIC, product.logic)
+    return made
+
+
+def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
+    """Sees to it that a table that is made anew is there, with its columns."""
+    present = lake.storage.columns(spark, table.table) if lake.exists(spark, table.table) else None
+    # The table that has gold's own notes always has these keys, and stays.
+    if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
+        # What files tell of their columns, and how rows are clustered, goes by the definition.
+        lake.drop(spark, table.table)
+    lake.ensure(spark, [table.table])
+
+
+def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
+    """Has a batch that the rows are of change nothing, should it be repeated, as where Spark's note of it is lost."""
+    app_id = Generations(settings.checkpoint(GOLD), GOLD).present.app_id
+    if app_id is not None:
+        last = Txn(app_id, next_batch(settings, GOLD) - 1)
+        for txn in (last, last.second):
+            retire(spark, lake, [table], txn)
+
+
+def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
+    if isinstance(product, Enriched):
+        return enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
+    return recomputed(changes, product, declared_in(settings))
+
+
+def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
+    """The first row that is other than in the live table; None, too, where that was empty."""
+    if live.isEmpty():
+        return None
+    return compared(product.table, product.row_keys, product.results, live, rows).first
+
+
+@dataclass(frozen=True)
+class EachBatch:
+    """A `mapInArrow` function: what a function makes of changes, of each batch by itself.
+
+    Attributes:
+        function: as `Product.of_changes`.
+    """
+
+    function: Callable[[pa.Table, Declared], pa.Table]
+    declared: Declared
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What comes of each."""
+        for batch in batches:
+            yield from self.function(pa.Table.from_batches([batch]), self.declared).to_batches()
+
+
+def recomputed(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
+    """The table's rows for these changes, as gold itself computes them."""
+    if isinstance(table, RollingAverage):
+        return _averages(changes, table, declared)
+    return _products(changes, table, declared)
+
+
+def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) -> DataFrame:
+    """As if all points had come in one batch."""
+    events = events_of(changes, declared, (*MARKS, "position", "offset"), numbers=True)
+    points = new_points(with_seq_order(events), series)
+
+    def call(rows: pa.Table) -> pa.Table:
+        return pa.concat_tables(dense(emitted.rows) for emitted in recompute(rows, series))
+
+    return map_groups(points, series.keys, GROUPS, call, series.ddl)
+
+
+def _products(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
+    parts = changes.mapInArrow(EachBatch(product.of_changes, declared), product.ddl)
+    return map_groups(parts, product.row_keys, GROUPS, product.merged, product.ddl)

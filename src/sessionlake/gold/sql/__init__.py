@@ -1,0 +1,1 @@
+"""Views and table functions over silver and gold."""

@@ -1,0 +1,1 @@
+"""What gold notes of its tables."""

@@ -1,0 +1,1 @@
+"""Gold compared with a recomputation by plain Spark SQL."""
