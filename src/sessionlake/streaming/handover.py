@@ -1,9 +1,11 @@
-"""What a rebuilt silver, or processor, hands over to the stream that goes on, and what is left of states that changed.
+"""Handovers: the state that an operation leaves for a layer's stream to resume from, with a new checkpoint.
 
-A streaming checkpoint cannot be filled from outside. So a rebuild leaves, beside the checkpoint's place, where bronze
-is to be read on from, the number of the next batch, and the shards' states: a stream with a new checkpoint begins
-there. Where states are only changed, of silver, of a processor or of gold, the new checkpoint is one of the same query:
-its batches go on, and so do the transactions that bear its id.
+A streaming checkpoint cannot be filled from outside. So a rebuild writes, beside the checkpoint, the version from which
+the stream reads on, the number of its next batch, and the state of each shard. The stream begins a new checkpoint from
+there. Where an operation only changes states, as `forget` and `reshard` do, the new checkpoint is one of the same
+query: its batch numbers go on, and so do the transactions that bear its id.
+
+A handover is prepared in a folder of its own. Renaming that folder brings it into force, with all that is in it.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ class Handover(msgspec.Struct, frozen=True):
     """Where the stream begins.
 
     Attributes:
-        bronze_version: the last one that is taken in; of the table that the layer reads, which gold's is silver's.
+        bronze_version: the last version taken in of the table that the layer reads; for gold, of silver's changes.
         first_batch: number of the stream's first batch: `_batch` goes on rising.
-        shards: how many the states are of.
-        rebuild: names the rebuild.
+        shards: the number of shards that the states are of.
+        rebuild: the name of the operation that wrote it.
         stored: the shards that have a state.
         query: the metadata of the query that goes on, as Spark has it in the checkpoint; None begins a new query.
     """
@@ -54,18 +56,17 @@ class Handover(msgspec.Struct, frozen=True):
 
 
 _NOTE = "handover.json"
-"""Beside the states: renaming the folder brings all of them into force at once."""
 _METADATA = "metadata"
 """Spark's own, in a checkpoint."""
 
 
 def folder(settings: Settings, layer: str = SILVER) -> Path:
-    """Where the handover in force is."""
+    """The folder of the handover in force."""
     return Path(f"{settings.checkpoint(layer)}.handover")
 
 
 def prepared(settings: Settings, layer: str = SILVER) -> Path:
-    """Where the next one is put together."""
+    """The folder in which the next handover is prepared."""
     return Path(f"{settings.checkpoint(layer)}.handover.next")
 
 
@@ -90,7 +91,7 @@ def in_force(settings: Settings, layer: str = SILVER) -> Handover | None:
 
 
 def require_states(settings: Settings, layer: str) -> None:
-    """Returns if every state that a handover in force has brought is there: without one, its sessions begin anew.
+    """Returns if every state of the handover in force is there: without one, its sessions would begin anew.
 
     Raises:
         LossError: naming the file of one that is not.
@@ -134,7 +135,7 @@ def is_prepared(settings: Settings, name: str, layer: str) -> bool:
         found = read(place, layer)
     except LossError:
         return False
-    if found is None or not is_named(found, name):
+    if found is None or found.rebuild != name:
         return False
     return all((place / f"{shard}.state").is_file() for shard in found.stored)
 
@@ -151,13 +152,14 @@ def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> 
         LossError: it is neither, so that the layer could not go on from what is about to replace its tables.
     """
     # In this order: a handover in force that is damaged is what a prepared one is to replace.
-    if not is_prepared(settings, name, layer) and not is_named(in_force(settings, layer), name):
+    if not is_prepared(settings, name, layer) and not is_in_force(settings, name, layer):
         raise LossError(f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", remedy)
 
 
-def is_named(found: Handover | None, rebuild: str) -> bool:
-    """Whether there is a handover, and it is this one."""
-    return found is not None and found.rebuild == rebuild
+def is_in_force(settings: Settings, name: str, layer: str) -> bool:
+    """Whether the handover in force is the one of this name."""
+    begin = in_force(settings, layer)
+    return begin is not None and begin.rebuild == name
 
 
 def first_batch(settings: Settings, layer: str = SILVER) -> int:

@@ -61,7 +61,7 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
     version = Lake(settings).last_commit(spark, MESSAGES).version
     _, last = last_batches(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
-    if not handover.is_named(handover.in_force(settings, layer), receipt):
+    if not handover.is_in_force(settings, receipt, layer):
         if not handover.is_prepared(settings, receipt, layer):
             handover.prepare(settings, begin, _states(spark, settings, layer, session), layer, same_query=True)
         fault_point(f"after:{layer}.prepared")

@@ -96,7 +96,7 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     if journal is None:
         raise UsageError("reshard --cancel: no resharding was interrupted, so there is nothing to give up")
     plan = journal.inputs
-    moved = [layer for layer in plan.layers if handover.is_named(handover.in_force(settings, layer), plan.name)]
+    moved = [layer for layer in plan.layers if handover.is_in_force(settings, plan.name, layer)]
     for layer in moved:
         _bring_into_force(spark, settings, plan, layer)
     journal.end()
@@ -169,7 +169,7 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
 
 def _move(spark: SparkSession, settings: Settings, plan: _Plan, layer: str, say: Say) -> None:
     """Has a layer go on from the new states; prepares them again if they are damaged or gone."""
-    is_moved = handover.is_named(handover.in_force(settings, layer), plan.name)
+    is_moved = handover.is_in_force(settings, plan.name, layer)
     if not is_moved and layer in plan.former and not handover.is_prepared(settings, plan.name, layer):
         _prepare(spark, settings, layer, plan.former[layer], plan.shards, plan.name, say)
     _bring_into_force(spark, settings, plan, layer)
@@ -178,9 +178,9 @@ def _move(spark: SparkSession, settings: Settings, plan: _Plan, layer: str, say:
 def _bring_into_force(spark: SparkSession, settings: Settings, plan: _Plan, layer: str) -> None:
     """Can be repeated after a crash."""
     lake = Lake(settings, schemas_of(settings))
-    ready = handover.read(handover.prepared(settings, layer), layer)
-    begin = ready if handover.is_named(ready, plan.name) else handover.in_force(settings, layer)
-    if begin is not None and handover.is_named(begin, plan.name):
+    found = (handover.read(handover.prepared(settings, layer), layer), handover.in_force(settings, layer))
+    begin = next((one for one in found if one is not None and one.rebuild == plan.name), None)
+    if begin is not None:
         lake.add_version(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
         lake.storage.require_claims()
         handover.swap(spark, settings, plan.name, layer)
