@@ -21,7 +21,7 @@ import msgspec
 
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.errors import LakeError, LossError
+from sessionlake.errors import InterruptedOperationError, LossError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.operation import FORGET, Operation, operations_of
@@ -167,7 +167,7 @@ def require_uninterrupted(
             its messages in bronze are erased.
 
     Raises:
-        LakeError: naming the command that finishes the operation, and the one that cancels it.
+        InterruptedOperationError: naming the command that finishes the operation, and the one that cancels it.
     """
     for operation in operations_of(settings):
         of_layer = layer is None or operation.layers is None or layer in operation.layers
@@ -183,7 +183,7 @@ def require_uninterrupted(
             inputs |= msgspec.json.decode(stored.inputs, type=dict[str, Any])
         except (OSError, msgspec.MsgspecError):
             pass  # the command that finishes the operation says what to do about the file
-        raise LakeError(operation.refusal(inputs["shards"]))
+        raise InterruptedOperationError(operation.refusal(inputs["shards"]))
 
 
 def _stored(settings: Settings, operation: Operation) -> _Stored | None:
