@@ -108,7 +108,6 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
 
 
 def _made(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, Made]:
-    """See `make_tables`."""
     settings = lake.settings
     for table in tables:
         mark_incomplete(spark, lake, table)

@@ -86,6 +86,18 @@ def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType
     return frame.toDF(*_numbered(frame.columns)).mapInArrow(_Renamed(function, tuple(frame.columns)), ddl)
 
 
+@dataclass(frozen=True)
+class EachBatch:
+    """A function of a table, as a function of Arrow batches: called for each batch by itself."""
+
+    function: Callable[[pa.Table], pa.Table]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The results of all batches."""
+        for batch in batches:
+            yield from self.function(pa.Table.from_batches([batch])).to_batches()
+
+
 def map_groups(
     frame: DataFrame, keys: Iterable[str], groups: int, function: Callable[[pa.Table], pa.Table], ddl: str
 ) -> DataFrame:

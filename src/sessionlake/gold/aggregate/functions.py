@@ -68,19 +68,15 @@ class Count(Aggregate):
     """How many events."""
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`."""
         return ((name, "bigint"),)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`."""
         return {name: np.ones(events.num_rows, np.int64)}
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """See `Aggregate`."""
         return {name: one[name] + other[name]}
 
     def sql(self) -> str:
-        """See `Aggregate`."""
         return "count(*)"
 
 
@@ -93,15 +89,13 @@ class Sum(Aggregate):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Aggregate`."""
         return (self.of,)
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`; the second is what is left over when the sum is rounded."""
+        # The second is what is left over when the sum is rounded.
         return (name, "double"), (_beside(name, "rest"), "double")
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`."""
         values = _doubles(events, self.of)
         if not self.squared:
             return {name: values, _beside(name, "rest"): np.zeros(len(values))}
@@ -121,12 +115,10 @@ class Sum(Aggregate):
         return {name: np.where(finite, whole, added), rest: np.where(finite, lost - (whole - added), 0.0)}
 
     def sql(self) -> str:
-        """See `Aggregate`."""
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum({of})"
 
     def magnitude(self) -> str | None:
-        """See `Aggregate`."""
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum(abs({of}))"
 
@@ -141,24 +133,19 @@ class Extreme(Aggregate):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Aggregate`."""
         return (self.of,)
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`."""
         return ((name, self.type),)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`."""
         return {name: _doubles(events, self.of) if self.type == "double" else events[self.of].to_numpy()}
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """See `Aggregate`."""
         pick: Any = np.maximum if self.greatest else np.minimum
         return {name: pick(one[name], other[name])}
 
     def sql(self) -> str:
-        """See `Aggregate`."""
         return f"{'max' if self.greatest else 'min'}({quote(self.of)})"
 
 
@@ -172,20 +159,17 @@ class Endmost(Aggregate):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Aggregate`."""
         return (self.of, *(column for _, column, _ in ORDER))
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`; besides, where in time it is."""
+        # Besides, where in time it is.
         return (name, "double"), *((_beside(name, part), sql) for part, _, sql in ORDER)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`."""
         places = {_beside(name, part): events[column].to_numpy() for part, column, _ in ORDER}
         return {name: _doubles(events, self.of)} | places
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """See `Aggregate`."""
         a, b = one[_beside(name, "ts")], other[_beside(name, "ts")]
         later = b > a
         ties = np.flatnonzero(a == b)  # few, mostly
@@ -196,7 +180,6 @@ class Endmost(Aggregate):
         return {column: np.where(picked, other[column], one[column]) for column, _ in self.columns(name)}
 
     def sql(self) -> str:
-        """See `Aggregate`."""
         return f"{'max' if self.last else 'min'}_by({quote(self.of)}, {ORDER_SQL})"
 
 
@@ -215,7 +198,7 @@ class Derived(ABC):
 
     @abstractmethod
     def magnitude(self) -> str:
-        """See `Aggregate`."""
+        """SQL of how large the numbers were that it was computed from."""
 
 
 @dataclass(frozen=True)
@@ -227,15 +210,12 @@ class Mean(Derived):
     value: str = "value"
 
     def of(self, results: Columns) -> Any:
-        """See `Derived`."""
         return results[self.sum] / results[self.count]
 
     def sql(self) -> str:
-        """See `Derived`."""
         return f"avg({quote(self.value)})"
 
     def magnitude(self) -> str:
-        """See `Derived`."""
         return f"avg(abs({quote(self.value)}))"
 
 
@@ -252,7 +232,7 @@ class Variance(Derived):
     value: str = "value"
 
     def of(self, results: Columns) -> Any:
-        """See `Derived`; there is none of a single event, nor where the squares are beyond the range of doubles."""
+        # There is none of a single event, nor where the squares are beyond the range of doubles.
         n, whole, rest = results[self.count], results[self.sum], results[_beside(self.sum, "rest")]
         square, lost = _product(whole, whole)
         mean = square / n
@@ -263,13 +243,11 @@ class Variance(Derived):
         return np.maximum(spread, 0.0) / np.where(told, n - 1, np.nan)
 
     def sql(self) -> str:
-        """See `Derived`."""
         value = quote(self.value)
         squares = f"count({value}) * sum({value} * {value})"
         return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
     def magnitude(self) -> str:
-        """See `Derived`."""
         # What SQL's own variance may be off by, times 1e9.
         value = quote(self.value)
         apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"

@@ -43,12 +43,11 @@ def milliseconds_at(at: datetime) -> int:
 
 @dataclass(frozen=True)
 class StoredInLake(Stored):
-    """See `Stored`."""
+    """What the lake's tables hold, read by keys and times."""
 
     reader: TableReader
 
     def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
-        """See `Stored`."""
         found: dict[int, int] = {}
         conditions = _conditions(topics, keys)
         for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START], *conditions).items():
@@ -58,7 +57,6 @@ class StoredInLake(Stored):
         return found
 
     def slices(self, asked: Asked) -> Slices:
-        """See `Stored`."""
         return gathered(self._rows(asked), asked.columns, asked.keys)
 
     def _rows(self, asked: Asked) -> Iterator[tuple[int, pa.Table]]:
@@ -76,19 +74,16 @@ class StoredInLake(Stored):
                     yield length, rows
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
-        """See `Stored`."""
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
         return _whole(batches)
 
     def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
-        """See `Stored`: others are let go as they are read."""
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
         return pa.concat_tables([MATCH.empty_table(), *(narrowed(_whole([batch]), keys) for batch in batches)])
 
     def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
-        """See `Stored`."""
         within = (("window_end", operator.ge, moment(first_ms)), ("window_end", operator.le, moment(last_ms)))
         columns = ["rule", *KEY, "window_end", "event", "retracts"]
         for row in self.reader.rows(RULE_EVENTS, *within, *_among("rule", rules), columns=columns):

@@ -169,13 +169,11 @@ class AccompaniedQuery(LayerQuery):
         return self
 
     def stop(self) -> None:
-        """See `LayerQuery`."""
         super().stop()
         for one in self._beside:
             one.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """See `LayerQuery`."""
         ended = super().wait(seconds)
         if ended:
             try:
@@ -187,7 +185,6 @@ class AccompaniedQuery(LayerQuery):
         return ended
 
     def check(self) -> None:
-        """See `LayerQuery`."""
         super().check()
         for one in self._beside:
             if isinstance(one.error, SessionlakeError):
@@ -196,7 +193,6 @@ class AccompaniedQuery(LayerQuery):
                 raise explain(one.error, self.layer, self.checkpoint) from one.error
 
     def drain(self) -> None:
-        """See `LayerQuery`."""
         super().drain()
         for one in self._beside:
             one.drain()

@@ -121,7 +121,7 @@ class Expiry:
 
     @property
     def slices_begin(self) -> Floors:
-        """See `slices_begin`."""
+        """Where the slices begin that rules are evaluated over."""
         return _latest(self.floors(tier.table) for tier in TIERS)
 
     def remove(self, spark: SparkSession, times: Mapping[str, int]) -> None:
