@@ -55,9 +55,11 @@ class Groups:
         return self.order[self.starts]
 
     @property
-    def numbers(self) -> Int64s:
-        """Of each place in `order`, the number of its group."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+    def codes(self) -> Int64s:
+        """Of each row, the number of its group."""
+        found = np.empty(len(self.order), np.int64)
+        found[self.order] = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        return found
 
     def reduced(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
         """One entry a group: its rows combined in pairs, those in pairs again, and so on.

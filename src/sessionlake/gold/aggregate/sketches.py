@@ -55,9 +55,7 @@ class Sketch(Aggregate):
         return {name: self._united(pa.concat_arrays([one[name], other[name]]), np.tile(pairs, 2), len(pairs))}
 
     def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        group = np.empty(parts.num_rows, np.int64)
-        group[groups.order] = groups.numbers
-        return {name: self._united(one(parts[name]), group, len(groups.lengths))}
+        return {name: self._united(one(parts[name]), groups.codes, len(groups.lengths))}
 
     def _united(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
         entries, lengths = unpacked(rows, self.entry)

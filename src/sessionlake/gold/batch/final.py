@@ -11,7 +11,6 @@ order, so that what one tells may be ahead of what is yet to be read.
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -24,7 +23,6 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import APPEND_ONLY
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
 from sessionlake.delta.storage.spark_reader import literal
@@ -37,10 +35,10 @@ from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import finals_of
 from sessionlake.gold.tables.expiry import Expiry, above, are_above
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
-from sessionlake.spark.frames import Rows, as_frame
+from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
 
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_SINCE, _UNTIL = internal("since"), internal("until")
 _PLACE = ("topic", PARTITION)
 
 
@@ -154,13 +151,6 @@ def make_final_anew(
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
-def hold_append_only(spark: SparkSession, lake: Lake, finals: Iterable[FinalTable]) -> None:
-    """Has Delta refuse whatever would change a row, but for what retention removes: `forget` has had to open tables."""
-    for final in finals:
-        if final.retention_ms is None and lake.storage.properties(spark, final.table).get(APPEND_ONLY) != "true":
-            lake.set_property(spark, final.table, APPEND_ONLY, "true")
-
-
 def places_of(changes: DataFrame) -> dict[TopicPartition, int]:
     """Of each topic-partition, the highest stream time at which a change was applied, in ms.
 
@@ -215,21 +205,11 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
 
 
 def _between(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
-    """As `aggregate.final.between`."""
-    from pyspark.sql import functions as F
-
+    """The rows that are final by `until` and were not by `since`."""
     if not until:
         return rows.limit(0)
-    bounds = defaultdict(list)
-    for place, end in until.items():
-        for name, value in zip((*_PLACE, _SINCE, _UNTIL), (*place, since.get(place, NEVER), end), strict=True):
-            bounds[name].append(value)
-    kinds = [("topic", pa.string()), (PARTITION, pa.int32()), (_SINCE, pa.int64()), (_UNTIL, pa.int64())]
-    frame = F.broadcast(as_frame(rows.sparkSession, pa.table(dict(bounds), pa.schema(kinds))))
-    start = F.unix_millis(START)
-    within = (start >= F.col(_SINCE)) & (start < F.col(_UNTIL))
-    coarse = (reduce(and_, map(_column, some)) for some in _conditions(since, until))
-    return rows.where(reduce(or_, coarse)).join(frame, list(_PLACE)).where(within).drop(_SINCE, _UNTIL)
+    coarse = reduce(or_, (reduce(and_, map(_column, some)) for some in _conditions(since, until)))
+    return map_batches(rows.where(coarse), EachBatch(lambda some: between(some, since, until)), rows.schema)
 
 
 def _column(condition: Condition) -> Column:

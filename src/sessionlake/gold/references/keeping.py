@@ -10,6 +10,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold.declared.references import enriched_of, references_of
+from sessionlake.gold.declared.tables import GoldTable
 from sessionlake.gold.enrich.reference import taken_columns
 from sessionlake.gold.enrich.table import Enriched, joins_of
 from sessionlake.gold.references.corrections import Corrections
@@ -55,6 +56,7 @@ class References:
     """What keeps enriched tables up while gold's stream runs.
 
     Args:
+        kept: tables of gold that are kept up.
         asks: whether lookups ask for what reference tables lack.
 
     Attributes:
@@ -63,8 +65,9 @@ class References:
     """
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[Enriched], *, asks: bool
+        self, spark: SparkSession, lake: Lake, settings: Settings, kept: Sequence[GoldTable], *, asks: bool
     ) -> None:
+        tables = [one for one in kept if isinstance(one, Enriched)]
         references = references_of(settings) if settings.gold.enriched else ()
         taken = TakenRows(lake, references)
         lookups = _lookups(spark, lake, settings, tables) if asks else []

@@ -165,9 +165,7 @@ class Keys:
     def of(series: pa.Table, by: tuple[str, ...]) -> Keys:
         """The keys of series."""
         groups = Groups.of(series, by)
-        code = np.empty(series.num_rows, np.int64)
-        code[groups.order] = groups.numbers
-        return Keys(code, series.select(list(by)).take(pa.array(groups.firsts)))
+        return Keys(groups.codes, series.select(list(by)).take(pa.array(groups.firsts)))
 
 
 def members(series: pa.Table, of: Selection, metric: str) -> Bools:

@@ -7,7 +7,7 @@ batch, and not of finer ones' rows: they miss nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, first_kept
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.standard import TIERS
+from sessionlake.gold.declared.tables import GoldTable, finals_of, products_of, with_finals
 from sessionlake.ledger.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -102,6 +103,20 @@ def note_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors
                 note(spark, lake, _noted(table, floors))
             others = {topic for one in known.values() for topic in _floors(one)} - floors.keys()
             forget(spark, lake, tables, sorted(others) if floors else None)
+
+
+def begun_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
+    """Where these tables begin, once what is due, or was to go when a process died, is removed.
+
+    Args:
+        is_new: whether gold begins with tables that are empty.
+    """
+    if is_new:
+        note_floors(spark, lake, [one.table for one in with_finals(products_of(lake.settings))], {})
+    products = [one for one in tables if isinstance(one, Product)]
+    expiry = Expiry(spark, lake, [*products, *finals_of(products)])
+    expiry.remove(spark, {})
+    return expiry
 
 
 class Expiry:
