@@ -29,7 +29,7 @@ FORCED: dict[str, dict[str, int]] = {
     "gold.fold.state": {"MOST_ROWS": 0, "MOST_POINTS": 0},
     "gold.query": {"_AT_ONCE": 1},
     "gold.batch.products": {"GROUPS": 1},
-    "gold.references.corrections": {"_SLICE": 1, "_NAMED": 0},
+    "gold.references.corrections": {"_SLICE": 1},
     "gold.references.lookup": {"_PIECE": 1},
     "gold.references.lookups": {"_NAMED": 0},
     "gold.references.taken": {"PART": 1},

@@ -54,6 +54,11 @@ class Aggregate(ABC):
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             return groups.reduced(held, lambda one, other: self.combine(name, one, other))
 
+    @property
+    def meaning(self) -> str:
+        """What the result is, as the comment of its column."""
+        return f"Computed by the aggregate {type(self).__name__}"
+
     @abstractmethod
     def sql(self) -> str:
         """The result by plain Spark SQL over all events of a group: what the incremental one is compared with."""
@@ -75,6 +80,10 @@ class Count(Aggregate):
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         return {name: one[name] + other[name]}
+
+    @property
+    def meaning(self) -> str:
+        return "Number of values"
 
     def sql(self) -> str:
         return "count(*)"
@@ -114,6 +123,10 @@ class Sum(Aggregate):
         finite = np.isfinite(whole)
         return {name: np.where(finite, whole, added), rest: np.where(finite, lost - (whole - added), 0.0)}
 
+    @property
+    def meaning(self) -> str:
+        return f"Sum of the squares of {self.of}" if self.squared else f"Sum of {self.of}"
+
     def sql(self) -> str:
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum({of})"
@@ -144,6 +157,11 @@ class Extreme(Aggregate):
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         pick: Any = np.maximum if self.greatest else np.minimum
         return {name: pick(one[name], other[name])}
+
+    @property
+    def meaning(self) -> str:
+        end = "Highest" if self.greatest else "Lowest"
+        return f"{end} event time, ms since the epoch" if self.of == "ts" else f"{end} {self.of}"
 
     def sql(self) -> str:
         return f"{'max' if self.greatest else 'min'}({quote(self.of)})"
@@ -179,6 +197,10 @@ class Endmost(Aggregate):
         picked = later if self.last else ~later
         return {column: np.where(picked, other[column], one[column]) for column, _ in self.columns(name)}
 
+    @property
+    def meaning(self) -> str:
+        return f"{'Last' if self.last else 'First'} {self.of} in event time"
+
     def sql(self) -> str:
         return f"{'max' if self.last else 'min'}_by({quote(self.of)}, {ORDER_SQL})"
 
@@ -187,6 +209,11 @@ class Derived(ABC):
     """A column that follows from the others of its row."""
 
     type = "double"
+
+    @property
+    def meaning(self) -> str:
+        """What it is, as the comment of its column."""
+        return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
     def of(self, results: Columns) -> Any:
@@ -211,6 +238,10 @@ class Mean(Derived):
 
     def of(self, results: Columns) -> Any:
         return results[self.sum] / results[self.count]
+
+    @property
+    def meaning(self) -> str:
+        return f"Mean of {self.value}"
 
     def sql(self) -> str:
         return f"avg({quote(self.value)})"
@@ -241,6 +272,10 @@ class Variance(Derived):
         spread = (results[self.squares] - mean) + (results[_beside(self.squares, "rest")] - mean_rest)
         told = (n > 1) & np.isfinite(results[self.squares] * n)  # which no sum is beyond, squared
         return np.maximum(spread, 0.0) / np.where(told, n - 1, np.nan)
+
+    @property
+    def meaning(self) -> str:
+        return f"Sample variance of {self.value}; null if there is one, or squares are beyond the range of doubles"
 
     def sql(self) -> str:
         value = quote(self.value)

@@ -92,6 +92,10 @@ class Buckets(Sketch):
         bucket = np.abs(values).view(np.int64) >> _DROPPED
         return np.where(values < 0, _NEGATIVES - 1 - bucket, _NEGATIVES + bucket), 1
 
+    @property
+    def meaning(self) -> str:
+        return f"Number of {self.of}s in each bucket of numbers, for quantiles"
+
     def sql(self) -> str:
         # What the buckets stand for.
         return f"sort_array(collect_list({quote(self.of)}))"
@@ -113,6 +117,10 @@ class Quantile(Derived):
         count = np.concatenate([[0], until])[ends] - before
         rank = np.maximum(np.ceil(self.share * count), 1).astype(np.int64)
         return _middle(entries["code"][np.searchsorted(until, before + rank)].astype(np.int64))
+
+    @property
+    def meaning(self) -> str:
+        return f"Quantile {self.share:g} of {self.value}, within 0.8 %"
 
     def sql(self) -> str:
         place = f"CAST(greatest(ceil({self.share}D * count({quote(self.value)})), 1) AS INT)"
@@ -148,6 +156,10 @@ class Registers(Sketch):
         _, bits = np.frexp((hashed & np.uint64((1 << _RANK_BITS) - 1)).astype(np.float64))
         return (hashed >> np.uint64(_RANK_BITS))[code], (_RANK_BITS + 1 - bits)[code]
 
+    @property
+    def meaning(self) -> str:
+        return f"Registers of HyperLogLog, of {self.of}s"
+
     def sql(self) -> str:
         # What the registers stand for.
         return f"collect_set({quote(self.of)})"
@@ -177,6 +189,10 @@ class Distinct(Derived):
             z = 0.5 * (z + counts[:, rank])
         z += _REGISTERS * _sigma(counts[:, 0] / _REGISTERS)
         return np.rint(_REGISTERS * _REGISTERS / (2 * np.log(2)) / z).astype(np.int64)
+
+    @property
+    def meaning(self) -> str:
+        return f"Number of different {self.value}s, with a standard error of 0.8 %"
 
     def sql(self) -> str:
         return f"count(DISTINCT {quote(self.value)})"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
+from sessionlake.delta.storage.far_times import ms_of, nearest_time
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
 from sessionlake.delta.storage.spark_reader import literal
 from sessionlake.delta.storage.txn import Txn
@@ -37,7 +37,6 @@ from sessionlake.gold.tables.expiry import Expiry, above, are_above
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
@@ -45,8 +44,6 @@ from sessionlake.streaming.checkpoint import last_committed
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 _PLACE = ("topic", PARTITION)
 
 
@@ -168,7 +165,7 @@ def _closing(reader: TableReader, final: FinalTable, following: int) -> Closing:
 
     def found(*conditions: Condition) -> Limits:
         last = reader.highest(final.table, START, _PLACE, *conditions)
-        starts = {(topic, partition): (start - _EPOCH) // _MILLISECOND for (topic, partition), start in last.items()}
+        starts = {(topic, partition): ms_of(start) for (topic, partition), start in last.items()}
         return final.limits_after(starts)
 
     is_there = reader.any(final.table, (BATCH, operator.ge, following))
@@ -201,7 +198,7 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
             low, high = min(since.get(place, NEVER) for place in some), max(some.values())
             partitions = {partition for _, partition in some}
             conditions: list[Condition] = [("topic", among, sorted(topics)), (PARTITION, among, sorted(partitions))]
-            yield [*conditions, (START, operator.ge, _moment(low)), (START, operator.lt, _moment(high))]
+            yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
 
 
 def _between(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
@@ -225,7 +222,3 @@ def _earliest(rows: DataFrame) -> pa.Table:
     from pyspark.sql import functions as F
 
     return rows.groupBy(*_PLACE).agg(F.min(START).alias(START)).toArrow()
-
-
-def _moment(ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))

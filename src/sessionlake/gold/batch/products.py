@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import accumulate, append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
+from sessionlake.delta.storage.far_times import nearest_time
 from sessionlake.delta.storage.reading import Condition, TooLargeError, among
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -36,7 +36,6 @@ from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _FRESH = internal("fresh")
 GROUPS = 256
 """In so many groups rows are merged on the cluster: each must fit into a worker's memory."""
@@ -91,7 +90,7 @@ class ProductMerger:
         conditions: list[Condition] = [("topic", among, sorted(self.rows.part.report.times))]
         if product.bucket_ms is not None:
             span = self.rows.span(product)
-            ends = (_EPOCH + timedelta(microseconds=end) for end in (span.low, span.high))
+            ends = (nearest_time(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).any(product.table, *conditions)
 

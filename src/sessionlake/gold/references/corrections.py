@@ -13,7 +13,7 @@ from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TooLargeError, of_keys
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.asof import OPEN
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 _SLICE = 10_000
 """Rows of a reference table that are taken at once, unless one key has more: what they touch is one commit."""
-# Up to so many values are named to the files.
-_NAMED = 1_000
 
 
 class Corrections:
@@ -152,14 +150,7 @@ class Corrections:
 
 def _near(join: Join, spans: pa.Table) -> list[Condition]:
     """Conditions that all rows in the spans meet, and few others."""
-    found: list[Condition] = []
-    for name, on in zip(join.reference.key_names, join.on, strict=True):
-        values = pc.unique(spans[name])
-        if len(values) <= _NAMED:
-            found.append((on, among, values.to_pylist()))
-        else:
-            ends = pc.min_max(values).as_py()
-            found += [(on, operator.ge, ends["min"]), (on, operator.le, ends["max"])]
+    keys = spans.select(join.reference.key_names).rename_columns([*join.on])
+    found = [*of_keys(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()
-    found.append(("ts", operator.ge, pc.min(spans[BEGIN]).as_py()))
     return found if last == OPEN else [*found, ("ts", operator.lt, last)]
