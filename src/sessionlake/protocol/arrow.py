@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +38,13 @@ def dense(rows: Rows) -> Rows:
     """With texts in the place of dictionaries."""
     fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in rows.schema]
     return rows.cast(pa.schema(fields))
+
+
+def stamped(rows: pa.Table, stamps: Mapping[str, pa.Scalar]) -> pa.Table:
+    """The rows with further columns, each of one value."""
+    for name, stamp in stamps.items():
+        rows = rows.append_column(name, pa.repeat(stamp, rows.num_rows))
+    return rows
 
 
 def row_codes(*columns: pa.ChunkedArray) -> tuple[Int64s, list[pa.Array]]:

@@ -98,6 +98,15 @@ class EachBatch:
             yield from self.function(pa.Table.from_batches([batch])).to_batches()
 
 
+def mapped(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
+    """The result of a function on rows: at once if they are at hand, else for each batch by itself, where they are."""
+    if isinstance(rows, pa.Table):
+        return function(rows)
+    if isinstance(rows, Mapped):
+        return Mapped(rows.frame, _Chain(rows.function, EachBatch(function)), ddl)
+    return map_batches(rows, EachBatch(function), ddl)
+
+
 def map_groups(
     frame: DataFrame, keys: Iterable[str], groups: int, function: Callable[[pa.Table], pa.Table], ddl: str
 ) -> DataFrame:

@@ -27,11 +27,11 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.references.taken import PART
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import among_keys
-from sessionlake.protocol.names import quote
+from sessionlake.protocol.arrow import among_keys, stamped
+from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
-from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups
-from sessionlake.streaming.carried import sent, unpack
+from sessionlake.spark.frames import as_frame, map_groups, mapped
+from sessionlake.streaming.carried import sent
 from sessionlake.streaming.sharded import FOLDED_SCHEMA, folded_table
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _FIGURES = ("average", "points", "revision", "pane")
 _STAMPS = ("restated_at", "_batch")
-_STAMPED = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[RESTATEMENTS].columns)
-_RESTATED = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[RESTATEMENTS].columns if name not in _STAMPS)
+_STAMPED = ddl_of(TABLES[RESTATEMENTS].columns)
+_RESTATED = ddl_of(column for column in TABLES[RESTATEMENTS].columns if column[0] not in _STAMPS)
 # So many sessions, or rows, are named to Delta, which then skips files; beyond that most files are touched anyhow.
 _NAMED = 200
 
@@ -87,8 +87,10 @@ class AverageWriter:
         span = _span(parts, kinds)
         if span is None:
             return None
-        stamp = _Stamp(self.txn.version, datetime.now(UTC))
-        append(self.spark, self.lake, RESTATEMENTS, stamp.on(rows_of(parts, kinds, _RESTATED)), self.txn)
+        values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
+        stamps = dict(zip(_STAMPS, values, strict=True))
+        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: stamped(some, stamps), _STAMPED)
+        append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.last_commit(self.spark, RESTATEMENTS).version, span.rows)
 
     def _write(self, parts: Sequence[Part], series: RollingAverage) -> TableOutput | None:
@@ -107,29 +109,6 @@ class AverageWriter:
         else:
             commit = self.lake.last_commit(self.spark, series.table)
         return TableOutput(series.table, commit.version, sum(span.rows for span in (new, changed) if span))
-
-
-@dataclass(frozen=True)
-class _Stamp:
-    """Adds the batch that restated, and when; as a call, a `mapInArrow` function of payloads."""
-
-    batch: int
-    at: datetime
-
-    def on(self, rows: Rows) -> Rows:
-        """The rows with the two columns."""
-        if isinstance(rows, pa.Table):
-            return pa.Table.from_batches([self._stamped(batch) for batch in rows.to_batches()])
-        return Mapped(rows.frame, self, _STAMPED) if isinstance(rows, Mapped) else rows
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from map(self._stamped, unpack(batches))
-
-    def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        stamps = (pa.scalar(self.at, pa.timestamp("us", "UTC")), pa.scalar(self.batch, pa.int64()))
-        for name, stamp in zip(_STAMPS, stamps, strict=True):
-            batch = batch.append_column(name, pa.repeat(stamp, batch.num_rows))
-        return batch
 
 
 def _span(parts: Sequence[Part], kinds: Iterable[str]) -> RowRange | None:

@@ -11,13 +11,12 @@ order, so that what one tells may be ahead of what is yet to be read.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
 
 from sessionlake.delta.commit import append
@@ -33,11 +32,12 @@ from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import finals_of
-from sessionlake.gold.tables.expiry import Expiry, above, are_above
+from sessionlake.gold.tables.expiry import Expiry, Floors, are_above
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.names import quote
+from sessionlake.protocol.arrow import stamped
+from sessionlake.protocol.names import ddl_of
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches
+from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches, mapped
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
 
@@ -105,32 +105,31 @@ class Finals:
         self._times = {}
 
     def _append(self, spark: SparkSession, final: FinalTable, since: Limits, until: Limits, txn: Txn) -> int:
-        names = [name for name, _ in final.shown]
         reader, table = self._lake.reader(spark), final.product.table
         floors = [self._expiry.floors(table) for table in (table, final.table)]
-        most = self._lake.limits.driver_bytes
+        names, most, found = [name for name, _ in final.shown], self._lake.limits.driver_bytes, list[pa.Table]()
         try:
-            found = (reader.table(table, *some, columns=names, at_most=most) for some in _conditions(since, until))
-            rows = pa.concat_tables(found)
+            for some in _conditions(since, until):
+                found.append(reader.table(table, *some, columns=names, at_most=most))
+            near: Rows = pa.concat_tables(found)
         except TooLargeError:
-            frame = _between(self._lake.read(spark, table), since, until)
-            frame = stamped(above(frame, *floors), final, txn.version)
-            count = frame.count()
-            if count:
-                append(spark, self._lake, final.table, frame, txn)
-            return count
-        rows = are_above(between(rows, since, until), *floors)
-        if rows.num_rows:
-            batch = pa.array(np.full(rows.num_rows, txn.version))
-            append(spark, self._lake, final.table, rows.append_column(BATCH, batch), txn)
-        return rows.num_rows
+            near = _near(self._lake.read(spark, table), since, until)
+        rows = mapped(near, _final_rows(final, since, until, txn.version, *floors), ddl_of(final.columns))
+        count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()
+        if count:
+            append(spark, self._lake, final.table, rows, txn)
+        return count
 
 
-def stamped(rows: DataFrame, final: FinalTable, batch: int) -> DataFrame:
-    """The product's rows as those of its final ones' table."""
-    from pyspark.sql import functions as F
+def _final_rows(
+    final: FinalTable, since: Limits, until: Limits, batch: int, *floors: Floors
+) -> Callable[[pa.Table], pa.Table]:
+    """A function that keeps of the product's rows those that are final by `until`, were not by `since`, and are there.
 
-    return rows.select(*(F.col(quote(name)) for name, _ in final.shown), F.lit(batch).cast("bigint").alias(BATCH))
+    Its result has the columns of the final rows' table.
+    """
+    names, stamps = [name for name, _ in final.shown], {BATCH: pa.scalar(batch, pa.int64())}
+    return lambda rows: stamped(are_above(between(rows.select(names), since, until), *floors), stamps)
 
 
 def make_final_anew(
@@ -143,7 +142,9 @@ def make_final_anew(
         times: stream times that gold has read, in ms.
         batch: the last of gold's that the rows are made of.
     """
-    found = stamped(_between(rows, {}, final.limits(times)), final, batch)
+    until = final.limits(times)
+    keep = EachBatch(_final_rows(final, {}, until, batch))
+    found = map_batches(_near(rows, {}, until), keep, ddl_of(final.columns))
     lake.storage.make_sure(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
@@ -201,12 +202,11 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
             yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
 
 
-def _between(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
-    """The rows that are final by `until` and were not by `since`."""
+def _near(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
+    """All rows that are final by `until` and were not by `since`, and others near them."""
     if not until:
         return rows.limit(0)
-    coarse = reduce(or_, (reduce(and_, map(_column, some)) for some in _conditions(since, until)))
-    return map_batches(rows.where(coarse), EachBatch(lambda some: between(some, since, until)), rows.schema)
+    return rows.where(reduce(or_, (reduce(and_, map(_column, some)) for some in _conditions(since, until))))
 
 
 def _column(condition: Condition) -> Column:

@@ -20,7 +20,7 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, Declared
 from sessionlake.gold.batch.averages import points_of
 from sessionlake.gold.batch.final import make_final_anew, places_of
-from sessionlake.gold.batch.products import GROUPS, LATE_DDL, stamped_late
+from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import changes_read, declared_in, events_of, version_read, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
@@ -30,7 +30,7 @@ from sessionlake.gold.making.states import note_making
 from sessionlake.gold.references.taken import enriched_rows
 from sessionlake.gold.tables.expiry import above, due, note_floors
 from sessionlake.gold.tables.notes import LOGIC, hold_feeds
-from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.arrow import dense, stamped
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compared
@@ -78,8 +78,9 @@ def make_late_anew(spark: SparkSession, lake: Lake, changes: DataFrame, product:
         delete_rows(spark, lake, LATE_POINTS, txn, former)
     if product.lateness_ms is None:
         return
-    rows = changes.mapInArrow(EachBatch(lambda some: product.late_of_changes(some, declared)), LATE_DDL)
-    append(spark, lake, LATE_POINTS, stamped_late(rows, [product.table], -1), txn.second)
+    stamps = {"_batch": pa.scalar(-1, pa.int64())}
+    late = EachBatch(lambda some: stamped(product.late_of_changes(some, declared), stamps))
+    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from sessionlake.gold.references.taken import (
     read_reference,
     retire_others,
 )
-from sessionlake.protocol.names import quote
+from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.spark.frames import EachBatch, Rows, map_batches
 
 if TYPE_CHECKING:
@@ -120,13 +120,14 @@ class Corrections:
     def _correct(self, table: Enriched, join: Join, spans: pa.Table) -> None:
         """Joins the rows anew that lie in the spans."""
         columns = [*dict.fromkeys((*IDENTITY, "ts", *join.on))]
+        identity = [column for column in table.columns if column[0] in IDENTITY]
         versions = self._taken.versions(self._spark)[join.reference.name]
 
         def rejoined(rows: pa.Table) -> pa.Table:
             """`IDENTITY` and the columns that the join adds, of the rows in the spans."""
             keys = [rows[name] for name in join.on]
             touched = rows.filter(pa.array(within_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
-            return pa.table({name: touched[name] for name in IDENTITY} | join.found(touched, versions))
+            return pa.table({name: touched[name] for name, _ in identity} | join.found(touched, versions))
 
         rows: Rows
         try:
@@ -134,10 +135,8 @@ class Corrections:
             near = reader.table(table.table, *_near(join, spans), columns=columns, at_most=most)
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table).select(*map(quote, columns))
-            types = dict(table.columns)
-            ddl = ", ".join(f"{quote(name)} {types[name]}" for name in (*IDENTITY, *(name for name, _ in join.added)))
             # Once, and before the MERGE: what it reads is not what it writes.
-            rows = map_batches(frame, EachBatch(rejoined), ddl).localCheckpoint()
+            rows = map_batches(frame, EachBatch(rejoined), ddl_of((*identity, *join.added))).localCheckpoint()
         else:
             rows = rejoined(near)
             if not rows.num_rows:

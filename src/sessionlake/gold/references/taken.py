@@ -24,7 +24,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, difference
 from sessionlake.gold.enrich.table import SOURCES, Enriched
-from sessionlake.protocol.names import quote
+from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.spark.frames import EachBatch, map_batches
 
 if TYPE_CHECKING:
@@ -178,6 +178,5 @@ def enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: En
     reader = lake.reader(spark)
     versions = {join.reference.name: held_rows(lake, reader, join.reference) for join in table.joins}
     needed = dict.fromkeys(SOURCES.get(name, name) for name in table.names)
-    ddl = ", ".join(f"{quote(name)} {sql}" for name, sql in table.columns)
     own = changes.select(*map(quote, needed))
-    return map_batches(own, EachBatch(lambda rows: table.rows(rows, versions)), ddl)
+    return map_batches(own, EachBatch(lambda rows: table.rows(rows, versions)), ddl_of(table.columns))
