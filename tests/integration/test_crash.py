@@ -32,8 +32,20 @@ DEATHS = [
 ]
 
 
+# Behind the first commit of a batch, in its middle, behind its last one, and behind what follows that.
+SOME = [DEATHS[number] for number in (1, 2, 4, 7, 9, 10, 12, 15)]
+
+
+@pytest.mark.timeout((len(SOME) + 1) * SECONDS)
+def test_killed_between_some_commits_of_each_layer_and_resumed_equals_the_truth(
+    spark: Any, broker_settings: Settings, tmp_path: Path
+) -> None:
+    assert_equal_to_the_truth_when_killed_at(SOME, spark, broker_settings, tmp_path)
+
+
+@pytest.mark.soak
 @pytest.mark.timeout((len(DEATHS) + 1) * SECONDS)
-@pytest.mark.parametrize("whole", [False, pytest.param(True, id="with their JVM", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("whole", [False, True], ids=["", "with their JVM"])
 def test_killed_between_any_two_commits_and_resumed_equals_the_truth(
     spark: Any, broker_settings: Settings, tmp_path: Path, whole: bool
 ) -> None:

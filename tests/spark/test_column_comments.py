@@ -62,6 +62,7 @@ def test_a_column_that_is_added_has_its_comment(spark: Any, settings: Settings) 
     )
 
 
+@pytest.mark.soak
 def test_layers_go_on_over_tables_that_were_made_without_comments(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

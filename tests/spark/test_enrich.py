@@ -159,7 +159,8 @@ def test_a_late_reference_row_corrects_what_it_touches_and_a_faulty_key_rests(fe
     require_exact(feed)
 
 
-@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("step", [2, 1])
 def test_batches_and_corrections_that_die_at_any_commit_are_made_good(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, step: int
 ):

@@ -103,10 +103,11 @@ def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(fe
     feed.run()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("place", "values"),
     [
-        pytest.param("after:gold.aside", {"status": "on"}, marks=pytest.mark.soak),
+        ("after:gold.aside", {"status": "on"}),
         (f"after:empty:{METRICS_1H}", {"price": 1.0}),
     ],
 )

@@ -235,6 +235,7 @@ def test_a_stream_that_has_read_everything_starts_again_though_all_is_older_than
     assert taken_in == sum(map(len, batches))
 
 
+@pytest.mark.soak
 def test_a_merge_that_meets_an_optimize_is_done_again(
     spark: Any, location: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +315,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     assert len(list(folder.glob("*.parquet"))) == len(live(DeltaTable(folder))) == 1
 
 
+@pytest.mark.soak
 def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_others(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

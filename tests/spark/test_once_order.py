@@ -91,6 +91,7 @@ def tables(feed: Feed, topic: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.soak
 def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql_says_the_same(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,7 +167,7 @@ class Forger:
 FORGERIES = [name for name in vars(Forger) if name.startswith(("a_", "how_", "where_"))]
 
 
-@pytest.mark.parametrize("seed", seeds(1, 4))
+@pytest.mark.parametrize("seed", seeds(0, 4))
 def test_nothing_is_found_whatever_the_batches_and_each_forgery_of_one_topic_is(spark: Any, seed: int) -> None:
     rng = random.Random(seed)
     history, done = History(rng), set[str]()

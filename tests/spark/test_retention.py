@@ -203,6 +203,7 @@ def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Aging) -> None:
         replay(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
 
 
+@pytest.mark.soak
 def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_partition(
     spark: Any, location: dict[str, Any]
 ) -> None:
@@ -392,6 +393,7 @@ def test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died(
     assert (events.noted(), events.left()) == ((3, 0), 1)
 
 
+@pytest.mark.soak
 def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str, Any]) -> None:
     events = Events(spark, location)
     assert events.cut(0) == 1
@@ -401,6 +403,7 @@ def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str
     assert events.left() == 3
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("gone", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
     spark: Any, aging: Aging, monkeypatch: pytest.MonkeyPatch, gone: bool
@@ -469,34 +472,7 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
     assert noted() == {"a": 1, "b": 5, "c": 4}
 
 
-def test_what_an_earlier_version_has_noted_counts_and_is_written_anew_with_what_comes(
-    spark: Any, location: dict[str, Any]
-) -> None:
-    lake, now = Lake(Settings(**location)), datetime.now(UTC)
-    lake.ensure(spark, [RETAINED])
-    zero = dict.fromkeys(lake.reader(spark).schema(RETAINED).names)
-    rows = [{"table": table, "batch": 1, "before": now, "removed": 3, "pending": 2} for table in (CHANGES, MESSAGES)]
-    rows.append({"table": CHANGES, "topic": TOPIC, "partition": 0, "session_id": "a", "limit": 4})
-    rows.append({"table": MESSAGES, "topic": TOPIC, "partition": 0, "limit": 8, "highest_timestamp": now})
-    write_rows(spark, lake, RETAINED, [zero | {"format": 1} | row for row in rows])
-
-    def told() -> tuple[Any, ...]:
-        reader = lake.reader(spark)
-        found = {table: (one.gone, one.limits["limit"].to_pylist()) for table, one in retained(reader).items()}
-        last = moved_last(reader, heads(reader)[CHANGES])["limit"].to_pylist()
-        return found, last, floor_of(reader, TOPIC, 0, "a"), beginnings(reader)[TOPIC, 0].last
-
-    before = told()
-    assert before == ({CHANGES: (5, [4]), MESSAGES: (5, [8])}, [4], 4, 8)
-    note(spark, lake, Retained(EVENTS, now))
-    held, *others = told()
-    assert ({EVENTS: (0, [])}, *others) == ({EVENTS: held.pop(EVENTS)}, *before[1:])
-    assert held == before[0]
-    assert {row["format"] for row in lake.reader(spark).rows(RETAINED)} == {2}
-    note(spark, lake, Retained(CHANGES, now, limits=pa.Table.from_pylist([rows[2] | {"limit": 6}], LIMITS)))
-    assert floor_of(lake.reader(spark), TOPIC, 0, "a") == 6
-
-
+@pytest.mark.soak
 def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_is_noted(
     spark: Any, location: dict[str, Any]
 ) -> None:
@@ -559,6 +535,7 @@ def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_l
         assert {tuple(row[name] for name in names): row["limit"] for row in found} == expected
 
 
+@pytest.mark.soak
 def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     spark: Any, location: dict[str, Any]
 ) -> None:

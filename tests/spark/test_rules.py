@@ -65,6 +65,7 @@ def stream(seed: int, count: int) -> list[Change]:
     return changes
 
 
+@pytest.mark.soak
 def test_random_changes_in_random_batches_bear_what_sql_makes_of_them(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     """Late by minutes and hours, or of no year; a rule is bad, two change, one of them to look further back for events;
     one batch is too large for the driver, and a table that rules read is made anew beside one.
@@ -123,6 +124,7 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
     assert {row["_batch"] for row in events if row["rule_version"] == status["high"][1]} == {2}
 
 
+@pytest.mark.soak
 def test_alerts_of_a_version_that_did_not_tell_partitions_are_retracted_after_a_rebuild(feed: Feed):
     write_rules(feed, {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]})
     feed.write(stream(3, 30)).run()

@@ -125,6 +125,7 @@ def alerts(spark: Any, settings: Settings) -> Counter[tuple[Any, ...]]:
     return +found
 
 
+@pytest.mark.soak
 def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, tmp_path: Path) -> None:
     rnd, messages = random.Random(3), streams()
     once = filled(spark, tmp_path / "once", [messages])

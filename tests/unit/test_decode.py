@@ -84,12 +84,12 @@ def assert_decoded_alike(messages: list[KafkaMessage]) -> None:
     assert said(fast) == [told(message) for message in messages]
 
 
-@pytest.mark.parametrize("seed", seeds(15, 40))
+@pytest.mark.parametrize("seed", seeds(10, 40))
 def test_faulty_streams_decode_alike_in_bulk_and_one_by_one(seed: int) -> None:
     assert_decoded_alike(StreamMaker(random.Random(seed), WILD).make(60))
 
 
-@pytest.mark.parametrize("seed", seeds(15, 40))
+@pytest.mark.parametrize("seed", seeds(10, 40))
 def test_mutated_messages_decode_alike_in_bulk_and_one_by_one(seed: int) -> None:
     rnd = random.Random(seed)
     values = [mutated(rnd, m.value or b"") for m in StreamMaker(rnd, WILD).make(80)]

@@ -35,7 +35,7 @@ Change = dict[str, Any]
 DECLARED = Declared(METRICS)
 ONCE = OnceTopics(CaptureSettings.model_validate({"by_topic": [{"pattern": r"capture\.a", "integrity": "once"}]}))
 SCHEMA = pa.schema([*_SCHEMA, (LIFE, pa.int64()), (SEQ, pa.int64())])
-SEEDS = range(12)
+SEEDS = range(8)
 
 
 def messages(rnd: random.Random, count: int = 160) -> list[Change]:

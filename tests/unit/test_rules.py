@@ -311,7 +311,7 @@ def logged(rows: list[Row], rule: Rule) -> set[tuple[Any, ...]]:
     return {(tuple(a.key[place] for place in places), a.at_ms, a.event) for a in alerts}
 
 
-@examples(usual=60, in_all=500)
+@examples(usual=30, in_all=500)
 @given(CHANGES, st.lists(st.integers(0, 22), max_size=4), st.permutations(RULES), st.randoms(use_true_random=False))
 def test_whatever_the_batches_the_log_bears_what_plain_python_makes_of_all_events(
     drawn: list[tuple[Any, ...]], cuts: list[int], rules: list[Rule], rnd: Any
@@ -341,7 +341,7 @@ TWO_SESSIONS = st.lists(
 )  # fmt: skip
 
 
-@examples(usual=60, in_all=500)
+@examples(usual=30, in_all=500)
 @given(TWO_SESSIONS, st.lists(st.integers(0, 14), max_size=3), st.randoms(use_true_random=False))
 def test_two_sessions_of_one_id_in_two_partitions_are_judged_each_alone(
     drawn: list[tuple[Any, ...]], cuts: list[int], rnd: Any

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import delete_claimed, merge_claimed, replace_claimed
+from sessionlake.delta.commit import delete_claimed, merge_claimed
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = 2
-"""The first had nulls where a row has no topic, partition or session, and no `batch` of limits."""
 CLAIM = RETENTION_CLAIM
 """What whoever removes rows claims, and whoever must not have rows removed meanwhile."""
 _TIME = pa.timestamp("us", tz="UTC")
@@ -125,7 +124,7 @@ def retained(reader: TableReader, tables: Collection[str] | None = None) -> dict
         tables: these alone: of some, there is a limit for every session that ever was.
 
     Raises:
-        LakeError: it was written by a later version.
+        LakeError: another version of sessionlake has written it.
     """
     if tables is not None and not tables:
         return {}
@@ -141,8 +140,12 @@ def _retained(reader: TableReader, conditions: Sequence[Condition], schema: pa.S
     if not reader.exists(RETAINED):
         return {}
     rows = reader.table(RETAINED, *conditions, columns=schema.names).cast(schema)
-    if not {*pc.unique(rows["format"]).to_pylist()} <= {1, FORMAT}:
-        raise LakeError(f"{RETAINED} is of another format than {FORMAT}: a later version of sessionlake has written it")
+    others = {*pc.unique(rows["format"]).to_pylist()} - {FORMAT}
+    if others:
+        raise LakeError(
+            f"{RETAINED} has format {min(others)}, and this version of sessionlake reads format {FORMAT}: use the "
+            "version that has written it"
+        )
     own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
     found = {head["table"]: Retained(**head) for head in own.to_pylist()}
     if schema is _OF_HEADS:
@@ -155,10 +158,9 @@ def _limits(rows: pa.Table, table: str) -> pa.Table:
 
 
 def moved_last(reader: TableReader, found: Retained) -> pa.Table:
-    """Limits of a table, among them those that were moved when its head was written last; of the first format, all."""
-    own = ("table", eq, found.table), ("limit", ge, 0)
-    parts = (reader.table(RETAINED, *own, one) for one in (("batch", eq, found.batch), ("batch", is_null, None)))
-    return _limits(pa.concat_tables([part.cast(_SCHEMA) for part in parts]), found.table)
+    """The limits of a table that were changed when its head was written last; columns as `LIMITS`."""
+    rows = reader.table(RETAINED, ("table", eq, found.table), ("limit", ge, 0), ("batch", eq, found.batch))
+    return _limits(rows.cast(_SCHEMA), found.table)
 
 
 def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
@@ -183,7 +185,6 @@ def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
 def note(spark: SparkSession, lake: Lake, found: Retained) -> None:
     """Notes how much is gone of a table, and the limits that are moved; others of it stay. `CLAIM` must be held."""
     lake.ensure(spark, [RETAINED])
-    _renew(spark, lake)
     head = {"table": found.table, "format": FORMAT} | {name: getattr(found, name) for name, _ in _HEAD}
     limits = found.limits
     own: dict[str, Any] = {name: limits[name] for name in LIMITS.names}
@@ -200,17 +201,6 @@ def _keyed(rows: pa.Table) -> pa.Table:
     for name, value in _KEYS.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, pc.fill_null(rows[name], value))
     return rows
-
-
-def _renew(spark: SparkSession, lake: Lake) -> None:
-    """Writes what is of the first format anew."""
-    reader = lake.reader(spark)
-    if not reader.any(RETAINED, ("format", eq, 1)):
-        return
-    rows = reader.table(RETAINED).cast(_SCHEMA)
-    format_ = pa.array([FORMAT] * rows.num_rows, pa.int32())
-    rows = rows.set_column(rows.schema.get_field_index("format"), "format", format_)
-    replace_claimed(spark, lake, RETAINED, _keyed(rows))
 
 
 def forget(spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None) -> None:
