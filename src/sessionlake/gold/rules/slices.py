@@ -15,19 +15,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.functions import Aggregate
 from sessionlake.gold.aggregate.groups import Columns, Groups
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY
+from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.rules.tree import Function, Selection, Window
-from sessionlake.protocol.arrow import codes, row_codes
+from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.types import Bools, Int64s
 
 MINUTE, HOUR, DAY = 1, 60, 1440
 """Lengths of slices, in minutes."""
-_SERIES = dict.fromkeys(POINT_KEY, pa.string()) | {PARTITION: pa.int32()}
+# The row's id comes last: it alone may contain the separator.
+_SERIES = ("topic", "session_id", PARTITION, "metric", "row_id")
+_SEPARATOR = "\0"
 _MINUTE_US = 60_000_000
 _COUNT = "points"
 _NEEDS = {
@@ -91,7 +94,7 @@ class Slices:
     """Slices of some series.
 
     Attributes:
-        series: one row a series: topic, session_id, row_id, metric, partition.
+        series: one row a series: topic, session_id, partition, metric, row_id.
         row: of each slice, its series.
         end: of each slice, the minute since the epoch at which it ends.
         length: of each slice, minutes.
@@ -121,21 +124,22 @@ def gathered(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys
         columns: that the slices are to have.
         keys: one row a key, of columns of series: those of other keys are left out; None: none are.
     """
-    numbers: dict[tuple[str | int, ...], int] = {}
+    numbers: dict[str, int] = {}
     row, end, length = list[Int64s](), list[Int64s](), list[Int64s]()
     held = {name: list[Any]() for name in columns}
     for minutes, table in parts:
-        code, values = row_codes(*(table[name] for name in _SERIES))
-        named = zip(*(part.to_pylist() for part in values), strict=True)
-        known = np.array([numbers.setdefault(name, len(numbers)) for name in named], np.int64)
+        # As one text: to encode each column by itself takes a fifth longer.
+        code, named = codes(pc.binary_join_element_wise(*(_texts(table[name]) for name in _SERIES), _SEPARATOR))
+        known = np.array([numbers.setdefault(name, len(numbers)) for name in named.to_pylist()], np.int64)
         row.append(known[code])
         end.append(table[START].cast(pa.int64()).to_numpy() // _MINUTE_US + minutes)
         length.append(np.full(table.num_rows, minutes))
         for name in columns:
             held[name].append(table[name].to_numpy())
-    series = pa.table(
-        {name: pa.array([one[i] for one in numbers], kind) for i, (name, kind) in enumerate(_SERIES.items())}
-    )
+    names = [name.split(_SEPARATOR, len(_SERIES) - 1) for name in numbers]
+    series = pa.table([pa.array([name[i] for name in names], pa.string()) for i in range(len(_SERIES))], list(_SERIES))
+    place = _SERIES.index(PARTITION)
+    series = series.set_column(place, PARTITION, series[PARTITION].cast(pa.int32()))
     joined = {name: _joined(held.pop(name)) for name in columns}
     whole = Slices(series, _joined(row), _joined(end), _joined(length), joined)
     if keys is None:
@@ -143,6 +147,14 @@ def gathered(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys
     wanted = {*zip(*(keys[name].to_pylist() for name in keys.column_names), strict=True)}
     mine = zip(*(series[name].to_pylist() for name in keys.column_names), strict=True)
     return whole.of(np.array([key in wanted for key in mine], np.bool_))
+
+
+def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """The column as texts; of numbers, each distinct one is written once."""
+    if not pa.types.is_integer(column.type):
+        return column
+    code, distinct = codes(column)
+    return distinct.cast(pa.string()).take(pa.array(code))
 
 
 def _joined(parts: Sequence[Any]) -> Any:
