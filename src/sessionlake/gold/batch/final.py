@@ -35,7 +35,7 @@ from sessionlake.gold.declared.tables import finals_of
 from sessionlake.gold.tables.expiry import Expiry, Floors, are_above
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import stamped
-from sessionlake.protocol.names import ddl_of
+from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches, mapped
 from sessionlake.streaming import handover
@@ -113,7 +113,7 @@ class Finals:
                 found.append(reader.table(table, *some, columns=names, at_most=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
-            near = _near(self._lake.read(spark, table), since, until)
+            near = _near(final, self._lake.read(spark, table), since, until)
         rows = mapped(near, _final_rows(final, since, until, txn.version, *floors), ddl_of(final.columns))
         count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()
         if count:
@@ -144,7 +144,7 @@ def make_final_anew(
     """
     until = final.limits(times)
     keep = EachBatch(_final_rows(final, {}, until, batch))
-    found = map_batches(_near(rows, {}, until), keep, ddl_of(final.columns))
+    found = map_batches(_near(final, rows, {}, until), keep, ddl_of(final.columns))
     lake.storage.make_sure(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
@@ -202,8 +202,9 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
             yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
 
 
-def _near(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
-    """All rows that are final by `until` and were not by `since`, and others near them."""
+def _near(final: FinalTable, rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
+    """Of a product's rows, all that are final by `until` and were not by `since`, and others near them."""
+    rows = rows.select(*(quote(name) for name, _ in final.shown))
     if not until:
         return rows.limit(0)
     return rows.where(reduce(or_, (reduce(and_, map(_column, some)) for some in _conditions(since, until))))
