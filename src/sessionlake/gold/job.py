@@ -50,8 +50,9 @@ from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.carried import Files
 from sessionlake.streaming.checkpoint import last_planned
-from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.handover import HandedOver, Handover, folder, in_force
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
 def _prepare(spark: SparkSession, lake: Lake) -> None:
     """Creates the tables that every gold has, if it may go on in the lake; see `start`."""
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
-    refuse_interrupted_rebuild(lake.settings)
+    require_uninterrupted(lake.settings, LAYER)
     lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     make_ready(spark, lake, lake.settings)
     hold_shards(spark, lake, lake.settings.gold.shards)
