@@ -67,21 +67,25 @@ def begun_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.
 
 
 def _new_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
-    ids = ids.group_by(list(ID)).aggregate([])
+    ids = _distinct(ids)
     for start in range(0, ids.num_rows, _AT_ONCE):
         yield from _events_of(reader, lake, ids.slice(start, _AT_ONCE), rules)
+
+
+def _distinct(rows: pa.Table) -> pa.Table:
+    """The ids of rows, each once: an id has a row in each of its partitions."""
+    return rows.group_by(list(ID)).aggregate([])
 
 
 def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
     """The events that these ids lack.
 
-    An id has a row in each of its partitions. If the rows of all ids do not fit into the driver, it reads those of half
-    of them at a time.
+    If the rows of all ids do not fit into the driver, it reads those of half of them at a time.
     """
     try:
         split = split_sessions(_read(reader, lake, SESSIONS, ids))
         recorded = ("event", operator.eq, str(EventKind.SPLIT_SESSION))
-        known = _read(reader, lake, EVENTS, split.select(ID), recorded) if split.num_rows else None
+        known = _read(reader, lake, EVENTS, _distinct(split), recorded) if split.num_rows else None
     except TooLargeError:
         half = ids.num_rows // 2
         for part in (ids.slice(0, half), ids.slice(half)):
