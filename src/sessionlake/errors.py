@@ -67,6 +67,10 @@ class LakeError(SessionlakeError):
     """A table or checkpoint does not fit what the job expects; no table was changed."""
 
 
+class InterruptedOperationError(LakeError):
+    """An operation that replaces tables or states was interrupted: run the command that the text names."""
+
+
 class LossError(LakeError):
     """Something stored is gone or damaged: do what the text ends with. No table was changed.
 

@@ -26,11 +26,12 @@ from sessionlake.errors import ConfigError, LakeError, LossError, OffsetHoleErro
 from sessionlake.ledger.entries import Ledger
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.journal import Journal
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.kafka import KinesisSettings
 from sessionlake.settings.model import BronzeSettings, CaptureSettings, OnViolation, Settings, load_settings
+from sessionlake.streaming.journal import Journal
+from sessionlake.streaming.operation import FORGET
 from support import crash_worker
 from support.archives import capture
 from support.lakes import folder_of, rows_of
@@ -188,7 +189,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
         run(spark, archived)
     kept.rename(newest)
     run(spark, archived)
-    Journal("1", "t", "s").write(archived)
+    Journal.begin(archived, FORGET, {"session": "s"})
     with pytest.raises(LakeError, match="the forgetting of a session was interrupted"):
         run(spark, archived)
 

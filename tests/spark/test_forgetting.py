@@ -48,7 +48,7 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import Erasure, erasures, hashed, store
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.journal import Journal
+from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
 from sessionlake.operations.forgetting.receipt import _columns_with, remains
 from sessionlake.operations.forgetting.search import search
 from sessionlake.operations.rebuild.processors import made_beside
@@ -59,7 +59,9 @@ from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorS
 from sessionlake.silver import job
 from sessionlake.streaming.aside import asking
 from sessionlake.streaming.carried import Files, rows_in
+from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.losses import gone_rows, refuse_lost_rows
+from sessionlake.streaming.operation import FORGET
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import rows_of, write_bronze, write_rows
 from support.layers import run_layers
@@ -184,7 +186,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     lake.delta(spark, ROWS).delete(f"session_id = '{GONE}'")
     assert files_with(spark, lake, ROWS, GONE)
 
-    journal = Journal("1", TOPIC, GONE)
+    journal = Journal(settings, FORGET, Forgotten("1", TOPIC, GONE))
     steps = dict(Forgetting(spark, settings)._steps((TOPIC, GONE), begun(), journal))
     done = journal.done[ROWS] = steps[ROWS]()
     assert steps[ROWS]() == done  # the version that publications are to come to
@@ -321,7 +323,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
             raise DiedError
 
     with monkeypatch.context() as patch:
-        own = ("operations.forgetting.journal", "operations.rebuild.endings")
+        own = ("streaming.journal", "operations.rebuild.endings")
         for name in ("delta.commit", "streaming.handover", *own):
             patch.setattr(f"sessionlake.{name}.fault_point", dying)
         while "after:forget:bronze" not in died:
@@ -339,7 +341,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
     assert {"before:bronze.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
     assert found.messages == sum(m.key == GONE.encode() for m in first)
     assert found.report["search"]["found"] == []
-    assert Journal.read(settings) is None
+    assert not FORGET.file(settings).exists()
     assert of_others(spark, lake) == before
     run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in second])
     verified = verify(spark, settings)

@@ -22,27 +22,27 @@ from sessionlake.errors import LakeError, LossError, SessionlakeError, UsageErro
 from sessionlake.gold import job as gold
 from sessionlake.ledger.erasures import erasures
 from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.journal import Journal as ForgetJournal
+from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
 from sessionlake.operations.rebuild import processors as processor_rebuild
 from sessionlake.operations.rebuild import silver as silver_rebuild
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.resharding import reshard as resharding
-from sessionlake.operations.resharding.journal import Journal as ReshardJournal
 from sessionlake.operations.resharding.layers import present
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming import handover
-from sessionlake.streaming.guards import forget_journal, rebuild_journal, reshard_journal
+from sessionlake.streaming.journal import Journal, building, built_from
+from sessionlake.streaming.operation import FORGET, REBUILD_SILVER, RESHARD, Operation, rebuild_of
 from spark.test_forgetting import GONE, OTHERS, TOPIC, run, stream
 from support.lakes import rows_of
 
 T = TypeVar("T")
 PROCESSOR = "processor-top"
 MODULES = (
-    "delta.commit", "operations.forgetting.journal", "operations.rebuild.endings", "operations.rebuild.processors",
-    "operations.rebuild.silver", "operations.resharding.reshard", "streaming.handover",
+    "delta.commit", "operations.forgetting.states", "operations.rebuild.endings", "operations.resharding.reshard",
+    "streaming.handover", "streaming.journal",
 )  # fmt: skip
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
@@ -149,7 +149,7 @@ def assert_refused(spark: Any, settings: Settings, named: str, *but: str) -> Non
         assert named in str(caught.value), name
 
 
-FORGET = "`sessionlake forget --resume`"
+RESUME = "`sessionlake forget --resume`"
 
 
 def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by_who_does_not_know_the_session(
@@ -161,9 +161,9 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
 
     for place in (f"before:{ERASURES}", f"after:{ERASURES}", "before:forget:bronze"):
         died_at(monkeypatch, place, work)
-        assert_refused(spark, settings, FORGET)
+        assert_refused(spark, settings, RESUME)
         Forgetting(spark, settings).cancel()
-        assert ForgetJournal.read(settings) is None
+        assert not FORGET.file(settings).exists()
         assert erasures(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting was interrupted"):
@@ -172,13 +172,13 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         Forgetting(spark, settings).resume()
 
     died_at(monkeypatch, "after:forget:bronze", work)  # erased, and not noted yet
-    with pytest.raises(LakeError, match=rf"erased already .* cannot be undone: run {FORGET}"):
+    with pytest.raises(LakeError, match=rf"erased already .* cannot be undone: run {RESUME}"):
         Forgetting(spark, settings).cancel()
-    with pytest.raises(UsageError, match=rf"another session was interrupted .*{FORGET}"):
+    with pytest.raises(UsageError, match=rf"another session was interrupted .*{RESUME}"):
         Forgetting(spark, settings).run(OTHERS[0])
 
     def refused() -> None:
-        with pytest.raises(LakeError, match=FORGET):
+        with pytest.raises(LakeError, match=RESUME):
             job.start(spark, settings, once=True)
 
     found, died = finished(monkeypatch, Forgetting(spark, settings).resume, refused)
@@ -195,7 +195,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
         file.write_bytes(b"damaged")
     with pytest.raises(SessionlakeError):
         Forgetting(spark, settings).run(GONE)
-    assert not forget_journal(settings).exists()
+    assert not FORGET.file(settings).exists()
     assert erasures(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
 
@@ -204,11 +204,11 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died_at(monkeypatch, "after:forget:aside", partial(Forgetting(spark, settings).run, GONE))
-    journal = ForgetJournal.read(settings)
+    journal = Journal.read(settings, FORGET, Forgotten)
     assert journal is not None
     for step in [name for name in journal.done if name.startswith("states of")]:
         del journal.done[step]
-    journal.write(settings)
+    journal.write()
     shutil.rmtree(settings.checkpoint("silver"))
     shutil.rmtree(handover.folder(settings))
     recover(spark, settings, Lost.SILVER, lambda _: None)
@@ -253,8 +253,8 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     shutil.rmtree(handover.prepared(settings))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
         work()
-    rebuild_journal(settings).write_bytes(b"damaged")
-    with pytest.raises(LossError, match=r"publishing.json cannot be read.*`sessionlake rebuild silver --start-over`"):
+    REBUILD_SILVER.file(settings).write_bytes(b"damaged")
+    with pytest.raises(LossError, match=r"rebuild-silver.json cannot be.*`sessionlake rebuild silver --start-over`"):
         work()
     silver_rebuild.rebuild(spark, settings, start_over=True)
     run(spark, settings)
@@ -276,7 +276,7 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
         if undo:
             processor_rebuild.cancel(spark, settings, "top")
             assert contents(spark, settings) == before
-            assert handover.held(settings, PROCESSOR) is None
+            assert built_from(settings, PROCESSOR) is None
             commands(spark, settings)["run processor"]()
     with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone: run {named}"):
         processor_rebuild.cancel(spark, settings, "top")
@@ -292,9 +292,11 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
     spark: Any, settings: Settings
 ) -> None:
-    handover.hold(settings, 1, PROCESSOR)  # all that a killed process leaves of it
+    with building(settings, rebuild_of(settings.processors[0]), 1):
+        pass  # a killed process leaves no more than this
+    assert built_from(settings, PROCESSOR) == 1
     commands(spark, settings)["run processor"]()
-    assert handover.held(settings, PROCESSOR) is None
+    assert built_from(settings, PROCESSOR) is None
 
 
 def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_the_layers_that_it_has_moved(
@@ -313,7 +315,7 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
     died_at(monkeypatch, "after:silver.swapped", partial(resharding.reshard, spark, settings, 2))
     assert resharding.cancel(spark, settings) == ["silver"]
-    assert ReshardJournal.read(settings) is None
+    assert not RESHARD.file(settings).exists()
     assert [present(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
     with pytest.raises(LakeError, match=r"or move .* with `sessionlake reshard 2`"):
         commands(spark, settings)["run processor"]()
@@ -325,16 +327,13 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
         resharding.cancel(spark, settings)
 
 
-@pytest.mark.parametrize("journal", [forget_journal, reshard_journal])
-def test_a_note_that_is_damaged_is_named_with_what_to_do(
-    spark: Any, settings: Settings, journal: Callable[[Settings], Path]
-) -> None:
-    journal(settings).parent.mkdir(parents=True, exist_ok=True)
-    journal(settings).write_bytes(b'{"receipt": "1"')
-    read = ForgetJournal.read if journal is forget_journal else ReshardJournal.read
-    named = re.escape(str(journal(settings)))
-    with pytest.raises(LossError, match=rf"{named} cannot be read .* [Rr]emove it") as caught:
-        read(settings)
+@pytest.mark.parametrize("operation", [FORGET, RESHARD], ids=lambda operation: operation.name)
+def test_a_note_that_is_damaged_is_named_with_what_to_do(spark: Any, settings: Settings, operation: Operation) -> None:
+    file = operation.file(settings)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b'{"receipt": "1"')
+    with pytest.raises(LossError, match=rf"{re.escape(str(file))} cannot be read .* [Rr]emove it") as caught:
+        Journal.read(settings, operation, dict[str, Any])
     assert "`sessionlake forget`" in str(caught.value) or "command that moves them" in str(caught.value)
     with pytest.raises(LakeError, match=r"sessionlake (forget|reshard)"):
         job.start(spark, settings, once=True)

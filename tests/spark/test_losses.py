@@ -200,7 +200,7 @@ def a_merged_table(run: Pipeline) -> None:
 
 
 def the_note_of_a_half_committed_batch(run: Pipeline) -> None:
-    checkpoint(run).with_name("silver.committing.json").write_text("{")
+    checkpoint(run).with_name("silver.json").write_text("{")
 
 
 def its_last_batches(run: Pipeline) -> int:
@@ -223,7 +223,7 @@ def its_last_batches(run: Pipeline) -> int:
         (a_state, "lacks the state of batch 0"),
         (a_torn_state, "the states in .* cannot be read"),
         (a_merged_table, r"silver.session_rows is gone"),
-        (the_note_of_a_half_committed_batch, "committing.json cannot be read"),
+        (the_note_of_a_half_committed_batch, "silver.json cannot be read"),
         (its_last_batches, "ends with batch 0, the tables hold batches up to 2"),
     ],
 )

@@ -221,9 +221,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     assert (changed.key, changed.before["seen"], changed.after["seen"]) == (one, 1, 11)
     assert counted.rows() == stored
 
-    monkeypatch.setattr(
-        "sessionlake.operations.rebuild.processors.fault_point", _dies_at("after:publish:silver.counted")
-    )
+    monkeypatch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
     with pytest.raises(_DeathError):
         rebuild(counted.spark, counted.settings, "counted")
     refused = "was interrupted while .* run `sessionlake rebuild processor:counted`"
@@ -276,7 +274,7 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
     )
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.operations.rebuild.processors.fault_point", _dies_at("after:publish:silver.counted"))
+        patch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
         with pytest.raises(_DeathError):
             rebuild(counted.spark, counted.settings, "counted")
     compared(counted.spark, counted.settings, "other")

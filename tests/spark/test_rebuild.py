@@ -40,7 +40,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import last_batches, shard_states, state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.guards import committing
+from sessionlake.streaming.manifest import committing
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze, write_rows
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut

@@ -24,7 +24,6 @@ from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.operations.rebuild.processors import compared
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.recover import gold as recover
-from sessionlake.operations.resharding.journal import Journal
 from sessionlake.operations.resharding.layers import layers_of, present
 from sessionlake.operations.resharding.reshard import reshard
 from sessionlake.processors import job as processors
@@ -42,6 +41,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_of, state_frame
 from sessionlake.streaming import handover
+from sessionlake.streaming.operation import RESHARD
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_gold import SECOND, Feed, change
 from support.checkpoints import lose_last_commit
@@ -275,7 +275,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):
                     reshard(spark, other, number)
-            assert Journal.read(other) is None
+            assert not RESHARD.file(other).exists()
             assert numbers(spark, former)[0] == former.silver.shards
             with pytest.raises(DiedError):
                 reshard(spark, other, number)
@@ -289,7 +289,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
                     done = reshard(spark, other, number)
         assert done == LAYERS
         assert {"after:silver.prepared", "after:silver.swapped", "after:gold.held", "after:gold.resharded"} <= {*died}
-        assert Journal.read(other) is None
+        assert not RESHARD.file(other).exists()
         assert numbers(spark, other) == [number] * 3
         former, died = other, []
         if number == 2:

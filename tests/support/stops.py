@@ -12,8 +12,8 @@ from deltalake import write_deltalake
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import note_stop
 from sessionlake.silver.fold.schemas import Violation
+from sessionlake.streaming.manifest import note_stop
 from support.lakes import folder_of
 
 TEXTS = ("topic", "session_id", "decision", "who", "why")

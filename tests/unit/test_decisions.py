@@ -19,8 +19,8 @@ from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.local.home import claim
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import binding_decisions, decisions, note_going_on, stopped_at
-from sessionlake.streaming.guards import committing
+from sessionlake.silver.decisions import binding_decisions, decisions, stopped_at
+from sessionlake.streaming.manifest import committing, note_going_on
 from support.lakes import folder_of
 from support.stops import entry, make_home, stop
 

@@ -142,17 +142,6 @@ def test_a_damaged_note_is_named_with_what_to_do(generations, checkpoint, conten
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("{}")])
-def test_a_note_of_format_1_goes_by_the_first_ones_id_and_is_refused_without(generations, checkpoint, damage):
-    (checkpoint / "generations").mkdir()
-    (checkpoint / "generations" / "1.json").write_bytes(b'{"first_batch":3,"format":1}')
-    present = generations.present
-    assert (present.number, present.first_batch, present.app_id) == (1, 3, ID)
-    damage(checkpoint / "metadata")
-    with pytest.raises(LossError, match="metadata cannot be read"):
-        require_whole(str(checkpoint), "bronze")
-
-
-@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("{}")])
 def test_a_later_generation_knows_the_first_ones_id_though_that_is_lost(generations, checkpoint, damage):
     generations.begin(3, ID)
     damage(checkpoint / "metadata")
@@ -160,13 +149,10 @@ def test_a_later_generation_knows_the_first_ones_id_though_that_is_lost(generati
     assert (generations.present.app_id, generations.present.first_batch) == (ID, 3)
 
 
-def test_a_query_that_is_held_up_goes_on_only_in_another_generation(generations, checkpoint):
-    generations.hold(ID)
-    with pytest.raises(LossError, match=r"was interrupted\. Run `sessionlake recover bronze` again"):
-        require_whole(str(checkpoint), "bronze")
-    assert generations.survey() == (ID, 2)
-    generations.begin(5, ID)
-    assert (generations.present.number, generations.present.first_batch) == (2, 5)
+def test_without_the_first_ones_id_no_other_is_begun(generations, checkpoint):
+    (checkpoint / "metadata").unlink()
+    with pytest.raises(LossError, match="metadata cannot be read"):
+        generations.begin(3, None)
 
 
 def test_what_can_be_read_of_a_damaged_checkpoint_says_how_far_it_was(generations, checkpoint):

@@ -14,6 +14,7 @@ from sessionlake.errors import LakeError
 from sessionlake.settings.model import Settings, SilverSettings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import HandedOver, Handover
+from sessionlake.streaming.manifest import note_shards
 
 NOTED = {"reservoirId": "a", "index": -1, "isStartingVersion": False}
 
@@ -24,7 +25,7 @@ def of(home: Path, shards: int) -> Settings:
 
 def begun(settings: Settings) -> None:
     """What a start leaves: the note, then Spark's checkpoint."""
-    handover.note_shards(settings)
+    note_shards(settings)
     metadata = Path(settings.checkpoint(SILVER)) / "metadata"
     metadata.parent.mkdir(parents=True)
     metadata.write_text('{"id":"a"}')
@@ -48,7 +49,7 @@ def assert_of(home: Path, shards: int) -> None:
 
 
 def test_before_the_first_batch_any_number_will_do(tmp_path: Path) -> None:
-    handover.note_shards(of(tmp_path, 3))  # a start that came no further
+    note_shards(of(tmp_path, 3))  # a start that came no further
     assert handover.shards(of(tmp_path, 3)) is None
     handover.refuse_other_shards(of(tmp_path, 4))
 

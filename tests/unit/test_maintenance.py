@@ -19,6 +19,8 @@ from sessionlake.operations.maintenance import Maintained, Maintenance, Reader, 
 from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
+from sessionlake.streaming.journal import building, built_from, discard_building
+from sessionlake.streaming.operation import rebuild_of
 
 
 def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | None, offset: Any) -> Path:
@@ -90,12 +92,13 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
 ) -> None:
     own = ProcessorSettings(name="logins", target="a:B")
     settings = Settings(**location, processors=(own,))
-    handover.hold(settings, 8, own.layer)
+    with building(settings, rebuild_of(own), 8):
+        pass
     assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=9)
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=3, again=2)
-    handover.let_go(settings, own.layer)
-    assert handover.held(settings, own.layer) is None
+    discard_building(settings, rebuild_of(own))
+    assert built_from(settings, own.layer) is None
 
 
 def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:

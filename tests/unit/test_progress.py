@@ -9,7 +9,9 @@ import pytest
 from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import CaptureSettings, Settings
-from sessionlake.streaming.guards import begun, committing, forget_begun
+from sessionlake.streaming.manifest import committing
+from sessionlake.streaming.manifest import discard as forget_begun
+from sessionlake.streaming.manifest import half_committed as begun
 
 RANGES = [OffsetRange("t", 0, 4, 6, 3)]
 
@@ -65,15 +67,14 @@ def test_another_layer_is_not_concerned(settings):
     assert begun(settings, "silver") is not None
 
 
-@pytest.mark.parametrize("name", ["committing", "committed"])
-@pytest.mark.parametrize("content", ["", '{"batch":3', '{"batch":"three","config_hash":"a","offsets":[]}'])
-def test_a_note_that_cannot_be_read_is_named_with_what_to_do_and_stays(settings, content, name):
-    note = Path(f"{settings.checkpoint('silver')}.{name}.json")
+@pytest.mark.parametrize(
+    "content", ["", '{"shards":3', '{"committed":{"batch":"three"}}', '{"committing":{"batch":3}}']
+)
+def test_a_note_that_cannot_be_read_is_named_with_what_to_do_and_stays(settings, content):
+    note = Path(f"{settings.checkpoint('silver')}.json")
     note.write_text(content)
     with (
-        pytest.raises(
-            LakeError, match=rf"silver.{name}.json cannot be read .*recover silver.*backup.*remove it and run again"
-        ),
+        pytest.raises(LakeError, match=r"silver.json cannot be read .*recover silver.*backup.*remove it and run again"),
         committing(settings, "silver", 3, "a", RANGES),
     ):
         pytest.fail("begun")

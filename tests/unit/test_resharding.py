@@ -21,8 +21,8 @@ from sessionlake.integrity.rules import RuleBook
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.operations.resharding.journal import Journal
 from sessionlake.operations.resharding.judging import JudgingResharder
+from sessionlake.operations.resharding.reshard import _Plan
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.session import Limits, workings
@@ -34,7 +34,8 @@ from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import total
 from sessionlake.silver.stream_times import ends_of
-from sessionlake.streaming.guards import refuse_half_changed, refuse_interrupted_rebuild
+from sessionlake.streaming.journal import Journal, require_uninterrupted
+from sessionlake.streaming.operation import RESHARD
 from sessionlake.streaming.payloads import rules_of
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, of_silver, of_truth, raw_table, resharded, shard_of, truth_of
@@ -217,12 +218,12 @@ def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_
 
 def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert Journal.read(settings) is None
-    refuse_half_changed(settings)
-    Journal("a", 7, ["silver"]).write(settings)
-    assert Journal.read(settings) == Journal("a", 7, ["silver"])
-    for refuse in (refuse_half_changed, refuse_interrupted_rebuild):
+    assert Journal.read(settings, RESHARD, _Plan) is None
+    require_uninterrupted(settings)
+    journal = Journal.begin(settings, RESHARD, _Plan("a", 7, ["silver"]))
+    assert Journal.read(settings, RESHARD, _Plan) == journal
+    for layer in (None, "bronze", "silver", "gold", "processor-p"):
         with pytest.raises(LakeError, match=r"a resharding was interrupted, .* run `sessionlake reshard 7`"):
-            refuse(settings)
-    Journal.end(settings)
-    refuse_half_changed(settings)
+            require_uninterrupted(settings, layer)
+    journal.end()
+    require_uninterrupted(settings)

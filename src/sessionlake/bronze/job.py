@@ -18,7 +18,7 @@ from sessionlake.bronze.query import BronzeQuery, Start
 from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.bronze.unreadable import explain_unreadable, note_going_on
+from sessionlake.bronze.unreadable import explain_unreadable
 from sessionlake.delta.commit import retire, staged
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
@@ -41,8 +41,10 @@ from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generation, Generations
-from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_tables
+from sessionlake.streaming.manifest import note_going_on
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def start(
         LossError: it is the other way round, or what is known of a topic is gone.
         TopicChangedError: a topic was deleted, created anew or cut, and the rule is `fail`.
     """
-    refuse_half_changed(settings)
+    require_uninterrupted(settings, LAYER)
     require_broker(settings)
     lake = Lake(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
@@ -214,7 +216,7 @@ class _BronzeBatch:
         self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
         self._book.advance(_ranges(planned))  # offsets without a message are read, too
         if not self._has_gone_on:
-            note_going_on(self._settings)
+            note_going_on(self._settings, LAYER)
             self._has_gone_on = True
         if self._on_batch:
             self._on_batch(entry)

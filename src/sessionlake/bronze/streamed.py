@@ -27,7 +27,8 @@ from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import on_disk
 from sessionlake.streaming.checkpoint import last_committed, last_planned
-from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_tables
 from sessionlake.streaming.query import LayerQuery
 
@@ -83,7 +84,7 @@ def start(
         LakeError: the checkpoint is new and the tables are not, or they were filled from another source.
         LossError: messages were taken in, and their table is gone.
     """
-    refuse_half_changed(settings)
+    require_uninterrupted(settings, LAYER)
     lake = Lake(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     lake.ensure(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])

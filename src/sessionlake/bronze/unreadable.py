@@ -6,9 +6,7 @@ year 294,000). It stops bronze at every start, so where bronze stopped is noted 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +19,7 @@ from sessionlake.ledger.absent import Run
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import KnownFailure, failure_of
+from sessionlake.streaming import manifest
 from sessionlake.streaming.generations import Generation
 
 if TYPE_CHECKING:
@@ -95,8 +94,7 @@ def explain_unreadable(
         return None
     (topic, partition), offset = found
     unreadable = Unreadable(topic, partition, offset + shifts.get(topic, 0), str(failure_of(error)))
-    with contextlib.suppress(OSError):  # it stops there again
-        _note(settings).write_bytes(msgspec.json.encode(unreadable))
+    manifest.note_stop(settings, unreadable, BRONZE)
     return UnreadableMessageError(str(unreadable))
 
 
@@ -129,17 +127,4 @@ def first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[T
 
 def stopped_at(settings: Settings) -> Unreadable | None:
     """The message that bronze stopped at, if it has not gone on since."""
-    try:
-        return msgspec.json.decode(_note(settings).read_bytes(), type=Unreadable)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def note_going_on(settings: Settings) -> None:
-    """Notes that bronze has passed the message that it stopped at."""
-    with contextlib.suppress(OSError):
-        _note(settings).unlink(missing_ok=True)
-
-
-def _note(settings: Settings) -> Path:
-    return Path(f"{settings.checkpoint(BRONZE)}.unreadable.json")
+    return manifest.stopped_at(settings, BRONZE, Unreadable)

@@ -17,7 +17,6 @@ from sessionlake.delta.schemas.names import (
     BRONZE,
     CHANGES,
     EVENTS,
-    GOLD,
     MESSAGES,
     POSITIONS,
     QUARANTINE,
@@ -31,24 +30,20 @@ from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import Books, rows_of
 from sessionlake.ledger.positions import require_true
 from sessionlake.ledger.topics import WAITED_FOR, TopicState, latest, read_topics
+from sessionlake.operations.preflight import Subject, layers_of, require_in_all, require_newest
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_platform
-from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import readable
-from sessionlake.streaming.generations import Generations, require_whole
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.losses import (
     has_committed,
     less,
     refuse_lost_files,
-    refuse_lost_ledger,
     refuse_lost_rows,
-    refuse_lost_state,
     refuse_lost_topics,
-    refuse_set_back,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +52,6 @@ if TYPE_CHECKING:
     from sessionlake.delta.storage.reading import Condition, TableReader
 
 PROGRAM = "sessionlake"
-_CHECKPOINTED = ("bronze", "silver", "gold")
 # Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
 _GROWING = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
 # Of the topics that are not active, as many are named.
@@ -168,30 +162,14 @@ def _broker(settings: Settings) -> str:
     )
 
 
-def _checkpointed(settings: Settings) -> tuple[str, ...]:
-    return (*_CHECKPOINTED, *(processor.layer for processor in settings.processors))
-
-
 def _operations(settings: Settings) -> str:
-    from sessionlake.processors.job import refuse_interrupted
-
-    refuse_interrupted_rebuild(settings)
-    for own in settings.processors:
-        refuse_interrupted(settings, own)
+    require_in_all(None, settings, Subject.OPERATIONS, layers_of(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _checkpoints(settings: Settings) -> str:
-    found = []
-    for layer in _checkpointed(settings):
-        folder = Path(settings.checkpoint(layer))
-        if not folder.is_dir():
-            continue
-        require_whole(str(folder), layer)
-        if _query_id(settings, layer) is None:
-            raise LakeError(f"{folder} has no metadata file. {way_on(layer)}")
-        found.append(layer)
-    return ", ".join(found) or "none yet"
+    require_in_all(None, settings, Subject.CHECKPOINTS, layers_of(settings))
+    return ", ".join(layer for layer in layers_of(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
 
 
 def _books(settings: Settings) -> list[Finding]:
@@ -199,7 +177,7 @@ def _books(settings: Settings) -> list[Finding]:
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
-    ran = [layer for layer in _checkpointed(settings) if has_committed(settings, layer)]
+    ran = [layer for layer in layers_of(settings) if has_committed(settings, layer)]
     if not ran and not begun(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_session else None
@@ -230,11 +208,7 @@ def _readable(settings: Settings) -> str:
 
 
 def _states(settings: Settings) -> str:
-    without = {BRONZE, *(own.layer for own in settings.processors if own.key)}
-    stateful = [layer for layer in _checkpointed(settings) if layer not in without]
-    for layer in stateful:
-        handover.require_states(settings, layer)
-        refuse_lost_state(settings, layer)
+    require_in_all(None, settings, Subject.STATES, layers_of(settings))
     return "every layer has the states of its last batch"
 
 
@@ -246,9 +220,7 @@ def _files(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _ledger_is_there(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
-    for layer in ran:
-        first_batch = handover.first_batch(settings, layer) if layer in {SILVER, GOLD} else None
-        refuse_lost_ledger(spark, settings, layer, first_batch)
+    require_in_all(spark, settings, Subject.LEDGER, ran)
     return "is there"
 
 
@@ -288,11 +260,7 @@ def _as_booked(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _in_force(spark: SparkSession | None, lake: Lake) -> str:
-    from sessionlake.operations.pipeline import Layer, parts_of, tables_that_count
-
-    parts = parts_of(lake.settings, Layer.ALL)
-    tables = dict.fromkeys(table for part in parts for table in tables_that_count(lake.settings, part))
-    refuse_set_back(spark, lake, tables)
+    require_newest(spark, lake.settings, layers_of(lake.settings))
     return "are the newest: none was brought back to an older one"
 
 
@@ -310,7 +278,7 @@ def _query_id(settings: Settings, layer: str) -> str | None:
 
 def _have_checkpoints(reader: TableReader, settings: Settings) -> str:
     ran = {row["layer"] for row in rows_of(Books(reader).current()) if not row["app_id"].startswith(REBUILD)}
-    lost = [layer for layer in _checkpointed(settings) if layer in ran and _query_id(settings, layer) is None]
+    lost = [layer for layer in layers_of(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
         ways = " ".join(f"{layer}: {way_on(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))

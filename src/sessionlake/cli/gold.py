@@ -9,6 +9,7 @@ from sessionlake.cli import processors
 from sessionlake.cli.options import Say
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import GOLD
 from sessionlake.errors import UsageError
 from sessionlake.gold.changes import refuse_shorter
 from sessionlake.gold.declared.tables import GoldTable, tables_of, with_finals
@@ -19,7 +20,7 @@ from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.journal import require_uninterrupted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Says of each table whether it is what its source makes of it; so they all are."""
-    refuse_interrupted_rebuild(settings)
+    require_uninterrupted(settings, GOLD)
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
         products = tables_of(settings)
         complete = whole(spark, Lake(settings), products)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sessionlake.cli.options import Say
 from sessionlake.cli.run import narrowed
 from sessionlake.cli.show import OutputFormat, show
+from sessionlake.delta.schemas.names import SILVER
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.operations.rebuild import processors
@@ -16,7 +17,7 @@ from sessionlake.processors.job import configured
 from sessionlake.processors.verify import verify_product
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.journal import require_uninterrupted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +42,7 @@ def rebuild(
     everything, settings = settings, narrowed(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (own := configured(settings, name)).key:
-            refuse_interrupted_rebuild(settings)  # the source may be a table of silver's
+            require_uninterrupted(settings, SILVER)  # the source may be a table of silver's
             rows, different = keyed.rebuild(spark, settings, own)
             say(f"{own.into} is rebuilt from {own.source}: {rows} rows; beside the table before it: {different}")
             _show(different, form)

@@ -22,7 +22,7 @@ from sessionlake.operations.recover import bronze, gold, silver
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.generations import require_whole
-from sessionlake.streaming.guards import refuse_half_changed
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
     has_begun,
@@ -31,6 +31,7 @@ from sessionlake.streaming.losses import (
     refuse_unreadable,
     require_logs,
 )
+from sessionlake.streaming.operation import REBUILD_SILVER, RECOVER_BRONZE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,8 +63,9 @@ def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say, *, sh
         raise UsageError(f"--shorten-gold goes with gold and ledger: recover {lost} empties no gold for good")
     # What tells bronze's last batch are the table's commits: of nobody else.
     also = {Layer.ALL: [CLAIM], Layer.BRONZE: [CLAIM, MAINTENANCE]}.get(layers, [])
-    if lost is not Lost.SILVER:  # of which `rebuild` tells
-        refuse_half_changed(settings)
+    if lost is not Lost.SILVER:  # `rebuild` checks it
+        of = {Lost.BRONZE: BRONZE, Lost.GOLD: GOLD}.get(lost, SILVER)
+        require_uninterrupted(settings, of, but=[RECOVER_BRONZE, REBUILD_SILVER] if lost is not Lost.GOLD else [])
     with claimed(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 

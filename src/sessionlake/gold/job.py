@@ -53,8 +53,9 @@ from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.carried import Files
 from sessionlake.streaming.checkpoint import last_planned
-from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.handover import HandedOver, Handover, folder, in_force
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _check(spark: SparkSession, lake: Lake) -> None:
     """Returns if gold may go on in the lake; see `start`."""
     settings = lake.settings
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    refuse_interrupted_rebuild(settings)
+    require_uninterrupted(settings, LAYER)
     lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     make_ready(spark, lake, settings)
     hold_shards(spark, lake, settings.gold.shards)

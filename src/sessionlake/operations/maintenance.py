@@ -26,6 +26,7 @@ from sessionlake.spark.session import own_session
 from sessionlake.streaming import handover
 from sessionlake.streaming.aside import asked
 from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
+from sessionlake.streaming.journal import built_from
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,7 +228,7 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     checkpoint = Path(settings.checkpoint(name))
     batch = last_committed(checkpoint)
     if batch is None:
-        if first is None and (rebuilt := handover.held(settings, name)) is not None:
+        if first is None and (rebuilt := built_from(settings, name)) is not None:
             first = rebuilt + 1
         return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
     try:

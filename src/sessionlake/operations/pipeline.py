@@ -12,34 +12,22 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from sessionlake.bronze import sources as bronze
-from sessionlake.delta.lake import Lake, storage_of
+from sessionlake.delta.lake import storage_of
 from sessionlake.delta.schemas.names import (
-    CHANGES,
-    DECISIONS,
-    ERASURES,
-    GOLD,
-    MESSAGES,
-    REFERENCE,
-    RETAINED,
     SILVER,
     SILVER_TABLES,
-    TOPICS,
 )
 from sessionlake.errors import IntegrityViolationError, SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.operations.maintenance import Maintenance
-from sessionlake.operations.rebuild.endings import gold_tables
-from sessionlake.operations.rebuild.replay import REPLAYED
+from sessionlake.operations.preflight import require_sound
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import Settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.streaming import handover
 from sessionlake.streaming.aside import asked, stand_aside
 from sessionlake.streaming.errors import explain
-from sessionlake.streaming.generations import require_whole
-from sessionlake.streaming.losses import refuse_lost_ledger, refuse_set_back
 from sessionlake.streaming.payloads import payload_of
 from sessionlake.streaming.query import LayerQuery
 
@@ -267,7 +255,7 @@ class Pipeline:
 
     def _start(self, part: str) -> LayerQuery:
         spark, settings = self._spark, self._settings
-        _require_sound(spark, settings, part)
+        require_sound(spark, settings, part)
         for processor in settings.processors:
             if processor.layer == part:
                 return processors.start(spark, settings, processor.name)
@@ -294,34 +282,13 @@ class Pipeline:
             self._merger.stop()
 
 
-def _require_sound(spark: SparkSession, settings: Settings, part: str) -> None:
-    require_whole(settings.checkpoint(part), part)
-    handover.require_states(settings, part)
-    first_batch = handover.first_batch(settings, part) if part in {SILVER, GOLD} else None
-    refuse_lost_ledger(spark, settings, part, first_batch)
-    refuse_set_back(spark, Lake(settings), tables_that_count(settings, part))
-
-
-def tables_that_count(settings: Settings, part: str) -> tuple[str, ...]:
-    """The tables by which a layer goes on: those that it reads, and those that it, and what goes with it, writes."""
-    if own := [own for own in settings.processors if own.layer == part]:
-        read = own[0].source if own[0].key else MESSAGES
-        return (own[0].into,) if read.startswith(REFERENCE) else (read, own[0].into)
-    known = {
-        Layer.BRONZE: (MESSAGES, TOPICS, ERASURES, RETAINED),
-        Layer.SILVER: (MESSAGES, *REPLAYED, DECISIONS),
-        Layer.GOLD: (CHANGES, *gold_tables(settings)),
-    }
-    return known[Layer(part)]
-
-
 def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
     """Has a layer, which must be claimed, take in what is there; whether it came to the end before `stop` was set.
 
     Raises:
         IntegrityViolationError: silver stopped at a place that is to be decided; the batches before it are merged.
     """
-    _require_sound(spark, settings, part)
+    require_sound(spark, settings, part)
     start: dict[str, Callable[..., LayerQuery]] = {
         Layer.BRONZE: bronze.start,
         Layer.SILVER: silver.start,

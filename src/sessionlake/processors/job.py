@@ -28,7 +28,7 @@ from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.silver.decisions import binding_decisions, note_going_on, note_stop
+from sessionlake.silver.decisions import binding_decisions
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     counts_of,
@@ -44,13 +44,10 @@ from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.guards import (
-    committing,
-    interrupted_rebuild,
-    rebuild_journal,
-    refuse_fresh_checkpoint,
-    refuse_half_changed,
-)
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.journal import discard_building, require_uninterrupted
+from sessionlake.streaming.manifest import committing, note_stop
+from sessionlake.streaming.operation import rebuild_of
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import ShardFold, fold_shards
 
@@ -112,16 +109,15 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         LakeError: the checkpoint is new and the table is not, the declared columns do not fit the table, or a stored
             state cannot be read. Nothing was consumed.
     """
-    refuse_half_changed(settings)
     own = configured(settings, name)
+    require_uninterrupted(settings, own.layer)
     if own.key:
         return keyed.start(spark, settings, own, once=once)
     processor = load(settings, name)
     lake = Lake(settings, {own.into: table_of(own, processor.workings.output)})
     lake.ensure(spark, [MESSAGES, own.into, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, own.layer)
-    refuse_interrupted(settings, own)
-    handover.let_go(settings, own.layer)  # of a rebuild that died before it had anything to publish
+    discard_building(settings, rebuild_of(own))
     _refuse_filled(spark, lake, own)
     checkpoint, begin = settings.checkpoint(own.layer), handover.in_force(settings, own.layer)
     require_readable_states(spark, settings, own.layer, processor)
@@ -150,16 +146,6 @@ def _refuse_filled(spark: SparkSession, lake: Lake, own: ProcessorSettings) -> N
             f"{own.into} holds rows already, though {own.layer} has yet to begin: running on would add all once more",
             f"`sessionlake rebuild processor:{own.name}` makes it of all of bronze; or name another table",
         )
-
-
-def refuse_interrupted(settings: Settings, own: ProcessorSettings) -> None:
-    """Refuses what a rebuild that is half published stands in the way of.
-
-    Raises:
-        LakeError: naming the command that finishes it.
-    """
-    if rebuild_journal(settings, own.layer).exists():
-        raise LakeError(interrupted_rebuild(own.into, own.rebuilt_as))
 
 
 def fold_of(spark: SparkSession, lake: Lake, processor: MessageByMessage) -> ShardFold:
@@ -236,7 +222,6 @@ class _ProcessorBatch:
         finally:
             frame.unpersist()
         self._log.advance(ranges)
-        note_going_on(self._settings, own.layer)
         self._few = entry.messages <= self._lake.limits.few_messages
 
     def _append(self, folded: Folded, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:

@@ -7,16 +7,13 @@ be decided about, so a decision needs only the session's name. Until somebody ha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 
 from sessionlake.delta.commit import append
@@ -30,7 +27,8 @@ from sessionlake.ledger.books import Books, rows_of
 from sessionlake.ledger.progress import has_taken_in
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
-from sessionlake.streaming.guards import Begun, begun
+from sessionlake.streaming import manifest
+from sessionlake.streaming.manifest import Batch, half_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,7 +129,7 @@ def decide(
     passed = [layer for layer in layers if has_taken_in(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
-        _require_whole(begun(settings, layer), layer, topic, partition, offset)
+        _require_whole(half_committed(settings, layer), layer, topic, partition, offset)
     decided = Decided(*place, decision, who, why, datetime.now(UTC))
     _write(lake, spark, reader, decided)
     return decided
@@ -193,7 +191,7 @@ def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey
     """Refuses to withdraw what a layer has followed, or may have: it would be made otherwise when it is made again."""
     (topic, partition, _, offset), stopped = place, _stops(settings)
     for layer in _layers(settings):
-        if begun(settings, layer) is not None:
+        if half_committed(settings, layer) is not None:
             raise UsageError(
                 f"{layer} was interrupted while it committed a batch: run `sessionlake run {layer.replace('-', ' ')} "
                 "--once` first"
@@ -286,7 +284,7 @@ def _require_ahead(passed: list[str], place: str, offset: int, decision: Decisio
         )
 
 
-def _require_whole(batch: Begun | None, layer: str, topic: str, partition: int, offset: int) -> None:
+def _require_whole(batch: Batch | None, layer: str, topic: str, partition: int, offset: int) -> None:
     """Refuses a decision about a message of a batch some of whose tables may be committed."""
     spans = [] if batch is None else batch.offsets
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
@@ -325,28 +323,9 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
 # -- where a layer stopped
 
 
-def _note(settings: Settings, layer: str) -> Path:
-    return Path(f"{settings.checkpoint(layer)}.stopped.json")
-
-
 def stopped_at(settings: Settings, layer: str = SILVER) -> Violation | None:
     """The violation at which silver, or a processor, stopped, if it has not gone on since."""
-    try:
-        return msgspec.json.decode(_note(settings, layer).read_bytes(), type=Violation)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def note_stop(settings: Settings, violation: Violation, layer: str = SILVER) -> None:
-    """Notes where a layer stops; if that fails, it stops there again."""
-    with contextlib.suppress(OSError):
-        _note(settings, layer).write_bytes(msgspec.json.encode(violation))
-
-
-def note_going_on(settings: Settings, layer: str = SILVER) -> None:
-    """Notes that a layer has passed the place at which it stopped."""
-    with contextlib.suppress(OSError):
-        _note(settings, layer).unlink(missing_ok=True)
+    return manifest.stopped_at(settings, layer, Violation)
 
 
 def taken(decided: Iterable[DecisionKey], known: dict[DecisionKey, Decision]) -> tuple[dict[str, object], ...]:

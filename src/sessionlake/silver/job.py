@@ -30,7 +30,7 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOu
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings, milliseconds
-from sessionlake.silver.decisions import binding_decisions, note_going_on, note_stop, taken
+from sessionlake.silver.decisions import binding_decisions, taken
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -43,13 +43,11 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.guards import (
-    committing,
-    refuse_fresh_checkpoint,
-    refuse_interrupted_rebuild,
-    refuse_removed_history,
-)
+from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_removed_history
 from sessionlake.streaming.handover import Handover
+from sessionlake.streaming.journal import discard_building, require_uninterrupted
+from sessionlake.streaming.manifest import committing, note_shards, note_stop
+from sessionlake.streaming.operation import REBUILD_SILVER
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
@@ -85,14 +83,15 @@ def start(
         LakeError: the checkpoint is new and the tables are not, declared columns do not fit the tables, or a topic of
             which changes are gone is of class `once` now.
     """
-    refuse_interrupted_rebuild(settings)
+    require_uninterrupted(settings, LAYER)
+    discard_building(settings, REBUILD_SILVER)
     lake = Lake(settings)
     lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     refuse_removed_history(lake.reader(spark), settings)
     handover.refuse_other_shards(settings)
-    handover.note_shards(settings)
+    note_shards(settings)
     begin = handover.in_force(settings)
     decided = binding_decisions(lake.reader(spark))
     first_batch = begin.first_batch if begin else 0
@@ -211,7 +210,6 @@ class _SilverBatch:
         finally:
             frame.unpersist()
         self._log.advance(ranges)
-        note_going_on(self._settings)
         self._few = entry.messages <= self._lake.limits.few_messages
         if self._on_batch:
             self._on_batch(entry, rows)

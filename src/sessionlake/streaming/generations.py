@@ -29,7 +29,6 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.streaming.checkpoint import last_committed, last_planned, require_readable, way_on, write_whole
 
 _FOLDER = "generations"
-_HELD = -1
 _OF_ONE = re.compile(r"(\d+)(\.json)?")
 
 
@@ -38,13 +37,11 @@ class _Note(msgspec.Struct, frozen=True):
 
     Attributes:
         first_batch: the number of its first batch, which Spark counts as 0.
-        app_id: the id of generation 0; None in a note of format 1, which did not have it.
-
-    A note without a first batch holds the query up until another generation is begun.
+        app_id: the id of generation 0.
     """
 
     first_batch: int
-    app_id: str | None = None
+    app_id: str
     format: int = 2
 
 
@@ -102,7 +99,7 @@ class Generations:
         """The one that the query goes on in.
 
         Raises:
-            LossError: its note, or generation 0's id where the note lacks it, cannot be read; or the query is held up.
+            LossError: its note, or of generation 0 its id, cannot be read.
         """
         number = max((number for number in self._numbers() if self._note(number).is_file()), default=0)
         if not number:
@@ -111,13 +108,7 @@ class Generations:
             note = msgspec.json.decode(self._note(number).read_bytes(), type=_Note)
         except (OSError, msgspec.MsgspecError) as error:
             raise self._damaged(self._note(number), str(error)) from None
-        if note.first_batch == _HELD:
-            unfinished = f"{self._layer}: the recovery of its checkpoint {self._first} was interrupted"
-            raise LossError(unfinished, f"Run `sessionlake recover {self._layer}` again, which finishes it")
-        app_id = note.app_id or self._app_id()
-        if app_id is None:  # under another, everything that is in the tables would be written once more
-            raise self._damaged(self._first / "metadata", "it is missing")
-        return Generation(number, self._folder / str(number), note.first_batch, app_id)
+        return Generation(number, self._folder / str(number), note.first_batch, note.app_id)
 
     def survey(self) -> tuple[str | None, int]:
         """The query's id and the last number of a batch, by whatever can be read; None and -1 where nothing says it."""
@@ -125,19 +116,11 @@ class Generations:
         numbers = [_latest(self._first)]
         for number, note in notes:
             numbers.append(note.first_batch + _latest(self._folder / str(number)))
-        named = [note.app_id for _, note in notes if note.app_id is not None]
-        if not named:
-            with suppress(LossError):
-                return self._app_id(), max(numbers)
-        return (named[-1] if named else None), max(numbers)
-
-    def hold(self, app_id: str) -> None:
-        """Holds the query up until another generation is begun, though this process dies.
-
-        Args:
-            app_id: the id of generation 0.
-        """
-        self._write(_Note(_HELD, app_id))
+        if notes:
+            return notes[-1][1].app_id, max(numbers)
+        with suppress(LossError):
+            return self._app_id(), max(numbers)
+        return None, max(numbers)
 
     def begin(self, first_batch: int, app_id: str | None) -> Generation:
         """Makes another generation the present one; Spark begins it with the starting offsets that it is then given.
@@ -145,9 +128,16 @@ class Generations:
         Nothing of those before it is read.
 
         Args:
-            app_id: the id of generation 0; by None, as what is in its folder says.
+            app_id: the id of generation 0.
+
+        Raises:
+            LossError: there is no id: under another one, everything that is in the tables would be written once more.
         """
-        self._write(_Note(first_batch, app_id))
+        if app_id is None:
+            raise self._damaged(self._first / "metadata", "it is missing")
+        number = max(self._numbers(), default=0) + 1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._note(number), msgspec.json.encode(_Note(first_batch, app_id)))
         return self.present
 
     def remove_superseded(self) -> None:
@@ -159,11 +149,6 @@ class Generations:
             if number < present.number:
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
                 self._note(number).unlink(missing_ok=True)
-
-    def _write(self, note: _Note) -> None:
-        number = max(self._numbers(), default=0) + 1
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._note(number), msgspec.json.encode(note))
 
     def _readable(self, number: int) -> _Note | None:
         try:

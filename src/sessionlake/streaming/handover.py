@@ -1,9 +1,11 @@
-"""What a rebuilt silver, or processor, hands over to the stream that goes on, and what is left of states that changed.
+"""Handovers: the state that an operation leaves for a layer's stream to resume from, with a new checkpoint.
 
-A streaming checkpoint cannot be filled from outside. So a rebuild leaves, beside the checkpoint's place, where bronze
-is to be read on from, the number of the next batch, and the shards' states: a stream with a new checkpoint begins
-there. Where states are only changed, of silver, of a processor or of gold, the new checkpoint is one of the same query:
-its batches go on, and so do the transactions that bear its id.
+A streaming checkpoint cannot be filled from outside. So a rebuild writes, beside the checkpoint, the version from which
+the stream reads on, the number of its next batch, and the state of each shard. The stream begins a new checkpoint from
+there. Where an operation only changes states, as `forget` and `reshard` do, the new checkpoint is one of the same
+query: its batch numbers go on, and so do the transactions that bear its id.
+
+A handover is prepared in a folder of its own. Renaming that folder brings it into force, with all that is in it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from sessionlake.delta.schemas.names import SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, LossError
 from sessionlake.settings.model import Settings
+from sessionlake.streaming import manifest
 from sessionlake.streaming.carried import Emissions
 from sessionlake.streaming.checkpoint import TablePlace, last_committed, last_planned, read_to, way_on, write_whole
 from sessionlake.streaming.sharded import ShardFold
@@ -35,32 +38,35 @@ class Handover(msgspec.Struct, frozen=True):
     """Where the stream begins.
 
     Attributes:
-        bronze_version: the last one that is taken in; of the table that the layer reads, which gold's is silver's.
+        bronze_version: the last version taken in of the table that the layer reads; for gold, of silver's changes.
         first_batch: number of the stream's first batch: `_batch` goes on rising.
-        shards: how many the states are of.
-        rebuild: names the rebuild.
-        stored: the shards that have a state; None of an older version, which did not note it.
+        shards: the number of shards that the states are of.
+        rebuild: the name of the operation that wrote it.
+        stored: the shards that have a state.
+        query: the metadata of the query that goes on, as Spark has it in the checkpoint; None begins a new query.
     """
 
     bronze_version: int
     first_batch: int
     shards: int
     rebuild: str
-    format: int = 1
-    stored: list[int] | None = None
+    stored: list[int] = []
+    query: str | None = None
+    format: int = 2
 
 
-_QUERY = "query.json"
-"""In a handover: the metadata of the query that goes on, as Spark has it in the checkpoint."""
+_NOTE = "handover.json"
+_METADATA = "metadata"
+"""Spark's own, in a checkpoint."""
 
 
 def folder(settings: Settings, layer: str = SILVER) -> Path:
-    """Where the handover in force is."""
+    """The folder of the handover in force."""
     return Path(f"{settings.checkpoint(layer)}.handover")
 
 
 def prepared(settings: Settings, layer: str = SILVER) -> Path:
-    """Where the next one is put together."""
+    """The folder in which the next handover is prepared."""
     return Path(f"{settings.checkpoint(layer)}.handover.next")
 
 
@@ -70,7 +76,7 @@ def read(place: Path, layer: str = SILVER) -> Handover | None:
     Raises:
         LossError: it cannot be read.
     """
-    file = place / "handover.json"
+    file = place / _NOTE
     if not file.is_file():
         return None
     try:
@@ -85,70 +91,41 @@ def in_force(settings: Settings, layer: str = SILVER) -> Handover | None:
 
 
 def require_states(settings: Settings, layer: str) -> None:
-    """Returns if every state that a handover in force has brought is there: without one, its sessions begin anew.
+    """Returns if every state of the handover in force is there: without one, its sessions would begin anew.
 
     Raises:
         LossError: naming the file of one that is not.
     """
     begin = in_force(settings, layer)
-    if begin is not None and begin.stored is not None:
+    if begin is not None:
         lost = sorted({*begin.stored} - {*numbers(settings, layer)})
         if lost:
             raise LossError(f"{layer}: {folder(settings, layer) / f'{lost[0]}.state'} is gone", way_on(layer))
 
 
-def hold(settings: Settings, version: int, layer: str) -> None:
-    """Has maintenance keep what comes behind a version of bronze, which a rebuild that has begun ends with.
-
-    A stream that has a checkpoint keeps what it has yet to read by that; one that has none would find it gone.
-    """
-    note = _held(settings, layer)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(note, msgspec.json.encode(version))
-
-
-def held(settings: Settings, layer: str) -> int | None:
-    """The version of bronze behind which all is kept for a rebuild of the layer; None if there is none."""
-    try:
-        return msgspec.json.decode(_held(settings, layer).read_bytes(), type=int)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError as error:
-        raise LossError(f"{_held(settings, layer)} is damaged ({error})", "Remove it") from None
-
-
-def let_go(settings: Settings, layer: str) -> None:
-    """Ends `hold`: the rebuild is published, or given up."""
-    _held(settings, layer).unlink(missing_ok=True)
-
-
-def _held(settings: Settings, layer: str) -> Path:
-    return Path(f"{settings.checkpoint(layer)}.rebuilding.json")
-
-
 def prepare(
     settings: Settings,
-    handover: Handover,
+    begin: Handover,
     states: Iterable[tuple[int, bytes]],
     layer: str = SILVER,
-    query: bytes | None = None,
+    *,
+    same_query: bool = False,
 ) -> None:
-    """Puts a handover together; it comes into force with `swap`.
+    """Writes a handover, which comes into force with `swap`.
 
     Args:
-        query: metadata of the query that goes on; None begins one.
+        same_query: whether the query of the present checkpoint goes on; otherwise a new one begins.
     """
-    place = prepared(settings, layer)
+    place, metadata = prepared(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     stored = []
     for shard, state in states:
         write_whole(place / f"{shard}.state", state)
         stored.append(shard)
-    if query is not None:
-        write_whole(place / _QUERY, query)
-    whole = msgspec.structs.replace(handover, stored=sorted(stored))
-    write_whole(place / "handover.json", msgspec.json.encode(whole))
+    query = metadata.read_text(encoding="utf-8") if same_query and metadata.is_file() else None
+    whole = msgspec.structs.replace(begin, stored=sorted(stored), query=query)
+    write_whole(place / _NOTE, msgspec.json.encode(whole))
 
 
 def is_prepared(settings: Settings, name: str, layer: str) -> bool:
@@ -158,9 +135,9 @@ def is_prepared(settings: Settings, name: str, layer: str) -> bool:
         found = read(place, layer)
     except LossError:
         return False
-    if found is None or not is_named(found, name):
+    if found is None or found.rebuild != name:
         return False
-    return all((place / f"{shard}.state").is_file() for shard in found.stored or ())
+    return all((place / f"{shard}.state").is_file() for shard in found.stored)
 
 
 def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
@@ -175,45 +152,14 @@ def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> 
         LossError: it is neither, so that the layer could not go on from what is about to replace its tables.
     """
     # In this order: a handover in force that is damaged is what a prepared one is to replace.
-    if not is_prepared(settings, name, layer) and not is_named(in_force(settings, layer), name):
+    if not is_prepared(settings, name, layer) and not is_in_force(settings, name, layer):
         raise LossError(f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", remedy)
 
 
-def restart(
-    spark: SparkSession, settings: Settings, begin: Handover, states: Iterable[tuple[int, bytes]], layer: str
-) -> None:
-    """Has a layer's query go on from other states than its checkpoint's, which is put aside.
-
-    Repeatable after a crash, with the same handover, as long as the layer does not run meanwhile.
-    """
-    if not is_named(in_force(settings, layer), begin.rebuild):
-        if not is_named(read(prepared(settings, layer), layer), begin.rebuild):
-            prepare(settings, begin, states, layer, query_of(settings, layer))
-        fault_point(f"after:{layer}.prepared")
-    go_on(spark, settings, begin.rebuild, layer)
-
-
-def query_of(settings: Settings, layer: str) -> bytes | None:
-    """Metadata of the query that a layer's checkpoint is of, as Spark has it there; None if it has not begun."""
-    metadata = Path(settings.checkpoint(layer)) / "metadata"
-    return metadata.read_bytes() if metadata.is_file() else None
-
-
-def is_named(found: Handover | None, rebuild: str) -> bool:
-    """Whether there is a handover, and it is this one."""
-    return found is not None and found.rebuild == rebuild
-
-
-def go_on(spark: SparkSession, settings: Settings, rebuild: str, layer: str) -> None:
-    """Brings a handover that was prepared into force, for the same query. Repeatable after a crash."""
-    checkpoint = Path(settings.checkpoint(layer))
-    if not is_named(in_force(settings, layer), rebuild):
-        swap(spark, settings, rebuild, layer)
-    fault_point(f"after:{layer}.swapped")
-    query = folder(settings, layer) / _QUERY
-    if query.is_file() and not (checkpoint / "metadata").exists():
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        write_whole(checkpoint / "metadata", query.read_bytes())
+def is_in_force(settings: Settings, name: str, layer: str) -> bool:
+    """Whether the handover in force is the one of this name."""
+    begin = in_force(settings, layer)
+    return begin is not None and begin.rebuild == name
 
 
 def first_batch(settings: Settings, layer: str = SILVER) -> int:
@@ -347,30 +293,29 @@ def refuse_other_shards(settings: Settings) -> None:
 def shards(settings: Settings) -> int | None:
     """How many shards silver's states are of: the checkpoint's, or, before its first batch, the handover's.
 
-    None if there are none yet, or a version wrote them that did not note it.
+    None if there are none yet.
+
+    Raises:
+        LossError: what is noted of them cannot be read.
     """
-    note = _shards(settings)
-    if (Path(settings.checkpoint(SILVER)) / "metadata").exists() and note.exists():
-        return int(note.read_text())
+    noted = manifest.read(settings, SILVER).shards
+    if noted is not None and (Path(settings.checkpoint(SILVER)) / _METADATA).exists():
+        return noted
     begin = in_force(settings)
     return None if begin is None else begin.shards
 
 
-def note_shards(settings: Settings) -> None:
-    """Notes beside the checkpoint how many shards it has."""
-    _shards(settings).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(_shards(settings), str(settings.silver.shards).encode())
-
-
-def _shards(settings: Settings) -> Path:
-    return Path(f"{settings.checkpoint(SILVER)}.shards")
-
-
 def swap(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
-    """Brings the prepared handover into force, and puts the old checkpoint aside. Repeatable after a crash."""
-    if prepared(settings, layer).is_dir():
-        put_aside(spark, Lake(settings), (Path(settings.checkpoint(layer)), folder(settings, layer)), rebuild)
+    """Brings the prepared handover of this name into force, and archives the checkpoint. Repeatable after a crash."""
+    checkpoint = Path(settings.checkpoint(layer))
+    if is_prepared(settings, rebuild, layer):
+        put_aside(spark, Lake(settings), (checkpoint, folder(settings, layer)), rebuild)
         prepared(settings, layer).rename(folder(settings, layer))
+    fault_point(f"after:{layer}.swapped")
+    begin = in_force(settings, layer)
+    if begin is not None and begin.query is not None and not (checkpoint / _METADATA).exists():
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        write_whole(checkpoint / _METADATA, begin.query.encode())
 
 
 @dataclass

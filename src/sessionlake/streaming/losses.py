@@ -24,6 +24,7 @@ from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import failure_of
 from sessionlake.spark.frames import read_whole
+from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import is_filled, refuse_fresh_checkpoint
@@ -56,13 +57,8 @@ def has_committed(settings: Settings, layer: str) -> bool:
     return any(Path(settings.checkpoint(layer)).glob("**/commits/[0-9]*"))
 
 
-def refuse_lost_ledger(
-    spark: SparkSession | None, settings: Settings, layer: str, first_batch: int | None = None
-) -> None:
+def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: str) -> None:
     """Stops a job that has committed batches of which the ledger has none: it would balance, and know nothing of them.
-
-    Args:
-        first_batch: the number of its checkpoint's first batch, where each has a row, so that the last must be there.
 
     Raises:
         LossError: naming the checkpoint that tells of the batches; or the sums are gone of entries that were removed.
@@ -83,6 +79,8 @@ def refuse_lost_ledger(
     if lacks_batches(spark, lake, layer):
         remedy = mended(LEDGER) if layer in RECOVERED else way_on(layer)
         raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", remedy)
+    # Of these layers each batch has a row, so that the last must be there.
+    first_batch = handover.known_first_batch(settings, layer) if layer in {SILVER, GOLD} else None
     if first_batch is not None:
         refuse_old_ledger(lake.reader(spark), settings, layer, first_batch)
 
@@ -169,16 +167,14 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
         raise LossError(f"{layer}: {lacking} lacks the state of batch {batch}", way_on(layer))
 
 
-def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str, first_batch: int = 0) -> None:
+def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) -> None:
     """Returns if a stateful layer's checkpoint is whole, has all of its states, and is as new as the ledger.
-
-    Args:
-        first_batch: the number of its first batch.
 
     Raises:
         LossError: saying what is wrong.
     """
-    checkpoint, lake = settings.checkpoint(layer), Lake(settings)
+    handover.require_states(settings, layer)
+    checkpoint, lake, first_batch = settings.checkpoint(layer), Lake(settings), handover.first_batch(settings, layer)
     require_whole(checkpoint, layer)
     refuse_fresh_checkpoint(spark, lake, settings, layer)
     refuse_lost_state(settings, layer)

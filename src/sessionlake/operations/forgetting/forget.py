@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.errors import LakeError, UsageError
@@ -27,7 +29,6 @@ from sessionlake.gold.making import states
 from sessionlake.ledger.entries import rebuilt_by
 from sessionlake.ledger.erasures import Erasure, erasures, hashed, salt_of, store, withdraw
 from sessionlake.operations.forgetting import publications, rows
-from sessionlake.operations.forgetting.journal import Journal, Step
 from sessionlake.operations.forgetting.receipt import proof, remains
 from sessionlake.operations.forgetting.rows import Session
 from sessionlake.operations.forgetting.states import hand_over, require_states, stateful
@@ -37,16 +38,30 @@ from sessionlake.operations.rebuild.preflight import require_level
 from sessionlake.operations.rebuild.processors import made_beside
 from sessionlake.operations.rebuild.replay import REPLAYED, clear
 from sessionlake.operations.retention.removal import Retention
-from sessionlake.processors.job import refuse_interrupted
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.journal import Journal, Step, require_uninterrupted
+from sessionlake.streaming.operation import FORGET
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
 _PUBLISHED, _GOLD, _HISTORY = "published", "gold", "history of "
+
+
+class _Inputs(msgspec.Struct):
+    """What a forgetting was asked to do. It names the session, so that whoever finds it interrupted can finish it.
+
+    Attributes:
+        receipt: of which erasure.
+        topic: of the session.
+        session: its id.
+    """
+
+    receipt: str
+    topic: str
+    session: str
 
 
 class Forgetting:
@@ -81,13 +96,14 @@ class Forgetting:
         """
         if not self._lake.exists(self._spark, MESSAGES):
             raise UsageError(f"forget: there is no bronze in {self._settings.place}")
-        journal = Journal.read(self._settings)
+        journal = Journal.read(self._settings, FORGET, _Inputs)
         if journal is None:
             journal = self._begun(session, topic)
-        elif journal.session != session or topic not in (None, journal.topic):
+        elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
             raise UsageError(
-                f"forget: the forgetting of another session was interrupted (receipt {journal.receipt}), and must end "
-                "first: run `sessionlake forget --resume`, or `sessionlake forget --cancel` if nothing was erased yet"
+                f"forget: the forgetting of another session was interrupted (receipt {journal.inputs.receipt}), "
+                "and must end first: run `sessionlake forget --resume`, or `sessionlake forget --cancel` if nothing "
+                "was erased yet"
             )
         return self._finished(journal)
 
@@ -108,34 +124,35 @@ class Forgetting:
             LakeError: something was erased.
         """
         journal = self._interrupted("--cancel", "give up")
-        stored = next((one for one in self._known() if one.receipt == journal.receipt), None)
-        left = rows.offsets_of(self._lake.reader(self._spark), (journal.topic, journal.session))
+        inputs = journal.inputs
+        stored = next((one for one in self._known() if one.receipt == inputs.receipt), None)
+        left = rows.offsets_of(self._lake.reader(self._spark), (inputs.topic, inputs.session))
         erased = stored is not None and sum(item.messages for item in left) < stored.messages
         if journal.done or erased:
             raise LakeError(
-                f"forget --cancel: messages of the session are erased already (receipt {journal.receipt}), which "
+                f"forget --cancel: messages of the session are erased already (receipt {inputs.receipt}), which "
                 "cannot be undone: run `sessionlake forget --resume`, which finishes it"
             )
-        withdraw(self._spark, self._lake, journal.receipt)
-        journal.end(self._settings)
-        return journal.receipt
+        withdraw(self._spark, self._lake, inputs.receipt)
+        journal.end()
+        return inputs.receipt
 
-    def _interrupted(self, option: str, to_do: str) -> Journal:
-        journal = Journal.read(self._settings)
+    def _interrupted(self, option: str, to_do: str) -> Journal[_Inputs]:
+        journal = Journal.read(self._settings, FORGET, _Inputs)
         if journal is None:
             raise UsageError(f"forget {option}: no forgetting was interrupted, so there is nothing to {to_do}")
         return journal
 
-    def _finished(self, journal: Journal) -> Erasure:
+    def _finished(self, journal: Journal[_Inputs]) -> Erasure:
         """Takes the steps that are left."""
-        session = journal.topic, journal.session
-        begun = self._receipt(journal)
+        session = journal.inputs.topic, journal.inputs.session
+        begun = self._receipt(journal.inputs)
         self._say(f"receipt {begun.receipt}: {len(journal.done)} steps are done")
         for name, take in self._steps(session, begun, journal):
-            journal.step(self._settings, name, take)
-        erasure = self._proved(begun, journal, journal.session)
+            journal.take(name, take)
+        erasure = self._proved(begun, journal, journal.inputs.session)
         store(self._spark, self._lake, erasure)
-        journal.end(self._settings)
+        journal.end()
         return erasure
 
     # -- how it begins
@@ -143,11 +160,9 @@ class Forgetting:
     def _known(self) -> list[Erasure]:
         return erasures(self._lake.reader(self._spark))
 
-    def _begun(self, session: str, topic: str | None) -> Journal:
+    def _begun(self, session: str, topic: str | None) -> Journal[_Inputs]:
         """Checks all that can be checked before anything changes, and writes the journal: then no layer starts."""
-        refuse_interrupted_rebuild(self._settings)
-        for own in self._settings.processors:
-            refuse_interrupted(self._settings, own)
+        require_uninterrupted(self._settings)
         topic = self._topic(session, topic)
         self._refuse_keyed()
         if self._gold() and not self._shorten:  # figures of many sessions lose one only by being computed anew
@@ -159,22 +174,20 @@ class Forgetting:
             require_states(self._spark, self._settings, layer, (topic, session))
         Retention(self._spark, self._settings).finish()  # its rows are counted once
         mine = (one.receipt for one in self._known() if one.done_at is None and one.is_of(topic, session))
-        journal = Journal(next(mine, uuid.uuid4().hex[:12]), topic, session)
-        journal.write(self._settings)
-        return journal
+        return Journal.begin(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
 
-    def _receipt(self, journal: Journal) -> Erasure:
+    def _receipt(self, inputs: _Inputs) -> Erasure:
         """The receipt; stored, if it is not yet: from then on a message of the session that comes is erased."""
-        known, session = self._known(), (journal.topic, journal.session)
-        stored = next((one for one in known if one.receipt == journal.receipt), None)
+        known, session = self._known(), (inputs.topic, inputs.session)
+        stored = next((one for one in known if one.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
         salt = salt_of(known)
         offsets = rows.offsets_of(self._lake.reader(self._spark), session)
         counts = rows.counts_of(self._spark, self._lake, session)
         begun = Erasure(
-            receipt=journal.receipt,
-            topic=journal.topic,
+            receipt=inputs.receipt,
+            topic=inputs.topic,
             session_hash=hashed(salt, *session),
             salt=salt,
             begun_at=max(datetime.now(UTC), rebuilt_by(self._lake.reader(self._spark), SILVER)),
@@ -217,7 +230,7 @@ class Forgetting:
 
     # -- what is done
 
-    def _steps(self, session: Session, begun: Erasure, journal: Journal) -> Iterator[tuple[str, Step]]:
+    def _steps(self, session: Session, begun: Erasure, journal: Journal[_Inputs]) -> Iterator[tuple[str, Step]]:
         """What is done, in this order: each can be done twice, and needs those before it."""
         spark, settings, lake = self._spark, self._settings, self._lake
         layers, counted = stateful(settings), begun.report["tables"]
@@ -257,7 +270,7 @@ class Forgetting:
         rows.remove(self._spark, self._lake, table, session)
         return {"version": self._lake.last_commit(self._spark, table).version}
 
-    def _wait_for_publications(self, journal: Journal) -> None:
+    def _wait_for_publications(self, journal: Journal[_Inputs]) -> None:
         """What a publication has yet to read of a table goes with its history."""
         emptied, published = journal.done.get(_GOLD, {}), journal.done.get(_PUBLISHED, {})
         removals = {
@@ -276,7 +289,7 @@ class Forgetting:
         known += [*gold_tables(self._settings), *own, *rows.BOOKS]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
-    def _purge(self, table: str, receipt: str, journal: Journal) -> dict[str, int] | None:
+    def _purge(self, table: str, receipt: str, journal: Journal[_Inputs]) -> dict[str, int] | None:
         version = self._lake.last_commit(self._spark, table).version
         if not version:
             return None  # it was only created
@@ -300,7 +313,7 @@ class Forgetting:
 
     # -- how it ends
 
-    def _proved(self, begun: Erasure, journal: Journal, session: str) -> Erasure:
+    def _proved(self, begun: Erasure, journal: Journal[_Inputs], session: str) -> Erasure:
         self._say("searching what is left")
         tables: dict[str, dict[str, int]] = begun.report["tables"]
         purged = {name.removeprefix(_HISTORY): told for name, told in journal.done.items() if name.startswith(_HISTORY)}
@@ -313,7 +326,7 @@ class Forgetting:
         return replace(begun, done_at=datetime.now(UTC), report=report)
 
 
-def _removals(journal: Journal) -> dict[str, int]:
+def _removals(journal: Journal[_Inputs]) -> dict[str, int]:
     """Of each table the version from which on the session's rows are gone."""
     removed = {table: told["version"] for table, told in journal.done.items() if "version" in told}
     return removed | journal.done.get(_GOLD, {})

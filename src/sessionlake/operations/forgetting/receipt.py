@@ -14,7 +14,7 @@ from sessionlake.protocol.names import quote
 from sessionlake.publish.outlets import outlets
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.guards import forget_journal
+from sessionlake.streaming.operation import FORGET
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +32,7 @@ def proof(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
     folders = [settings.home] if beside.is_relative_to(settings.home) else [settings.home, beside]
     searched = [search(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The note of what is left to do names it, and is removed when all is done.
-    own = forget_journal(settings).name
+    own = FORGET.file(settings).name
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != own})
     asked: list[str] = []
     if lake.storage.needs_session:

@@ -33,7 +33,8 @@ from sessionlake.delta.storage.spark_writes import rewritten_by_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import note_going_on, stopped_at
+from sessionlake.silver.decisions import stopped_at
+from sessionlake.streaming.manifest import note_going_on
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, SILVER
+from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LossError
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import ProcessorMemory, without
@@ -60,7 +61,11 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
     version = Lake(settings).last_commit(spark, MESSAGES).version
     _, last = last_batches(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
-    handover.restart(spark, settings, begin, _states(spark, settings, layer, session), layer)
+    if not handover.is_in_force(settings, receipt, layer):
+        if not handover.is_prepared(settings, receipt, layer):
+            handover.prepare(settings, begin, _states(spark, settings, layer, session), layer, same_query=True)
+        fault_point(f"after:{layer}.prepared")
+    handover.swap(spark, settings, receipt, layer)
 
 
 def _states(

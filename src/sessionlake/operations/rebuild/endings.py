@@ -57,25 +57,6 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
                 retire(spark, lake, (*tables, LEDGER), txn)
 
 
-def refuse_replaced(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn, layer: str, target: str) -> None:
-    """Returns if a rebuild has replaced none of its tables yet, so that it can be given up.
-
-    Args:
-        txn: by which it replaces them.
-        target: what `sessionlake rebuild` calls what it makes.
-
-    Raises:
-        LakeError: it has, or the query that wrote them was ended for it.
-    """
-    replaced = [table for table in tables if lake.exists(spark, table) and lake.storage.has_commit(table, txn)]
-    if lake.storage.token(layer) or replaced:
-        what = f"{', '.join(replaced)} was replaced already" if replaced else f"the query of {layer} was ended for it"
-        raise LakeError(
-            f"rebuild {target} --cancel: {what}, which cannot be undone: run `sessionlake rebuild {target}`, which "
-            f"finishes it, or `sessionlake rebuild {target} --start-over`, which builds everything again"
-        )
-
-
 def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     """Of the checkpoint's query, or, where that cannot be told, of those that the ledger names."""
     try:

@@ -16,7 +16,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED, Selection
 from sessionlake.silver.states import last_batches
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming import handover
-from sessionlake.streaming.guards import refuse_half_committed
+from sessionlake.streaming.manifest import refuse_half_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

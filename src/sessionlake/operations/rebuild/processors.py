@@ -7,48 +7,42 @@ running the command again; until then the processor refuses to start.
 
 from __future__ import annotations
 
-import json
-import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 
-from sessionlake.build import code_version
 from sessionlake.delta.commit import append, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.expired import LIMIT, Expired
-from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.txn import REBUILD, Txn
-from sessionlake.errors import UsageError
-from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
-from sessionlake.operations.rebuild.endings import refuse_replaced, retire_query
+from sessionlake.operations.rebuild import publishing
+from sessionlake.operations.rebuild.endings import retire_query
+from sessionlake.operations.rebuild.publishing import Plan, entry_of, finish, numbered, replace, stored
 from sessionlake.operations.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.job import configured, fold_of, load, refuse_interrupted, row_ddl, table_of
+from sessionlake.processors.job import configured, fold_of, load, row_ddl, table_of
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import note_going_on
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import counts_of, ranges_of, rows_of, total
+from sessionlake.silver.job import rows_of, total
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.guards import forget_begun, read_journal, rebuild_journal, refuse_before_erasure
-from sessionlake.streaming.handover import Handover
+from sessionlake.streaming.journal import Journal, building, require_uninterrupted
 from sessionlake.streaming.losses import refuse_set_back
+from sessionlake.streaming.operation import rebuild_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,17 +70,6 @@ class RebuiltProcessor:
     messages: int
     behind: int = 0
     different: Difference | None = None
-
-
-class _Plan(msgspec.Struct):
-    """What is left to publish, should the process die."""
-
-    rebuild: str
-    version: int
-    batch: int
-    started_at: datetime
-    ranges: list[tuple[str, int, int, int, int]]
-    counts: dict[str, int]
 
 
 def rebuild(
@@ -132,7 +115,8 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
         LakeError: as `rebuild`, or one was interrupted: what it has yet to publish is where this would be made.
         ProcessorError: likewise.
     """
-    refuse_interrupted(settings, configured(settings, name))
+    own = configured(settings, name)
+    require_uninterrupted(settings, own.layer)
     work = _Rebuild(spark, settings, name, None)
     with interpreted(spark, when=is_small(spark, work.lake)):
         work.replay(
@@ -157,6 +141,7 @@ class _Rebuild:
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
         self.own: ProcessorSettings = configured(settings, name)
+        self._operation = rebuild_of(self.own)
         self._processor = load(settings, name)
         self._made, self._failed = made_beside(name)
         self._tables = {ProcessorOutput.RECORDS: self._made, ProcessorOutput.ERRORS: self._failed}
@@ -170,52 +155,31 @@ class _Rebuild:
         self._partitions: list[PartitionCounts] = []
         self._version = -1
 
-    @property
-    def _remedy(self) -> str:
-        return f"`sessionlake rebuild {self.own.rebuilt_as} --start-over` makes it again from bronze"
-
     def cancel(self) -> None:
-        """Gives up what was interrupted, if it has replaced nothing."""
-        journal = rebuild_journal(self._settings, self.own.layer)
-        plan = read_journal(journal, _Plan, self._remedy)
-        if plan is None:
-            what = f"rebuild {self.own.rebuilt_as} --cancel"
-            raise UsageError(f"{what}: no rebuild was interrupted, so there is nothing to give up")
-        txn, tables = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), [self.own.into]
-        refuse_replaced(self._spark, self.lake, tables, txn, self.own.layer, self.own.rebuilt_as)
-        journal.unlink()  # first: without the states beside it, the publication must not go on
-        handover.discard_prepared(self._settings, self.own.layer)
-        handover.let_go(self._settings, self.own.layer)
-        self.clear()
+        """Cancels what was interrupted, if it has replaced nothing."""
+        own = self.own
+        publishing.cancel(self._spark, self.lake, self._operation, own.layer, [own.into], self.clear)
 
     def done(self, *, start_over: bool = False) -> RebuiltProcessor:
         """Makes and publishes it, or finishes what was interrupted."""
-        refuse_before_erasure(self._settings)
-        journal = rebuild_journal(self._settings, self.own.layer)
-        plan = None if start_over else read_journal(journal, _Plan, self._remedy)
-        if plan is not None:
-            self._publish(plan)
-            return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"])
+        settings, own = self._settings, self.own
+        require_uninterrupted(settings, own.layer, but=[self._operation], from_bronze=True)
+        journal = None if start_over else Journal.read(settings, self._operation, Plan)
+        if journal is not None:
+            self._publish(journal)
+            return RebuiltProcessor(own.into, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
-        ends = OffsetLog.load(self._spark, self.lake, self.own.layer).ends
+        ends = OffsetLog.load(self._spark, self.lake, own.layer).ends
         version = self.lake.last_commit(self._spark, MESSAGES).version
-        handover.hold(self._settings, version, self.own.layer)
-        try:
+        with building(settings, self._operation, version):
             self.replay(version)
             found = self.difference()
             plan = self._plan(started)
-            begin = Handover(plan.version, plan.batch + 1, self._settings.silver.shards, plan.rebuild)
-            rows = () if self._states is None else self._states.toLocalIterator()
-            states = ((row["shard"], bytes(row["chunk"])) for row in rows)
-            handover.prepare(self._settings, begin, states, self.own.layer)
+            publishing.prepare(settings, own.layer, plan, stored(self._states))
             self.lake.storage.require_claims()
-        except BaseException:
-            handover.let_go(self._settings, self.own.layer)
-            raise
-        write_whole(journal, msgspec.json.encode(plan))
-        self._publish(plan)
+        self._publish(Journal.begin(settings, self._operation, plan))
         behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
-        return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"], behind, found)
+        return RebuiltProcessor(own.into, plan.version, plan.counts["messages"], behind, found)
 
     def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
         """Fills the tables beside from a version of bronze; by `ends` up to these offsets alone."""
@@ -251,17 +215,10 @@ class _Rebuild:
         for table in self._tables.values():
             self._beside.drop(self._spark, table)
 
-    def _plan(self, started: datetime) -> _Plan:
+    def _plan(self, started: datetime) -> Plan:
         last = last_batch(self.lake.reader(self._spark), self.own.layer)
         batches = [number for number in (last, self._newest_error()) if number is not None]
-        return _Plan(
-            rebuild=uuid.uuid4().hex[:12],
-            version=self._version,
-            batch=max(batches, default=-1) + 1,
-            started_at=started,
-            ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in ranges_of(self._partitions)],
-            counts=counts_of(self._partitions),
-        )
+        return Plan.of(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
     def _newest_error(self) -> int | None:
         """The last batch that the processor has errors of, which may have died before its ledger row."""
@@ -271,49 +228,30 @@ class _Rebuild:
         found = errors.agg(F.max("_batch")).first()
         return None if found is None else found[0]
 
-    def _publish(self, plan: _Plan) -> None:
-        """Every step can be taken twice."""
-        spark, settings, own, lake = self._spark, self._settings, self.own, self.lake
-        handover.require_prepared(settings, plan.rebuild, own.layer, self._remedy)
-        txn, by = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), config_hash_of(settings, own)
-        told = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
+    def _publish(self, journal: Journal[Plan]) -> None:
+        spark, own, lake, plan = self._spark, self.own, self.lake, journal.inputs
+        handover.require_prepared(self._settings, plan.rebuild, own.layer, self._operation.damaged)
         retire_query(spark, lake, own.layer, [own.into])
-        rows = _numbered(self._beside.read(spark, self._made), plan.batch)
-        columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
-        fault_point(f"before:publish:{own.into}")
-        lake.overwrite(spark, own.into, rows, txn, json.dumps(told), columns=columns)
-        output = TableOutput(own.into, lake.last_commit(spark, own.into).version, rows.count())
-        fault_point(f"after:publish:{own.into}")
-        self._publish_errors(plan, txn)
-        fault_point(f"after:publish:{PROCESSOR_ERRORS}")
-        ranges = tuple(OffsetRange(*item) for item in plan.ranges)
-        entry = LedgerEntry(
-            layer=own.layer, txn=txn, source=MESSAGES, source_to=plan.version, started_at=plan.started_at,
-            offsets=ranges, outputs=(output,), config_hash=by, **plan.counts,  # type: ignore[arg-type]  # counts are whole-number fields
-        )  # fmt: skip
-        Ledger(lake).write(spark, entry)
-        lake.add_version(spark, MESSAGES, plan.version)
-        fault_point("before:publish:swap")
-        lake.storage.require_claims()
-        handover.swap(spark, settings, plan.rebuild, own.layer)
-        note_going_on(settings, own.layer)
-        forget_begun(settings, own.layer)
-        handover.let_go(settings, own.layer)
-        rebuild_journal(settings, own.layer).unlink()
-        self.clear()
+        told = journal.take(own.into, lambda: self._replace(plan))
+        journal.take(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
+        output = TableOutput(own.into, told["version"], told["rows"])
+        Ledger(lake).write(spark, entry_of(own.layer, plan, [output], config_hash_of(self._settings, own)))
+        finish(spark, lake, own.layer, journal, self.clear)
 
-    def _publish_errors(self, plan: _Plan, txn: Txn) -> None:
+    def _replace(self, plan: Plan) -> dict[str, int]:
+        """Puts the rebuilt records in the place of the live ones; returns the version and the number of rows."""
+        spark, own, lake = self._spark, self.own, self.lake
+        rows = numbered(self._beside.read(spark, self._made), plan.batch)
+        columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
+        replace(spark, lake, own.into, rows, plan, config_hash_of(self._settings, own), columns=columns)
+        return {"version": lake.last_commit(spark, own.into).version, "rows": rows.count()}
+
+    def _publish_errors(self, plan: Plan) -> None:
         """Puts the errors in the place of the processor's own; the table has those of others, too, who go on."""
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.own.name], LIMIT: [plan.batch - 1]})
         former = Expired(("processor",), "_batch", limits, {})
         if lake.storage.count(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
-        errors = _numbered(self._beside.read(spark, self._failed), plan.batch)
-        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), txn.second)
-
-
-def _numbered(rows: DataFrame, batch: int) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
+        errors = numbered(self._beside.read(spark, self._failed), plan.batch)
+        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second)

@@ -35,7 +35,6 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.retained import beginnings, begins
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.protocol.arrow import SESSION
@@ -47,7 +46,6 @@ from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, Silver
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     APPENDED,
-    ranges_of,
     row_ddl,
     rows_of,
     total,
@@ -116,11 +114,6 @@ class Replayed:
     version: int
     partitions: tuple[PartitionCounts, ...]
     states: DataFrame | None
-
-    @property
-    def ranges(self) -> tuple[OffsetRange, ...]:
-        """What it took in, as the ledger tells it."""
-        return ranges_of(self.partitions)
 
 
 def require_silver(spark: SparkSession, settings: Settings) -> Lake:

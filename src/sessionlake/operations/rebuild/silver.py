@@ -7,33 +7,24 @@ finished by running the command again; until then the stream refuses to start.
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from sessionlake.build import code_version
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import (
-    MESSAGES,
-    PROGRESS,
-    SESSIONS,
-    SILVER_TABLES,
-)
-from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.txn import REBUILD, Txn
-from sessionlake.errors import UsageError
+from sessionlake.delta.schemas.names import GOLD, MESSAGES, PROGRESS, SESSIONS, SILVER_TABLES
+from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.state import ShardState
-from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
+from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
 from sessionlake.ledger.progress import last_batch
 from sessionlake.ledger.retained import forget
+from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, Verified, compare_tables
-from sessionlake.operations.rebuild.endings import gold_is_behind, refuse_replaced, reset_gold, retire_query
+from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
 from sessionlake.operations.rebuild.preflight import require_kept_sessions, version_of
+from sessionlake.operations.rebuild.publishing import Plan, entry_of, finish, numbered, replace, stored
 from sessionlake.operations.rebuild.replay import (
     REPLAYED,
     Replayed,
@@ -45,20 +36,13 @@ from sessionlake.operations.rebuild.replay import (
 )
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import note_going_on
-from sessionlake.silver.job import LAYER, counts_of
+from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_states
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.guards import (
-    forget_begun,
-    read_journal,
-    rebuild_journal,
-    refuse_before_erasure,
-)
-from sessionlake.streaming.handover import Handover
+from sessionlake.streaming.journal import Journal, building, require_uninterrupted
+from sessionlake.streaming.operation import REBUILD_SILVER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,29 +73,6 @@ class Rebuilt:
     empties_gold: bool = False
 
 
-class _Plan(msgspec.Struct):
-    """What is left to publish, should the process die."""
-
-    rebuild: str
-    version: int
-    batch: int
-    started_at: datetime
-    changed: list[str]
-    ranges: list[tuple[str, int, int, int, int]]
-    counts: dict[str, int]
-    gold_is_behind: bool = False
-
-    @property
-    def empties_gold(self) -> bool:
-        """Whether gold is computed anew: of other rows, or since what it has yet to read has other numbers now."""
-        return bool(self.changed) or self.gold_is_behind
-
-    def outcome(self, verified: Verified | None, columns: str | None = None, *, finished: bool = False) -> Rebuilt:
-        """What is told once it is published."""
-        messages = self.counts["messages"]
-        return Rebuilt(self.version, self.batch, messages, verified, columns, finished, self.empties_gold)
-
-
 def rebuild(
     spark: SparkSession,
     settings: Settings,
@@ -134,56 +95,52 @@ def rebuild(
         start_over: builds everything again, instead of finishing one that was interrupted.
 
     Raises:
-        LakeError: bronze has no such version, a forgetting or resharding was interrupted, or, if not everything is
-            rebuilt, silver is not where bronze is, or a batch is half committed, or other columns are declared.
+        LakeError: bronze has no such version, or another operation was interrupted; or sessions are chosen and silver
+            is not where bronze is, a batch is half committed, or other columns are declared.
     """
-    refuse_before_erasure(settings)
+    require_uninterrupted(settings, LAYER, but=[REBUILD_SILVER], from_bronze=True)
     compares = compares and not start_over
-    plan = None if start_over else interrupted(settings)
+    journal = None if start_over else interrupted(settings)
     lake, columns = to_replace(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
-        if plan is not None:
-            _publish(spark, settings, lake, plan)
-            return plan.outcome(None, finished=True)
+        if journal is not None:
+            _publish(spark, settings, lake, journal)
+            return _outcome(journal.inputs, None, finished=True)
         started = datetime.now(UTC)
         version = version_of(spark, lake, version)
-        readable, compares = compares, compares and columns is None
-        if compares:
-            TableMerger(spark, settings).catch_up()
-        if not selection.everything:
-            require_kept_sessions(spark, lake, version, selection, columns)
-        replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
-        if not selection.everything:
-            _fill_up(spark, settings, lake, selection)
-        found = compare_tables(spark, settings, lake) if compares else None
-        plan = _plan(spark, lake, replayed, found, started, readable=readable)
-        begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
-        handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
-        _note(settings, lake, plan)
-        _publish(spark, settings, lake, plan)
-        return plan.outcome(found, columns)
+        with building(settings, REBUILD_SILVER, version):
+            readable, compares = compares, compares and columns is None
+            if compares:
+                TableMerger(spark, settings).catch_up()
+            if not selection.everything:
+                require_kept_sessions(spark, lake, version, selection, columns)
+            replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
+            if not selection.everything:
+                _fill_up(spark, settings, lake, selection)
+            found = compare_tables(spark, settings, lake) if compares else None
+            plan = _plan(spark, lake, replayed, found, started, readable=readable)
+            publishing.prepare(settings, LAYER, plan, _states(spark, settings, replayed, selection))
+            lake.storage.require_claims()  # somebody else may have gone on meanwhile
+        _publish(spark, settings, lake, Journal.begin(settings, REBUILD_SILVER, plan))
+        return _outcome(plan, found, columns)
 
 
-def _note(settings: Settings, lake: Lake, plan: _Plan) -> None:
-    """Notes a publication, which is finished from then on, unless somebody else has gone on meanwhile."""
-    lake.storage.require_claims()
-    write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
+def _outcome(plan: Plan, found: Verified | None, columns: str | None = None, *, finished: bool = False) -> Rebuilt:
+    messages = plan.counts["messages"]
+    return Rebuilt(plan.version, plan.batch, messages, found, columns, finished, plan.empties_gold)
 
 
-def interrupted(settings: Settings) -> _Plan | None:
-    """A publication that has not come to its end.
+def interrupted(settings: Settings) -> Journal[Plan] | None:
+    """The rebuild that was interrupted while it replaced the tables; None if none was.
 
     Raises:
-        LossError: what is noted of it cannot be read.
+        LossError: its journal cannot be read.
     """
-    return read_journal(rebuild_journal(settings), _Plan, _DAMAGED)
-
-
-_DAMAGED = "`sessionlake rebuild silver --start-over` builds all of silver again from bronze"
+    return Journal.read(settings, REBUILD_SILVER, Plan)
 
 
 def cancel(spark: SparkSession, settings: Settings) -> None:
-    """Gives up a publication that was interrupted before it replaced a table.
+    """Cancels a rebuild that was interrupted before it replaced a table.
 
     All layers must be claimed.
 
@@ -191,14 +148,7 @@ def cancel(spark: SparkSession, settings: Settings) -> None:
         UsageError: none was interrupted.
         LakeError: a table was replaced, or that cannot be told.
     """
-    plan, lake = interrupted(settings), Lake(settings)
-    if plan is None:
-        raise UsageError("rebuild silver --cancel: no rebuild was interrupted, so there is nothing to give up")
-    txn = Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
-    refuse_replaced(spark, lake, REPLAYED, txn, LAYER, "silver")
-    rebuild_journal(settings).unlink()  # first: without the states beside it, the publication must not go on
-    handover.discard_prepared(settings)
-    clear(spark, settings)
+    publishing.cancel(spark, Lake(settings), REBUILD_SILVER, LAYER, REPLAYED, lambda: clear(spark, settings))
 
 
 def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
@@ -215,34 +165,27 @@ def _states(
     spark: SparkSession, settings: Settings, replayed: Replayed, selection: Selection
 ) -> Iterator[tuple[int, bytes]]:
     """The states to go on from: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
-    rows = () if replayed.states is None else replayed.states.toLocalIterator()
-    rebuilt = ((row["shard"], bytes(row["chunk"])) for row in rows)
+    rebuilt = stored(replayed.states)
     if selection.everything:
         yield from rebuilt
         return
     columns, live = settings.capture.declared, dict(shard_states(spark, settings))
-    for shard, stored in rebuilt:
-        state = ShardState.decode(live.get(shard, stored), columns)
-        state.graft(ShardState.decode(stored, columns), selection)
+    for shard, chunk in rebuilt:
+        state = ShardState.decode(live.get(shard, chunk), columns)
+        state.graft(ShardState.decode(chunk, columns), selection)
         yield shard, state.encode(columns)
 
 
 def _plan(
     spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified | None, started: datetime, *, readable: bool
-) -> _Plan:
+) -> Plan:
     last = last_batch(lake.reader(spark), LAYER)
     if last is None and readable:  # a ledger that is lost
         last = _newest(spark, lake)
-    return _Plan(
-        rebuild=uuid.uuid4().hex[:12],
-        version=replayed.version,
-        batch=0 if last is None else last + 1,
-        started_at=started,
-        changed=sorted(COMPARED if found is None else found.tables),
-        ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in replayed.ranges],
-        counts=counts_of(replayed.partitions),
-        gold_is_behind=gold_is_behind(spark, lake.settings, lake),
-    )
+    plan = Plan.of(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)
+    plan.changed = sorted(COMPARED if found is None else found.tables)
+    plan.gold_is_behind = gold_is_behind(spark, lake.settings, lake)
+    return plan
 
 
 def _newest(spark: SparkSession, lake: Lake) -> int | None:
@@ -253,37 +196,33 @@ def _newest(spark: SparkSession, lake: Lake) -> int | None:
     return None if found is None else found[0]
 
 
-def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
-    """Every step can be taken twice."""
-    handover.require_prepared(settings, plan.rebuild, LAYER, _DAMAGED)
-    beside, txn = Lake(settings).staging(), Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
-    told = {"sessionlake": code_version(), "config": config_hash(settings), "rebuild": plan.rebuild}
-    text = json.dumps(told | {"bronze_version": plan.version})
-    outputs = []
+def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journal[Plan]) -> None:
+    plan = journal.inputs
+    handover.require_prepared(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
     retire_query(spark, lake, LAYER, REPLAYED)
-    for table in REPLAYED:
-        rows = _numbered(_built(spark, beside, table), plan.batch)
-        fault_point(f"before:publish:{table}")
-        columns = lake.storage.columns(spark, table) != beside.storage.columns(spark, table)
-        # A table whose rows are the same stays as it is: whoever follows it has nothing to do.
-        if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
-            lake.overwrite(spark, table, rows, txn, text, columns=columns)
-        fault_point(f"after:publish:{table}")
-        written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
-        outputs.append(TableOutput(table, lake.last_commit(spark, table).version, written))
+    reports = {table: journal.take(table, partial(_replace, spark, lake, plan, table)) for table in REPLAYED}
+    outputs = [TableOutput(table, told["version"], told["rows"]) for table, told in reports.items()]
     if plan.empties_gold:
-        reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
-    Ledger(lake).write(spark, _entry(settings, plan, txn, tuple(outputs)))
-    Ledger(lake).write(spark, _merged(settings, plan, txn))
+        journal.take(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
+    Ledger(lake).write(spark, entry_of(LAYER, plan, outputs, config_hash(settings)))
+    Ledger(lake).write(spark, _merged(settings, plan))
     forget(spark, lake, REPLAYED)
-    lake.add_version(spark, MESSAGES, plan.version)
-    fault_point("before:publish:swap")
-    lake.storage.require_claims()
-    handover.swap(spark, settings, plan.rebuild)
-    note_going_on(settings)
-    forget_begun(settings, LAYER)
-    rebuild_journal(settings).unlink()
-    clear(spark, settings)
+    finish(spark, lake, LAYER, journal, lambda: clear(spark, settings))
+
+
+def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[str, int]:
+    """Puts the rebuilt rows of a table in the place of the live ones; returns the version and the number of rows.
+
+    A table whose rows are the same stays as it is: whoever follows it has nothing to do.
+    """
+    beside = Lake(lake.settings).staging()
+    rows = _built(spark, beside, table)
+    rows = numbered(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
+    columns = lake.storage.columns(spark, table) != beside.storage.columns(spark, table)
+    if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
+        replace(spark, lake, table, rows, plan, config_hash(lake.settings), columns=columns)
+    written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
+    return {"version": lake.last_commit(spark, table).version, "rows": written}
 
 
 def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
@@ -298,30 +237,10 @@ def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 
-def _numbered(rows: DataFrame, batch: int) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return rows.withColumn("_batch", F.lit(batch).cast("bigint")) if "_batch" in rows.columns else rows
-
-
-def _entry(settings: Settings, plan: _Plan, txn: Txn, outputs: tuple[TableOutput, ...]) -> LedgerEntry:
-    return LedgerEntry(
-        layer=LAYER,
-        txn=txn,
-        source=MESSAGES,
-        source_to=plan.version,
-        started_at=plan.started_at,
-        offsets=tuple(OffsetRange(*item) for item in plan.ranges),
-        outputs=outputs,
-        config_hash=config_hash(settings),
-        **plan.counts,  # type: ignore[arg-type]  # counts are whole-number fields
-    )
-
-
-def _merged(settings: Settings, plan: _Plan, txn: Txn) -> LedgerEntry:
+def _merged(settings: Settings, plan: Plan) -> LedgerEntry:
     return LedgerEntry(
         layer=SILVER_TABLES,
-        txn=Txn(f"{txn.app_id}:{SILVER_TABLES}", txn.version),
+        txn=Txn(f"{plan.txn.app_id}:{SILVER_TABLES}", plan.batch),
         source=MESSAGES,
         source_from=plan.batch,
         source_to=plan.batch,

@@ -14,7 +14,8 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.streaming.guards import refuse_half_committed, refuse_interrupted_rebuild
+from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.manifest import refuse_half_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +27,7 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     Raises:
         LakeError: there is nothing to compare, or a batch is half committed.
     """
-    refuse_interrupted_rebuild(settings)
+    require_uninterrupted(settings, LAYER)
     refuse_half_committed(settings, LAYER)
     lake = require_silver(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):

@@ -13,6 +13,8 @@ from operator import eq
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import msgspec
+
 from sessionlake.bronze.job import LAYER, entry_of, ranges_behind, require_as_new
 from sessionlake.bronze.silences import notes_of
 from sessionlake.bronze.subscription import QueryOffsets
@@ -28,8 +30,9 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.generations import Generation, Generations, require_whole
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.losses import (
     first_loss,
     refuse_lost_files,
@@ -37,9 +40,20 @@ from sessionlake.streaming.losses import (
     refuse_set_back,
     require_logs,
 )
+from sessionlake.streaming.operation import RECOVER_BRONZE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class _Inputs(msgspec.Struct):
+    """What the recovery goes by.
+
+    Attributes:
+        app_id: the query's id, which nothing may say any more where the checkpoint and the ledger are lost.
+    """
+
+    app_id: str
 
 
 @dataclass(frozen=True)
@@ -83,13 +97,13 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     refuse_set_back(spark, lake, [MESSAGES])
     found = first_loss(lambda: _require_sound(spark, lake, settings))
     generations = Generations(settings.checkpoint(LAYER), LAYER)
-    app_id, number, booked = end_query(spark, lake, settings, generations)
+    app_id, number, booked = end_query(spark, lake, settings)
     notes_of(settings).unlink(missing_ok=True)  # the table may be older than they are
-    begun = generations.begin(number + 1, app_id)
+    begun = begin_generation(settings, generations, number + 1, app_id)
     return RecoveredBronze(found, booked, begun.number, begun.first_batch)
 
 
-def end_query(spark: SparkSession, lake: Lake, settings: Settings, generations: Generations) -> tuple[str, int, int]:
+def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int, int]:
     """Ends the present generation: nothing of what it has planned comes into the table any more.
 
     Returns:
@@ -97,11 +111,18 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings, generations: 
     """
     app_id, known = _last_known(spark, lake, settings)
     _unbooked(spark, lake, settings)  # what is refused, is refused before anything changes
-    generations.hold(app_id)  # what the present one would do next, it could not do any more
+    Journal.begin(settings, RECOVER_BRONZE, _Inputs(app_id))  # bronze does not start until another generation has begun
     fault_point("after:bronze.held")
     number = _retired(spark, lake, app_id, known)
     fault_point("after:bronze.retired")
     return app_id, number, _book(spark, lake, settings, Txn(app_id, number - 1))
+
+
+def begin_generation(settings: Settings, generations: Generations, first_batch: int, app_id: str) -> Generation:
+    """Begins the generation that bronze goes on in, after `end_query`."""
+    begun = generations.begin(first_batch, app_id)
+    RECOVER_BRONZE.file(settings).unlink()
+    return begun
 
 
 def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
@@ -124,6 +145,8 @@ def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[st
     entries = list(rows_of(Books(reader).entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
     of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).survey()
+    interrupted = Journal.read(settings, RECOVER_BRONZE, _Inputs)
+    of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
     recorded = -1 if app_id is None else last_batch(reader, LAYER, app_id)
     return app_id or str(uuid4()), max(planned, recorded or 0, 0)

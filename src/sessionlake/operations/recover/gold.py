@@ -16,8 +16,7 @@ from sessionlake.gold.job import LAYER
 from sessionlake.gold.tables.notes import kept_up
 from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.settings.model import Settings
-from sessionlake.streaming import handover
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
     has_begun,
@@ -45,14 +44,11 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
     require_logs(spark, lake, [CHANGES, LEDGER, *own])
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no gold in {settings.place}: `sessionlake run gold` begins one")
-    refuse_interrupted_rebuild(settings)
-    refuse_lost_ledger(spark, settings, LAYER, handover.known_first_batch(settings, LAYER))
+    require_uninterrupted(settings, LAYER)
+    refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
     refuse_set_back(spark, lake, [CHANGES])
-    checkpoint = first_loss(
-        lambda: handover.require_states(settings, LAYER),
-        lambda: refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings, LAYER)),
-    )
+    checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
     # Those of rules are all there, or, as long as there has been no rule, none.
     ruled = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Older versions had no table of late points; without a lookup there are no failures.

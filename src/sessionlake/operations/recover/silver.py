@@ -12,8 +12,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.silver import Rebuilt, interrupted, rebuild
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
-from sessionlake.streaming import handover
-from sessionlake.streaming.guards import notes
+from sessionlake.streaming import manifest
 from sessionlake.streaming.losses import (
     first_loss,
     has_begun,
@@ -54,19 +53,15 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no silver in {settings.place}: `sessionlake run silver` begins one")
-    refuse_lost_ledger(spark, settings, LAYER, handover.known_first_batch(settings))
+    refuse_lost_ledger(spark, settings, LAYER)
     finished = rebuild(spark, settings) if interrupted(settings) is not None else None
     refuse_unreadable(spark, lake, [MESSAGES, LEDGER])
     refuse_set_back(spark, lake, [MESSAGES, DECISIONS])
-    checkpoint = first_loss(lambda: _require_checkpoint(spark, settings))
+    checkpoint = first_loss(
+        lambda: refuse_lost_checkpoint(spark, settings, LAYER), lambda: manifest.read(settings, LAYER)
+    )
     tables = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
     back = first_loss(lambda: refuse_set_back(spark, lake, REPLAYED))
     rows = tables or back or first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
     found = tuple(loss for loss in (checkpoint, rows) if loss is not None)
     return RecoveredSilver(found, rebuild(spark, settings, compares=tables is None) if found else finished)
-
-
-def _require_checkpoint(spark: SparkSession, settings: Settings) -> None:
-    handover.require_states(settings, LAYER)
-    refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings))
-    notes(settings, LAYER)

@@ -17,7 +17,7 @@ from sessionlake.bronze.gaps import explain_gaps
 from sessionlake.bronze.job import LAYER, Planned, as_stored, counted, entry_of
 from sessionlake.bronze.reading import messages_within
 from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.bronze.unreadable import is_unreadable, note_going_on
+from sessionlake.bronze.unreadable import is_unreadable
 from sessionlake.delta.commit import staged
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
@@ -27,10 +27,11 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.absent import Reason, Run, note_absent
 from sessionlake.ledger.entries import Ledger, OffsetRange
 from sessionlake.ledger.erasures import blanked, erasures
-from sessionlake.operations.recover.bronze import end_query
+from sessionlake.operations.recover.bronze import begin_generation, end_query
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.manifest import note_going_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,14 +90,14 @@ def skip(spark: SparkSession, settings: Settings, decided: Skipped) -> int:
     with closing(TopicBook(spark, lake, settings)) as book:
         book.look()
         _require_ahead(book, decided)  # before anything is changed
-        app_id, number, _ = end_query(spark, lake, settings, generations)
+        app_id, number, _ = end_query(spark, lake, settings)
         book.look()  # at what is booked by now
         start = _require_ahead(book, decided)
         txn = Txn(app_id, number + 1)
         messages = _commit(spark, lake, book, (start, decided.first), decided, txn)
         fault_point("after:bronze.skipped")
-        generations.begin(number + 2, app_id)
-    note_going_on(settings)
+        begin_generation(settings, generations, number + 2, app_id)
+    note_going_on(settings, LAYER)
     return messages
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, MESSAGES, SILVER
@@ -17,24 +20,40 @@ from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.gold.making.states import forget_held
-from sessionlake.gold.tables.notes import note_shards
+from sessionlake.gold.tables.notes import note_shards as note_gold_shards
 from sessionlake.operations.pipeline import to_the_end
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.resharding.journal import Journal
 from sessionlake.operations.resharding.layers import configured, layers_of, moved_states, present, with_shards
-from sessionlake.processors.job import refuse_interrupted
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.errors import explain
-from sessionlake.streaming.guards import refuse_half_changed, refuse_interrupted_rebuild
 from sessionlake.streaming.handover import Handover
+from sessionlake.streaming.journal import Journal, require_uninterrupted
+from sessionlake.streaming.manifest import note_shards
+from sessionlake.streaming.operation import RESHARD
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """What a resharding brings into force: prepared before it replaces anything.
+
+    Attributes:
+        name: of its handovers.
+        shards: how many there will be.
+        layers: whose states change, in order.
+        former: the number of shards that the states of each were of, if it has any.
+    """
+
+    name: str
+    shards: int
+    layers: list[str]
+    former: dict[str, int] = {}
 
 
 def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lambda _: None) -> list[str]:
@@ -46,21 +65,20 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
         UsageError: the configuration has no layer with this number, or a resharding to another one was interrupted.
         LakeError: a layer cannot come to the end of a batch, or something else was interrupted.
     """
-    journal = Journal.read(settings)
+    journal = Journal.read(settings, RESHARD, _Plan)
     if journal is None:
-        journal = _prepared(spark, settings, shards, say)
-    elif journal.shards != shards:
-        raise UsageError(
-            f"a resharding to {journal.shards} was interrupted: run `sessionlake reshard {journal.shards}`"
-        )
-    if journal is None:
-        return []
-    for layer in journal.layers:
-        _repair(spark, settings, journal, layer, say)
-        _bring_into_force(spark, settings, journal, layer)
+        plan = _prepared(spark, settings, shards, say)
+        if plan is None:
+            return []
+        journal = Journal.begin(settings, RESHARD, plan)
+    plan = journal.inputs
+    if plan.shards != shards:
+        raise UsageError(f"a resharding to {plan.shards} was interrupted: run `sessionlake reshard {plan.shards}`")
+    for layer in plan.layers:
+        journal.take(layer, partial(_move, spark, settings, plan, layer, say))
         say(f"{layer} goes on with {shards} shards")
-    journal.end(settings)
-    return journal.layers
+    journal.end()
+    return plan.layers
 
 
 def cancel(spark: SparkSession, settings: Settings) -> list[str]:
@@ -74,21 +92,22 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     Raises:
         UsageError: none was interrupted.
     """
-    journal = Journal.read(settings)
+    journal = Journal.read(settings, RESHARD, _Plan)
     if journal is None:
         raise UsageError("reshard --cancel: no resharding was interrupted, so there is nothing to give up")
-    moved = [layer for layer in journal.layers if handover.is_named(handover.in_force(settings, layer), journal.name)]
+    plan = journal.inputs
+    moved = [layer for layer in plan.layers if handover.is_in_force(settings, plan.name, layer)]
     for layer in moved:
-        _bring_into_force(spark, settings, journal, layer)
-    journal.end(settings)
-    for layer in journal.layers:
+        _bring_into_force(spark, settings, plan, layer)
+    journal.end()
+    for layer in plan.layers:
         handover.discard_prepared(settings, layer)
     return moved
 
 
-def _prepared(spark: SparkSession, settings: Settings, shards: int, say: Say) -> Journal | None:
-    """Leaves everything as it is, with the new states beside it; None if there is nothing to change."""
-    _refuse_interrupted(settings)
+def _prepared(spark: SparkSession, settings: Settings, shards: int, say: Say) -> _Plan | None:
+    """Prepares the new states beside the present ones; None if there is nothing to change."""
+    require_uninterrupted(settings)
     Lake(settings).require_columns(spark, REPLAYED)
     layers = [layer for layer in layers_of(settings) if configured(settings, layer) == shards]
     if not layers:
@@ -108,9 +127,7 @@ def _prepared(spark: SparkSession, settings: Settings, shards: int, say: Say) ->
         return None
     fault_point("before:reshard.journal")
     Lake(settings).storage.require_claims()  # what was prepared is of what nobody else has gone on from
-    journal = Journal(name, shards, changed, former)
-    journal.write(settings)
-    return journal
+    return _Plan(name, shards, changed, former)
 
 
 def _former(spark: SparkSession, settings: Settings, layer: str) -> int | None:
@@ -124,13 +141,6 @@ def _former(spark: SparkSession, settings: Settings, layer: str) -> int | None:
             f"{layer}.shards that they are of first"
         )
     return handover.shards(settings)  # of a processor that has been given nothing yet
-
-
-def _refuse_interrupted(settings: Settings) -> None:
-    refuse_interrupted_rebuild(settings)
-    refuse_half_changed(settings)
-    for own in settings.processors:
-        refuse_interrupted(settings, own)
 
 
 def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, after: int, name: str, say: Say) -> None:
@@ -151,33 +161,33 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
     begin = Handover(version, handover.next_batch(settings, layer), after, name)
     rows = ((row["shard"], bytes(row["chunk"])) for row in states.toLocalIterator())
     try:
-        handover.prepare(settings, begin, rows, layer, handover.query_of(settings, layer))
+        handover.prepare(settings, begin, rows, layer, same_query=True)
     except Exception as error:  # what reads the states says what is wrong with them, and Spark passes it on
         raise explain(error, layer, settings.checkpoint(layer)) from error
     fault_point(f"after:{layer}.prepared")
 
 
-def _repair(spark: SparkSession, settings: Settings, journal: Journal, layer: str, say: Say) -> None:
-    """Prepares a layer's states again if what was prepared is damaged or gone, and the former states still count."""
-    if handover.is_named(handover.in_force(settings, layer), journal.name) or layer not in journal.former:
-        return
-    if not handover.is_prepared(settings, journal.name, layer):
-        _prepare(spark, settings, layer, journal.former[layer], journal.shards, journal.name, say)
+def _move(spark: SparkSession, settings: Settings, plan: _Plan, layer: str, say: Say) -> None:
+    """Has a layer go on from the new states; prepares them again if they are damaged or gone."""
+    is_moved = handover.is_in_force(settings, plan.name, layer)
+    if not is_moved and layer in plan.former and not handover.is_prepared(settings, plan.name, layer):
+        _prepare(spark, settings, layer, plan.former[layer], plan.shards, plan.name, say)
+    _bring_into_force(spark, settings, plan, layer)
 
 
-def _bring_into_force(spark: SparkSession, settings: Settings, journal: Journal, layer: str) -> None:
-    """Every step can be taken twice."""
+def _bring_into_force(spark: SparkSession, settings: Settings, plan: _Plan, layer: str) -> None:
+    """Can be repeated after a crash."""
     lake = Lake(settings, schemas_of(settings))
-    ready = handover.read(handover.prepared(settings, layer), layer)
-    begin = ready if handover.is_named(ready, journal.name) else handover.in_force(settings, layer)
-    if begin is not None and handover.is_named(begin, journal.name):
+    found = (handover.read(handover.prepared(settings, layer), layer), handover.in_force(settings, layer))
+    begin = next((one for one in found if one is not None and one.rebuild == plan.name), None)
+    if begin is not None:
         lake.add_version(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
         lake.storage.require_claims()
-        handover.go_on(spark, settings, journal.name, layer)
+        handover.swap(spark, settings, plan.name, layer)
     if layer == GOLD:
         forget_held(settings)
         fault_point("after:gold.held")
-        note_shards(spark, lake, journal.shards)
+        note_gold_shards(spark, lake, plan.shards)
     if layer == SILVER:
-        handover.note_shards(with_shards(settings, SILVER, journal.shards))
+        note_shards(with_shards(settings, SILVER, plan.shards))
     fault_point(f"after:{layer}.resharded")

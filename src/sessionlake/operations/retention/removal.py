@@ -30,7 +30,7 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.storage.expired import LIMIT
-from sessionlake.errors import ClaimedError, LakeError, LossError
+from sessionlake.errors import ClaimedError, InterruptedOperationError, LossError
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.ledger.books import Books, rows_of
 from sessionlake.ledger.progress import began_since, ends, first_batch_since, last_batch, last_merged
@@ -54,7 +54,7 @@ from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.spark.frames import as_frame
 from sessionlake.streaming.checkpoint import is_at_first
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
@@ -132,14 +132,15 @@ class Retention:
         self._looked[table] = now
         try:
             with self._lake.storage.claim(self._spark, CLAIM, "removes old rows"):
-                self._refuse_half_changed()
+                # Rows that a forgetting or rebuild has counted, and that died, are its own to remove.
+                require_uninterrupted(self._settings, SILVER)
                 if table == LEDGER:
                     return Removed(cut_ledger(self._spark, self._lake, now - span))
                 return self._cut(table, now - span)
         except ClaimedError as error:
             del self._looked[table]
             return Removed(waits=str(error))
-        except (_WaitsError, LossError) as error:
+        except (_WaitsError, InterruptedOperationError, LossError) as error:
             return Removed(waits=str(error))
 
     def finish(self) -> None:
@@ -150,13 +151,6 @@ class Retention:
         for table, found in heads(self._lake.reader(self._spark)).items():
             if found.pending and table in _SETTINGS and table != LEDGER:
                 self._finished(self._before(table, found.before))
-
-    def _refuse_half_changed(self) -> None:
-        """Rows that a forgetting or rebuild has counted, and that died, are its own to remove."""
-        try:
-            refuse_interrupted_rebuild(self._settings)
-        except LakeError as error:
-            raise _WaitsError(str(error)) from None
 
     def _cut(self, table: str, bound: datetime) -> Removed:
         before, finished = self._before(table, bound), 0

@@ -1,0 +1,126 @@
+"""The checks of a layer, in one list: those that its start requires, and those that `sessionlake doctor` adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import (
+    BRONZE,
+    CHANGES,
+    DECISIONS,
+    ERASURES,
+    GOLD,
+    MESSAGES,
+    REFERENCE,
+    RETAINED,
+    SILVER,
+    TOPICS,
+)
+from sessionlake.errors import LakeError
+from sessionlake.operations.rebuild.endings import gold_tables
+from sessionlake.operations.rebuild.replay import REPLAYED
+from sessionlake.settings.model import Settings
+from sessionlake.streaming import handover, manifest
+from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state, refuse_set_back
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Subject(StrEnum):
+    """What a check looks at: the name of doctor's line."""
+
+    OPERATIONS = "operations"
+    CHECKPOINTS = "checkpoints"
+    STATES = "states"
+    LEDGER = "ledger"
+    VERSIONS = "versions"
+
+
+class Check(NamedTuple):
+    """One check of a layer.
+
+    Attributes:
+        require: raises a `LakeError` that says what is wrong; takes the session, which folders do without.
+        at_start: whether the layer's start requires it, too.
+    """
+
+    subject: Subject
+    require: Callable[[SparkSession | None], object]
+    at_start: bool = True
+
+
+def layers_of(settings: Settings) -> tuple[str, ...]:
+    """The layers that have a checkpoint, processors among them."""
+    return (BRONZE, SILVER, GOLD, *(own.layer for own in settings.processors))
+
+
+def require_sound(spark: SparkSession, settings: Settings, layer: str) -> None:
+    """Returns if nothing is wrong that a layer's start requires.
+
+    Raises:
+        LakeError: saying what is wrong, and what to do.
+    """
+    for check in _checks(settings, layer):
+        if check.at_start:
+            check.require(spark)
+
+
+def require_in_all(spark: SparkSession | None, settings: Settings, subject: Subject, layers: Iterable[str]) -> None:
+    """Returns if nothing is wrong with a subject in any of these layers, as far as `doctor` looks.
+
+    Raises:
+        LakeError: saying what is wrong in the first layer where something is.
+    """
+    for layer in layers:
+        for check in _checks(settings, layer):
+            if check.subject is subject:
+                check.require(spark)
+
+
+def _checks(settings: Settings, layer: str) -> Iterator[Check]:
+    yield Check(Subject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
+    yield Check(Subject.CHECKPOINTS, lambda _: require_whole(settings.checkpoint(layer), layer))
+    yield Check(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
+    yield Check(Subject.CHECKPOINTS, lambda _: manifest.read(settings, layer))
+    yield Check(Subject.STATES, lambda _: handover.require_states(settings, layer))
+    if layer not in {BRONZE, *(own.layer for own in settings.processors if own.key)}:  # which keep none
+        # At a start Spark looks for them itself.
+        yield Check(Subject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
+    yield Check(Subject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
+    yield Check(Subject.VERSIONS, lambda spark: require_newest(spark, settings, [layer]))
+
+
+def require_newest(spark: SparkSession | None, settings: Settings, layers: Iterable[str]) -> None:
+    """Returns if no table by which one of these layers goes on was brought back to an older version.
+
+    Raises:
+        LossError: naming one that was.
+    """
+    tables = dict.fromkeys(table for layer in layers for table in _tables_that_count(settings, layer))
+    refuse_set_back(spark, Lake(settings), tables)
+
+
+def _require_query(settings: Settings, layer: str) -> None:
+    folder = Path(settings.checkpoint(layer))
+    if folder.is_dir() and Generations(str(folder), layer).present.app_id is None:
+        raise LakeError(f"{folder} has no metadata file. {way_on(layer)}")
+
+
+def _tables_that_count(settings: Settings, layer: str) -> tuple[str, ...]:
+    """The tables by which a layer goes on: those that it reads, and those that it, and what goes with it, writes."""
+    if own := [own for own in settings.processors if own.layer == layer]:
+        read = own[0].source if own[0].key else MESSAGES
+        return (own[0].into,) if read.startswith(REFERENCE) else (read, own[0].into)
+    return {
+        BRONZE: (MESSAGES, TOPICS, ERASURES, RETAINED),
+        SILVER: (MESSAGES, *REPLAYED, DECISIONS),
+        GOLD: (CHANGES, *gold_tables(settings)),
+    }[layer]

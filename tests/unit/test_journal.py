@@ -1,0 +1,133 @@
+"""The journal of operations that replace tables or states: steps are done once, and who must not start does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sessionlake.errors import InterruptedOperationError, LossError
+from sessionlake.settings.model import ProcessorSettings, Settings
+from sessionlake.streaming.journal import Journal, building, built_from, discard_building, require_uninterrupted
+from sessionlake.streaming.operation import (
+    FORGET,
+    REBUILD_SILVER,
+    RECOVER_BRONZE,
+    RESHARD,
+    Operation,
+    operations_of,
+    rebuild_of,
+)
+
+OWN = ProcessorSettings(name="top", target="a:B")
+LAYERS = ("bronze", "silver", "gold", OWN.layer)
+
+
+class PowerCutError(Exception):
+    pass
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path, processors=(OWN,))
+
+
+def refused(settings: Settings, **how: bool) -> set[str]:
+    """The layers that do not start."""
+    found = set()
+    for layer in LAYERS:
+        try:
+            require_uninterrupted(settings, layer, **how)
+        except InterruptedOperationError:
+            found.add(layer)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("operation", "layers"),
+    [
+        (FORGET, {*LAYERS}),
+        (RESHARD, {*LAYERS}),
+        (RECOVER_BRONZE, {"bronze"}),
+        (REBUILD_SILVER, {"silver", "gold"}),
+        (rebuild_of(OWN), {OWN.layer}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Operation) else "",
+)
+def test_the_layers_that_an_operation_changes_do_not_start_until_it_has_ended(settings, operation, layers):
+    assert operation in operations_of(settings)
+    assert refused(settings) == set()
+    journal = Journal.begin(settings, operation, {"shards": 3})
+    assert refused(settings) == layers
+    with pytest.raises(InterruptedOperationError, match=f"was interrupted.*: run `sessionlake {operation.name[:6]}"):
+        require_uninterrupted(settings)
+    require_uninterrupted(settings, but=[operation])
+    journal.end()
+    assert refused(settings) == set()
+
+
+def test_the_error_names_what_finishes_an_operation_and_what_cancels_it(settings):
+    Journal.begin(settings, RESHARD, {"shards": 3})
+    with pytest.raises(InterruptedOperationError, match=r"`sessionlake reshard 3`, .*`sessionlake reshard 3 --cancel`"):
+        require_uninterrupted(settings)
+
+
+def test_a_step_is_done_again_until_it_is_noted_and_never_after_that(settings):
+    done: list[str] = []
+
+    def step(name: str) -> dict[str, int]:
+        done.append(name)
+        if len(done) == 2:
+            raise PowerCutError
+        return {"rows": len(done)}
+
+    journal = Journal.begin(settings, FORGET, {"session": "s"})
+    assert journal.take("a", lambda: step("a")) == {"rows": 1}
+    with pytest.raises(PowerCutError):
+        journal.take("b", lambda: step("b"))
+    again = Journal.read(settings, FORGET, dict[str, str])
+    assert (again.inputs, again.done) == ({"session": "s"}, {"a": {"rows": 1}})
+    assert [again.take(name, lambda name=name: step(name)) for name in "ab"] == [{"rows": 1}, {"rows": 3}]
+    assert done == ["a", "b", "b"]
+
+
+def test_a_rebuild_that_is_being_built_stops_no_layer_and_leaves_nothing_to_finish(settings):
+    with building(settings, REBUILD_SILVER, 7):
+        assert refused(settings) == set()
+        assert built_from(settings, "silver") == 7
+        assert Journal.read(settings, REBUILD_SILVER, dict[str, int]) is None
+    assert built_from(settings, OWN.layer) is None
+    discard_building(settings, REBUILD_SILVER)  # as the next start does
+    assert built_from(settings, "silver") is None
+
+
+def test_a_rebuild_that_fails_while_it_is_built_leaves_no_record(settings):
+    with pytest.raises(PowerCutError), building(settings, REBUILD_SILVER, 7):
+        raise PowerCutError
+    assert not REBUILD_SILVER.file(settings).exists()
+
+
+def test_one_that_starts_over_leaves_the_record_of_the_one_that_replaced_tables(settings):
+    Journal.begin(settings, REBUILD_SILVER, {"version": 3}).take("silver.sessions", dict)
+    with pytest.raises(PowerCutError), building(settings, REBUILD_SILVER, 7):
+        raise PowerCutError
+    assert refused(settings) == {"silver", "gold"}
+    assert Journal.read(settings, REBUILD_SILVER, dict[str, int]).done == {"silver.sessions": {}}
+
+
+def test_tables_can_be_made_from_bronze_once_a_session_is_erased_there(settings):
+    journal = Journal.begin(settings, FORGET, {"session": "s"})
+    assert refused(settings, from_bronze=True) == {*LAYERS}
+    journal.take("bronze", dict)
+    assert refused(settings, from_bronze=True) == set()
+    assert refused(settings) == {*LAYERS}
+
+
+@pytest.mark.parametrize("operation", [FORGET, RESHARD, RECOVER_BRONZE, REBUILD_SILVER, rebuild_of(OWN)])
+def test_a_file_that_cannot_be_read_stops_layers_and_is_named_with_what_to_do(settings, operation):
+    operation.file(settings).parent.mkdir(parents=True)
+    operation.file(settings).write_bytes(b'{"step"')
+    with pytest.raises(LossError, match=rf"{operation.name}.json cannot be read .*sessionlake|command that moves them"):
+        Journal.read(settings, operation, dict[str, str])
+    with pytest.raises(InterruptedOperationError, match="run `sessionlake"):
+        require_uninterrupted(settings)
