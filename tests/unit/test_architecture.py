@@ -264,6 +264,34 @@ def test_functions_read_at_a_glance() -> None:
     assert of_every_module(long) == {}
 
 
+def methods(file: Path) -> Iterator[tuple[ast.ClassDef, ast.FunctionDef]]:
+    """The public methods of a module's public classes."""
+    for node in parsed(file).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef) and (inner.name == "__call__" or not inner.name.startswith("_")):
+                    yield node, inner
+
+
+def test_a_public_method_has_a_docstring_unless_it_overrides_one_that_has() -> None:
+    described: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for file in MODULES.values():
+        for cls, method in methods(file):
+            bases.setdefault(cls.name, set()).update(ast.unparse(base).split("[")[0] for base in cls.bases)
+            if ast.get_docstring(method):
+                described.setdefault(cls.name, set()).add(method.name)
+
+    def is_described(cls: str, method: str) -> bool:
+        own = method in described.get(cls, ())
+        return own or any(is_described(base, method) for base in bases.get(cls, set()) - {cls})
+
+    def silent(file: Path) -> set[str]:
+        return {f"{cls.name}.{one.name}" for cls, one in methods(file) if not is_described(cls.name, one.name)}
+
+    assert of_every_module(silent) == {}
+
+
 def replaced(file: Path) -> Iterator[str]:
     """What a test puts something else in the place of, by its full name."""
     if ".setattr(" not in file.read_text(encoding="utf-8"):  # parsing them all takes seconds

@@ -43,7 +43,6 @@ from sessionlake.gold.fold.shard import GoldFold, Kept, points_in, recompute, ta
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
 from sessionlake.gold.making import states
 from sessionlake.protocol.arrow import dense
-from sessionlake.protocol.chunk import write_ipc
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
 
@@ -391,29 +390,6 @@ def test_state_of_another_format_is_refused():
     content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/4", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
         GoldShardState.decode(content)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_state_of_an_earlier_format_is_read_on(number: int):
-    """Both knew no revisions; the first kept a summary of a minute, too."""
-    gold = Gold(1)
-    before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(9)]
-    gold.batch(before)
-    content = msgspec.msgpack.decode(decode_states(gold.states[0])[BY_SESSION.name])
-    tail = pa.ipc.open_stream(content["tail"]).read_all().drop_columns(["revision"])
-    older = pa.ipc.open_stream(content["older"]).read_all()
-    count = pa.array([4] * older.num_rows)
-    for name in ("known", "count", "low", "high", "total", "first") if number == 1 else ():
-        older = older.append_column(name, count)
-    del content["made"]
-    content |= {"format": f"sessionlake.gold.state/{number}", "window": WINDOW}
-    content |= {"older": write_ipc(older), "tail": write_ipc(tail)}
-    gold.states[0] = msgspec.msgpack.encode(content)
-    later = [change("s", "r", 9, 7_500, price=50.0), change("s", "r", 10, 9_000, price=1.0)]
-    for one in later:
-        gold.batch([one])
-    assert held(gold) == by_hand([*before, *later])
-    assert decode_states(gold.states[0]).keys() == {BY_SESSION.name}
 
 
 def test_forgetting_a_session_again_keeps_the_later_time():

@@ -78,12 +78,8 @@ def start(
         LossError: it is the other way round, or what is known of a topic is gone.
         TopicChangedError: a topic was deleted, created anew or cut, and the rule is `fail`.
     """
-    require_uninterrupted(settings, LAYER)
-    require_broker(settings)
     lake = Lake(settings)
-    refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
-    lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
-    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    _prepare(spark, lake)
     book, forgotten = TopicBook(spark, lake, settings), erasures(lake.reader(spark))
     silences = Silences(spark, lake, settings, book)
     return BronzeQuery(
@@ -101,6 +97,16 @@ def start(
         on_wait=on_wait or (lambda _: None),
         locate=lambda error, generation: explain_unreadable(spark, settings, error, generation, book.shifts),
     ).begin()
+
+
+def _prepare(spark: SparkSession, lake: Lake) -> None:
+    """Creates bronze's tables, if it may go on in the lake; see `start`."""
+    settings = lake.settings
+    require_uninterrupted(settings, LAYER)
+    require_broker(settings)
+    refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
+    lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
+    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
 
 
 def _source(

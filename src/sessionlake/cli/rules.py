@@ -18,13 +18,14 @@ from sessionlake.cli.show import OutputFormat, show
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_STATUS, RULE_TIMES, RULES
+from sessionlake.delta.storage.far_times import nearest_time
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import in_force, wanted
-from sessionlake.gold.alerts.stored import StoredInLake, events_in, moment, times_of_all
+from sessionlake.gold.alerts.stored import StoredInLake, events_in, times_of_all
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import Batch, changed
@@ -129,7 +130,7 @@ def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written],
         [
             (
                 row.rule.name, "lost" if one.retracted else "gained", *one.alert.key, one.alert.event,
-                moment(one.alert.at_ms), dict(one.grounds.values) if one.grounds else None,
+                nearest_time(one.alert.at_ms), dict(one.grounds.values) if one.grounds else None,
             )
             for row in rows
             for one in [row.logged]

@@ -15,14 +15,13 @@ from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.alerts.book import forget, refuse_mixed_sessions
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.batch.averages import AverageWriter
-from sessionlake.gold.batch.final import Finals, hold_append_only
+from sessionlake.gold.batch.final import Finals
 from sessionlake.gold.batch.products import ProductMerger, write_late
 from sessionlake.gold.batch.rows import BatchRows, Part
 from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared.tables import (
     GoldTable,
     averages_of,
-    finals_of,
     products_of,
     schemas_of,
     tables_of,
@@ -36,16 +35,14 @@ from sessionlake.gold.making.states import kept, shard_of
 from sessionlake.gold.making.tables import Made, make_anew
 from sessionlake.gold.references.keeping import AccompaniedQuery, References, make_ready
 from sessionlake.gold.sql.definitions import keep_definitions
-from sessionlake.gold.tables.expiry import Expiry, note_floors
+from sessionlake.gold.tables.expiry import Expiry, begun_expiry
 from sessionlake.gold.tables.notes import (
-    hold_feeds,
+    hold_properties,
     hold_shards,
     left_out,
     mark_incomplete,
-    mark_left_out,
     note_kept_up,
-    refuse_other_logic,
-    to_begin,
+    tables_to_make,
     whole,
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
@@ -80,20 +77,15 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
     """
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
     with lake.storage.remembering():
-        _check(spark, lake)
-        refuse_other_logic(spark, lake, tables)
+        _prepare(spark, lake)
         refuse_mixed_sessions(spark, lake)
-        mark_left_out(spark, lake, tables)
-        new = to_begin(spark, lake, tables)
-        there = [table for table in tables if table not in new]
-        lake.ensure(spark, [table.table for table in with_finals(there)])
+        new = tables_to_make(spark, lake, tables)
+        lake.ensure(spark, [table.table for table in with_finals(table for table in tables if table not in new)])
         if new:
-            _made(spark, lake, new)
-        hold_feeds(spark, lake, settings, tables)
-        hold_append_only(spark, lake, finals_of(tables))
-        if lake.storage.keeps_functions:
-            keep_definitions(spark, lake)
-        return _started(spark, lake, settings, tables, once=once)
+            _make(spark, lake, new)
+        hold_properties(spark, lake, tables)
+        keep_definitions(spark, lake)
+        return _run(spark, lake, tables, once=once)
 
 
 def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, Made]:
@@ -104,12 +96,21 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     """
     lake = Lake(settings, schemas_of(settings))
     with lake.storage.remembering():
-        _check(spark, lake)
-        return _made(spark, lake, tables)
+        _prepare(spark, lake)
+        return _make(spark, lake, tables)
 
 
-def _made(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, Made]:
-    """See `make_tables`."""
+def _prepare(spark: SparkSession, lake: Lake) -> None:
+    """Creates the tables that every gold has, if it may go on in the lake; see `start`."""
+    refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
+    require_uninterrupted(lake.settings, LAYER)
+    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
+    make_ready(spark, lake, lake.settings)
+    hold_shards(spark, lake, lake.settings.gold.shards)
+
+
+def _make(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, Made]:
+    """Makes tables anew, behind a run of the stream that brings all others up to the same changes."""
     settings = lake.settings
     for table in tables:
         mark_incomplete(spark, lake, table)
@@ -119,45 +120,32 @@ def _made(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[
     missed = left_out(spark, lake, others)  # the next start makes these anew
     others = [one for one in others if one not in missed]
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        _started(spark, lake, settings, others, once=True, asks=False).wait()
+        _run(spark, lake, others, once=True, asks=False).wait()
     if any(isinstance(table, Enriched) for table in tables):
-        kept_up = [one for one in others if isinstance(one, Enriched)]
-        References(spark, lake, settings, kept_up, asks=False).catch_up()
+        References(spark, lake, settings, others, asks=False).catch_up()
     made = {table.table: make_anew(spark, lake, settings, table) for table in tables}
     note_kept_up(spark, lake, [*others, *tables])
     return made
 
 
-def _check(spark: SparkSession, lake: Lake) -> None:
-    """Returns if gold may go on in the lake; see `start`."""
-    settings = lake.settings
-    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    require_uninterrupted(settings, LAYER)
-    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
-    make_ready(spark, lake, settings)
-    hold_shards(spark, lake, settings.gold.shards)
-
-
-def _started(
-    spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[GoldTable], *, once: bool, asks: bool = True
+def _run(
+    spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, asks: bool = True
 ) -> AccompaniedQuery:
+    """Starts the stream that keeps tables up, and what is done beside it.
+
+    Args:
+        asks: whether lookups ask for what reference tables lack.
+    """
+    settings, begin = lake.settings, in_force(lake.settings, LAYER)
     note_kept_up(spark, lake, tables)
     query = AccompaniedQuery(LAYER, settings.checkpoint(LAYER))
-    references = References(spark, lake, settings, [one for one in tables if isinstance(one, Enriched)], asks=asks)
-    if last_planned(settings.checkpoint(LAYER)) is None and in_force(settings, LAYER) is None:
-        begun = products_of(settings)  # with tables that are empty
-        note_floors(spark, lake, [one.table for one in with_finals(begun)], {})
-    products = [one for one in tables if isinstance(one, Product)]
-    expiry = Expiry(spark, lake, [*products, *finals_of(products)])
-    expiry.remove(spark, {})
-    finals = Finals(spark, lake, products, expiry)
-    batch = _GoldBatch(lake, settings, tables, references, expiry, finals)
+    references = References(spark, lake, settings, tables, asks=asks)
+    expiry = begun_expiry(spark, lake, tables, is_new=begin is None and last_planned(query.checkpoint) is None)
+    batch = _GoldBatch(spark, lake, tables, references, expiry)
     averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
-    begin = in_force(settings, LAYER)
-    stream = folded(spark, lake, settings, averages, begin)
     first_batch = 0 if begin is None else begin.first_batch
     query.start(
-        stream,
+        folded(spark, lake, settings, averages, begin),
         batch,
         trigger=settings.gold.trigger,
         once=once,
@@ -175,9 +163,8 @@ def folded(
     options = PASSING_REMOVALS if begin is None else PASSING_REMOVALS | {"startingVersion": begin.bronze_version + 1}
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
-    changes = read.select(*shards, *marks(declared, once))
     packer = ChangePacker(declared, owners, once if once.may_be_any else None)
-    packed = changes.mapInArrow(packer, PACKED_SCHEMA)
+    packed = read.select(*shards, *marks(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     resting_ms = max(idle_ms, milliseconds(_RESTING))
     fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, resting_ms)
@@ -190,24 +177,18 @@ class _GoldBatch:
     """Commits one micro-batch: table by table, then the ledger row."""
 
     def __init__(
-        self,
-        lake: Lake,
-        settings: Settings,
-        tables: Sequence[GoldTable],
-        references: References,
-        expiry: Expiry,
-        finals: Finals,
+        self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: References, expiry: Expiry
     ) -> None:
-        self._lake, self._ledger, self._expiry, self._finals = lake, Ledger(lake), expiry, finals
+        self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
         self._files = Files.of(lake.storage.scratch, LAYER)
         self._files.clear()
-        self._settings = settings
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
-        self._all, self._declared = products_of(settings), declared_in(settings)
+        self._finals = Finals(spark, lake, self._products, expiry)
+        self._all, self._declared = products_of(lake.settings), declared_in(lake.settings)
         self._enrich = references.step
         # Rules read all of these: batches of which one misses something are made up for by all rules being new.
-        self._rules = RuleStep(lake, settings, expiry) if all(one in tables for one in STANDARD) else None
+        self._rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.far_times import micros_of, nearest_time
 from sessionlake.delta.storage.reading import Condition, TableReader, among
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEYS = METRICS_1M.keys
-_EPOCH = datetime.fromtimestamp(0, UTC)
 # So many rows are put together at once: what is in memory are these, and the answer.
 _AT_ONCE = 500_000
 
@@ -124,7 +124,7 @@ def _rows(reader: TableReader, span: Span, conditions: Sequence[Condition]) -> I
 
 
 def _within(span: Span) -> list[Condition]:
-    begin, end = (_EPOCH + timedelta(milliseconds=ms) for ms in (span.begin, span.end))
+    begin, end = map(nearest_time, (span.begin, span.end))
     return [(START, operator.ge, begin), (START, operator.lt, end)]
 
 
@@ -143,10 +143,10 @@ def _files(
 def _ms(name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise UsageError(f"{name} {moment} has no time zone")
-    passed = moment - _EPOCH
-    if passed % timedelta(milliseconds=MINUTE):
+    passed = micros_of(moment)
+    if passed % (MINUTE * 1000):
         raise UsageError(f"{name} {moment} is within a minute: the finest metrics there are are those of whole ones")
-    return milliseconds(passed)
+    return passed // 1000
 
 
 def _checked(begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None) -> None:

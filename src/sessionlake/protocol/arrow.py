@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ SESSION = ("topic", "partition", "session_id")
 SESSION_TYPES = (pa.string(), pa.int32(), pa.string())
 """Their types."""
 _SEPARATOR = "\0"
+_WIDEST = 1 << 62
 
 
 def one(column: pa.ChunkedArray) -> pa.Array:
@@ -39,18 +40,36 @@ def dense(rows: Rows) -> Rows:
     return rows.cast(pa.schema(fields))
 
 
+def stamped(rows: pa.Table, stamps: Mapping[str, pa.Scalar]) -> pa.Table:
+    """The rows with further columns, each of one value."""
+    for name, stamp in stamps.items():
+        rows = rows.append_column(name, pa.repeat(stamp, rows.num_rows))
+    return rows
+
+
 def row_codes(*columns: pa.ChunkedArray) -> tuple[Int64s, list[pa.Array]]:
     """Numbers of the distinct combinations of columns without nulls, and each combination's value of each column."""
     coded = [codes(column) for column in columns]
-    number = np.zeros(len(columns[0]), np.int64)
-    for code, values in coded:
-        number = number * max(len(values), 1) + code
-    distinct, number = np.unique(number, return_inverse=True)
-    parts = list[pa.Array]()
-    for _, values in reversed(coded):
-        distinct, code = np.divmod(distinct, max(len(values), 1))
-        parts.append(values.take(pa.array(code)))
-    return number.reshape(-1), parts[::-1]
+    distinct, number = np.unique(combined(coded, len(columns[0])), return_inverse=True)
+    number = number.reshape(-1)
+    row = np.empty(len(distinct), np.int64)
+    row[number] = np.arange(len(number))
+    return number, [values.take(pa.array(code[row])) for code, values in coded]
+
+
+def combined(columns: Iterable[tuple[Int64s, Sized]], rows: int) -> Int64s:
+    """One number a row out of its codes in several columns, in the order of these; as many numbers as combinations.
+
+    Args:
+        columns: codes from 0 on, and what they are of.
+    """
+    number, width = np.zeros(rows, np.int64), 1
+    for code, values in columns:
+        if width * max(len(values), 1) >= _WIDEST:
+            _, number = np.unique(number, return_inverse=True)
+            number, width = number.reshape(-1), rows
+        number, width = number * max(len(values), 1) + code, width * max(len(values), 1)
+    return number
 
 
 def ranges(starts: Int64s, lengths: Int64s) -> Int64s:

@@ -43,6 +43,11 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def ddl_of(columns: Iterable[tuple[str, str]]) -> str:
+    """Columns, given their names and Spark SQL types, as Spark DDL."""
+    return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
+
+
 def folded(name: str) -> str:
     """The name without its case, as SQL compares names: two names with the same result are one column to SQL."""
     # As Java's `equalsIgnoreCase` has it, for which a dotted capital I and an i are one, too.

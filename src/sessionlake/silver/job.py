@@ -83,15 +83,8 @@ def start(
         LakeError: the checkpoint is new and the tables are not, declared columns do not fit the tables, or a topic of
             which changes are gone is of class `once` now.
     """
-    require_uninterrupted(settings, LAYER)
-    discard_building(settings, REBUILD_SILVER)
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
-    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    refuse_removed_history(lake.reader(spark), settings)
-    handover.refuse_other_shards(settings)
-    note_shards(settings)
+    _prepare(spark, lake)
     begin = handover.in_force(settings)
     decided = binding_decisions(lake.reader(spark))
     first_batch = begin.first_batch if begin else 0
@@ -99,7 +92,20 @@ def start(
     times = StreamTimesLog.begin(spark, settings, LAYER, log.ends)
     job = _SilverBatch(lake, settings, decided, first_batch, log, times, on_batch)
     frame = folded(spark, lake, settings, decided, begin)
+    query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
+
+
+def _prepare(spark: SparkSession, lake: Lake) -> None:
+    """Creates silver's tables, if it may go on in the lake; see `start`."""
+    settings = lake.settings
+    require_uninterrupted(settings, LAYER)
+    discard_building(settings, REBUILD_SILVER)
+    lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
+    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    refuse_removed_history(lake.reader(spark), settings)
+    handover.refuse_other_shards(settings)
+    note_shards(settings)
 
 
 def folded(

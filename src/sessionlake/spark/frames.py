@@ -86,6 +86,27 @@ def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType
     return frame.toDF(*_numbered(frame.columns)).mapInArrow(_Renamed(function, tuple(frame.columns)), ddl)
 
 
+@dataclass(frozen=True)
+class EachBatch:
+    """A function of a table, as a function of Arrow batches: called for each batch by itself."""
+
+    function: Callable[[pa.Table], pa.Table]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The results of all batches."""
+        for batch in batches:
+            yield from self.function(pa.Table.from_batches([batch])).to_batches()
+
+
+def mapped(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
+    """The result of a function on rows: at once if they are at hand, else for each batch by itself, where they are."""
+    if isinstance(rows, pa.Table):
+        return function(rows)
+    if isinstance(rows, Mapped):
+        return Mapped(rows.frame, _Chain(rows.function, EachBatch(function)), ddl)
+    return map_batches(rows, EachBatch(function), ddl)
+
+
 def map_groups(
     frame: DataFrame, keys: Iterable[str], groups: int, function: Callable[[pa.Table], pa.Table], ddl: str
 ) -> DataFrame:

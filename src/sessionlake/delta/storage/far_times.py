@@ -51,6 +51,11 @@ def time_of(ms: int) -> datetime | FarTime:
     return _EPOCH + timedelta(milliseconds=ms) if FIRST_MS <= ms <= LAST_MS else FarTime(ms)
 
 
+def nearest_time(ms: int) -> datetime:
+    """A time in UTC, from milliseconds since the epoch; where no datetime can tell it, the nearest that one can."""
+    return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
+
+
 def ms_of(time: datetime | FarTime) -> int:
     """Milliseconds since the epoch, rounded down; a time without a zone is in UTC."""
     if isinstance(time, FarTime):

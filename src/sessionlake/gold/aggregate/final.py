@@ -43,7 +43,7 @@ class FinalTable:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """See `Product`."""
+        """The product's keys."""
         return self.product.keys
 
     @property

@@ -54,6 +54,11 @@ class Aggregate(ABC):
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             return groups.reduced(held, lambda one, other: self.combine(name, one, other))
 
+    @property
+    def meaning(self) -> str:
+        """What the result is, as the comment of its column."""
+        return f"Computed by the aggregate {type(self).__name__}"
+
     @abstractmethod
     def sql(self) -> str:
         """The result by plain Spark SQL over all events of a group: what the incremental one is compared with."""
@@ -68,19 +73,19 @@ class Count(Aggregate):
     """How many events."""
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`."""
         return ((name, "bigint"),)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`."""
         return {name: np.ones(events.num_rows, np.int64)}
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """See `Aggregate`."""
         return {name: one[name] + other[name]}
 
+    @property
+    def meaning(self) -> str:
+        return "Number of values"
+
     def sql(self) -> str:
-        """See `Aggregate`."""
         return "count(*)"
 
 
@@ -93,15 +98,13 @@ class Sum(Aggregate):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Aggregate`."""
         return (self.of,)
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`; the second is what is left over when the sum is rounded."""
+        # The second is what is left over when the sum is rounded.
         return (name, "double"), (_beside(name, "rest"), "double")
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`."""
         values = _doubles(events, self.of)
         if not self.squared:
             return {name: values, _beside(name, "rest"): np.zeros(len(values))}
@@ -120,13 +123,15 @@ class Sum(Aggregate):
         finite = np.isfinite(whole)
         return {name: np.where(finite, whole, added), rest: np.where(finite, lost - (whole - added), 0.0)}
 
+    @property
+    def meaning(self) -> str:
+        return f"Sum of the squares of {self.of}" if self.squared else f"Sum of {self.of}"
+
     def sql(self) -> str:
-        """See `Aggregate`."""
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum({of})"
 
     def magnitude(self) -> str | None:
-        """See `Aggregate`."""
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum(abs({of}))"
 
@@ -141,24 +146,24 @@ class Extreme(Aggregate):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Aggregate`."""
         return (self.of,)
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`."""
         return ((name, self.type),)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`."""
         return {name: _doubles(events, self.of) if self.type == "double" else events[self.of].to_numpy()}
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """See `Aggregate`."""
         pick: Any = np.maximum if self.greatest else np.minimum
         return {name: pick(one[name], other[name])}
 
+    @property
+    def meaning(self) -> str:
+        end = "Highest" if self.greatest else "Lowest"
+        return f"{end} event time, ms since the epoch" if self.of == "ts" else f"{end} {self.of}"
+
     def sql(self) -> str:
-        """See `Aggregate`."""
         return f"{'max' if self.greatest else 'min'}({quote(self.of)})"
 
 
@@ -172,20 +177,17 @@ class Endmost(Aggregate):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Aggregate`."""
         return (self.of, *(column for _, column, _ in ORDER))
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`; besides, where in time it is."""
+        # Besides, where in time it is.
         return (name, "double"), *((_beside(name, part), sql) for part, _, sql in ORDER)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`."""
         places = {_beside(name, part): events[column].to_numpy() for part, column, _ in ORDER}
         return {name: _doubles(events, self.of)} | places
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """See `Aggregate`."""
         a, b = one[_beside(name, "ts")], other[_beside(name, "ts")]
         later = b > a
         ties = np.flatnonzero(a == b)  # few, mostly
@@ -195,8 +197,11 @@ class Endmost(Aggregate):
         picked = later if self.last else ~later
         return {column: np.where(picked, other[column], one[column]) for column, _ in self.columns(name)}
 
+    @property
+    def meaning(self) -> str:
+        return f"{'Last' if self.last else 'First'} {self.of} in event time"
+
     def sql(self) -> str:
-        """See `Aggregate`."""
         return f"{'max' if self.last else 'min'}_by({quote(self.of)}, {ORDER_SQL})"
 
 
@@ -204,6 +209,11 @@ class Derived(ABC):
     """A column that follows from the others of its row."""
 
     type = "double"
+
+    @property
+    def meaning(self) -> str:
+        """What it is, as the comment of its column."""
+        return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
     def of(self, results: Columns) -> Any:
@@ -215,7 +225,7 @@ class Derived(ABC):
 
     @abstractmethod
     def magnitude(self) -> str:
-        """See `Aggregate`."""
+        """SQL of how large the numbers were that it was computed from."""
 
 
 @dataclass(frozen=True)
@@ -227,15 +237,16 @@ class Mean(Derived):
     value: str = "value"
 
     def of(self, results: Columns) -> Any:
-        """See `Derived`."""
         return results[self.sum] / results[self.count]
 
+    @property
+    def meaning(self) -> str:
+        return f"Mean of {self.value}"
+
     def sql(self) -> str:
-        """See `Derived`."""
         return f"avg({quote(self.value)})"
 
     def magnitude(self) -> str:
-        """See `Derived`."""
         return f"avg(abs({quote(self.value)}))"
 
 
@@ -252,7 +263,7 @@ class Variance(Derived):
     value: str = "value"
 
     def of(self, results: Columns) -> Any:
-        """See `Derived`; there is none of a single event, nor where the squares are beyond the range of doubles."""
+        # There is none of a single event, nor where the squares are beyond the range of doubles.
         n, whole, rest = results[self.count], results[self.sum], results[_beside(self.sum, "rest")]
         square, lost = _product(whole, whole)
         mean = square / n
@@ -262,14 +273,16 @@ class Variance(Derived):
         told = (n > 1) & np.isfinite(results[self.squares] * n)  # which no sum is beyond, squared
         return np.maximum(spread, 0.0) / np.where(told, n - 1, np.nan)
 
+    @property
+    def meaning(self) -> str:
+        return f"Sample variance of {self.value}; null if there is one, or squares are beyond the range of doubles"
+
     def sql(self) -> str:
-        """See `Derived`."""
         value = quote(self.value)
         squares = f"count({value}) * sum({value} * {value})"
         return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
     def magnitude(self) -> str:
-        """See `Derived`."""
         # What SQL's own variance may be off by, times 1e9.
         value = quote(self.value)
         apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import codes, combined
 from sessionlake.protocol.types import Int64s
 
 Columns = Mapping[str, Any]
 """Numpy columns by name, all of one length."""
-_WIDEST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,7 @@ class Groups:
     @staticmethod
     def of(rows: pa.Table, keys: Iterable[str]) -> Groups:
         """Groups rows by columns that have no nulls: texts, whole numbers or times."""
-        number, width = np.zeros(rows.num_rows, np.int64), 1
-        for name in keys:
-            code, distinct = codes(rows[name])
-            if width * max(len(distinct), 1) >= _WIDEST:
-                _, number = np.unique(number, return_inverse=True)
-                width = rows.num_rows
-            number, width = number * max(len(distinct), 1) + code, width * max(len(distinct), 1)
+        number = combined((codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
         return Groups(order, np.diff(starts, append=len(order)))
@@ -55,9 +48,11 @@ class Groups:
         return self.order[self.starts]
 
     @property
-    def numbers(self) -> Int64s:
-        """Of each place in `order`, the number of its group."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+    def codes(self) -> Int64s:
+        """Of each row, the number of its group."""
+        found = np.empty(len(self.order), np.int64)
+        found[self.order] = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        return found
 
     def reduced(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
         """One entry a group: its rows combined in pairs, those in pairs again, and so on.

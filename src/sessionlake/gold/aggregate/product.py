@@ -20,7 +20,7 @@ from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
 from sessionlake.gold.aggregate.order import in_order
 from sessionlake.gold.aggregate.sources import PARTITION, POINTS, Declared, Rows, Source, key_field, names_sessions
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.names import ddl_of, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -95,7 +95,7 @@ class Product:
     @property
     def ddl(self) -> str:
         """Its columns as Spark DDL."""
-        return ", ".join(f"{quote(name)} {sql}" for name, sql in self.columns)
+        return ddl_of(self.columns)
 
     @property
     def results(self) -> tuple[str, ...]:

@@ -39,11 +39,9 @@ class Sketch(Aggregate):
     unite: ClassVar[np.ufunc]
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """See `Aggregate`."""
         return ((name, "binary"),)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """See `Aggregate`: an entry each."""
         entries = np.zeros(events.num_rows, self.entry)
         entries["code"], entries["number"] = self._entries(events)
         return {name: _packed(entries, np.ones(events.num_rows, np.int64))}
@@ -53,15 +51,11 @@ class Sketch(Aggregate):
         """Of each event, its code and its number."""
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """See `Aggregate`."""
         pairs = np.arange(len(one[name]))
         return {name: self._united(pa.concat_arrays([one[name], other[name]]), np.tile(pairs, 2), len(pairs))}
 
     def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        """See `Aggregate`: all at once."""
-        group = np.empty(parts.num_rows, np.int64)
-        group[groups.order] = groups.numbers
-        return {name: self._united(one(parts[name]), group, len(groups.lengths))}
+        return {name: self._united(one(parts[name]), groups.codes, len(groups.lengths))}
 
     def _united(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
         entries, lengths = unpacked(rows, self.entry)
@@ -91,7 +85,6 @@ class Buckets(Sketch):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Aggregate`."""
         return (self.of,)
 
     def _entries(self, events: pa.Table) -> tuple[Any, Any]:
@@ -99,8 +92,12 @@ class Buckets(Sketch):
         bucket = np.abs(values).view(np.int64) >> _DROPPED
         return np.where(values < 0, _NEGATIVES - 1 - bucket, _NEGATIVES + bucket), 1
 
+    @property
+    def meaning(self) -> str:
+        return f"Number of {self.of}s in each bucket of numbers, for quantiles"
+
     def sql(self) -> str:
-        """See `Aggregate`: what the buckets stand for."""
+        # What the buckets stand for.
         return f"sort_array(collect_list({quote(self.of)}))"
 
 
@@ -113,7 +110,6 @@ class Quantile(Derived):
     value: str = "value"
 
     def of(self, results: Columns) -> Any:
-        """See `Derived`."""
         entries, lengths = unpacked(results[self.buckets], Buckets.entry)
         until = np.cumsum(entries["number"])
         ends = np.cumsum(lengths)
@@ -122,13 +118,16 @@ class Quantile(Derived):
         rank = np.maximum(np.ceil(self.share * count), 1).astype(np.int64)
         return _middle(entries["code"][np.searchsorted(until, before + rank)].astype(np.int64))
 
+    @property
+    def meaning(self) -> str:
+        return f"Quantile {self.share:g} of {self.value}, within 0.8 %"
+
     def sql(self) -> str:
-        """See `Derived`."""
         place = f"CAST(greatest(ceil({self.share}D * count({quote(self.value)})), 1) AS INT)"
         return f"sort_array(collect_list({quote(self.value)}))[{place} - 1]"
 
     def magnitude(self) -> str:
-        """See `Derived`: a comparison is of 1e-9; numbers near zero, less than doubles have digits for, share one."""
+        # A comparison is of 1e-9; numbers near zero, less than doubles have digits for, share a bucket.
         return f"{QUANTILE_ERROR * 1e9}D * abs({self.sql()}) + 1e-290"
 
 
@@ -148,7 +147,6 @@ class Registers(Sketch):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Aggregate`."""
         return (self.of,)
 
     def _entries(self, events: pa.Table) -> tuple[Any, Any]:
@@ -158,8 +156,12 @@ class Registers(Sketch):
         _, bits = np.frexp((hashed & np.uint64((1 << _RANK_BITS) - 1)).astype(np.float64))
         return (hashed >> np.uint64(_RANK_BITS))[code], (_RANK_BITS + 1 - bits)[code]
 
+    @property
+    def meaning(self) -> str:
+        return f"Registers of HyperLogLog, of {self.of}s"
+
     def sql(self) -> str:
-        """See `Aggregate`: what the registers stand for."""
+        # What the registers stand for.
         return f"collect_set({quote(self.of)})"
 
 
@@ -177,7 +179,6 @@ class Distinct(Derived):
     type = "bigint"
 
     def of(self, results: Columns) -> Any:
-        """See `Derived`."""
         entries, lengths = unpacked(results[self.registers], Registers.entry)
         ranks, rows = _RANK_BITS + 2, len(lengths)
         places = np.repeat(np.arange(rows), lengths) * ranks + entries["number"]
@@ -189,12 +190,14 @@ class Distinct(Derived):
         z += _REGISTERS * _sigma(counts[:, 0] / _REGISTERS)
         return np.rint(_REGISTERS * _REGISTERS / (2 * np.log(2)) / z).astype(np.int64)
 
+    @property
+    def meaning(self) -> str:
+        return f"Number of different {self.value}s, with a standard error of 0.8 %"
+
     def sql(self) -> str:
-        """See `Derived`."""
         return f"count(DISTINCT {quote(self.value)})"
 
     def magnitude(self) -> str:
-        """See `Derived`."""
         return f"{_OFF * 1e9}D * {self.sql()} + {_FEW * 1e9}D"
 
 

@@ -73,7 +73,6 @@ class Points(Source):
     """A number that a change set: `metric`, the column's name, and `value`."""
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
-        """See `Source`."""
         fields = [(name, value_field(i)) for i, name in enumerate(declared.numbers)]
         found = _set_to(changes, fields, "metric", pa.float64(), marks)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
@@ -86,7 +85,6 @@ class Texts(Source):
     numbers = False
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
-        """See `Source`."""
         fields = [(name, text_field(i)) for i, name in enumerate(declared.texts)]
         return _set_to(changes, fields, "column", pa.string(), marks)
 
@@ -110,7 +108,7 @@ class Rows(Source):
     numbers: bool = True
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = ()) -> pa.Table:
-        """See `Source`; with the place of each in order, as `TURN`.
+        """The rows in which no named column is null or NaN, with the place of each in order, as `TURN`.
 
         Args:
             changes: rows with the columns of `marks`, and those of `ts` (ms), `value` (a double, or a text) and

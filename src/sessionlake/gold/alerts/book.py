@@ -47,7 +47,7 @@ class Taken:
 
     @property
     def row(self) -> Row:
-        """As `gold.rule_status` has it."""
+        """The rule as a row of `gold.rule_status`."""
         version = None if self.rule is None else self.rule.version
         return {"rule": self.name, "version": version, "text": self.text, "error": self.error, "taken_by": self.batch}
 

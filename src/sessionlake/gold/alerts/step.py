@@ -15,6 +15,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import append, merge, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
+from sessionlake.delta.storage.far_times import nearest_time
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -23,7 +24,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
 from sessionlake.gold.alerts.book import TIMES, RuleBook
-from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, moment, times_of_all
+from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, times_of_all
 from sessionlake.gold.batch.rows import BatchRows
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.fold.pack import ReadChanges
@@ -160,7 +161,7 @@ def _logged(rows: Sequence[Row], batch: int) -> pa.Table:
 
 def _logged_row(row: Row, batch: int) -> dict[str, object]:
     alert, grounds = row.logged.alert, row.logged.grounds
-    start = None if grounds is None or grounds.start_ms is None else moment(grounds.start_ms)
+    start = None if grounds is None or grounds.start_ms is None else nearest_time(grounds.start_ms)
     return {
         "rule": alert.rule,
         "rule_version": row.rule.version,
@@ -168,10 +169,10 @@ def _logged_row(row: Row, batch: int) -> dict[str, object]:
         "event": RETRACTED if row.logged.retracted else alert.event,
         "retracts": alert.event if row.logged.retracted else None,
         "window_start": start,
-        "window_end": moment(alert.at_ms),
+        "window_end": nearest_time(alert.at_ms),
         "values": None if grounds is None else list(grounds.values.items()),
         "late": row.late,
-        "late_ts": None if row.late_ts is None else moment(row.late_ts),
+        "late_ts": None if row.late_ts is None else nearest_time(row.late_ts),
         "cause": str(row.cause),
         "_batch": batch,
     }

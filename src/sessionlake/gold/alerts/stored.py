@@ -5,14 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
-from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.far_times import ms_of, nearest_time
+from sessionlake.delta.storage.reading import Condition, TableReader, among, of_keys
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
@@ -26,39 +26,26 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to so many values are named to the files.
 _NAMED = 1_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIERS = {MINUTE: METRICS_1M, HOUR: METRICS_1H, DAY: METRICS_1D}
 _MARKS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position", "ordinal", "change", "_set")
 
 
-def moment(ms: int) -> datetime:
-    """A time of events, or the nearest that a timestamp can tell."""
-    return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
-
-
-def milliseconds_at(at: datetime) -> int:
-    """The time of events that a timestamp tells."""
-    return (at - _EPOCH) // timedelta(milliseconds=1)
-
-
 @dataclass(frozen=True)
 class StoredInLake(Stored):
-    """See `Stored`."""
+    """What the lake's tables hold, read by keys and times."""
 
     reader: TableReader
 
     def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
-        """See `Stored`."""
         found: dict[int, int] = {}
         conditions = _conditions(topics, keys)
         for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START], *conditions).items():
             if topics is None or topic in topics:
-                day = milliseconds_at(start) // MINUTE_MS
+                day = ms_of(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count
         return found
 
     def slices(self, asked: Asked) -> Slices:
-        """See `Stored`."""
         return gathered(self._rows(asked), asked.columns, asked.keys)
 
     def _rows(self, asked: Asked) -> Iterator[tuple[int, pa.Table]]:
@@ -67,7 +54,10 @@ class StoredInLake(Stored):
             for low, high in ranges:
                 if low >= high:
                     continue
-                within = ((START, operator.ge, _at(low)), (START, operator.lt, _at(high)))
+                within = (
+                    (START, operator.ge, nearest_time(low * MINUTE_MS)),
+                    (START, operator.lt, nearest_time(high * MINUTE_MS)),
+                )
                 columns = [*POINT_KEY, PARTITION, START, *asked.columns]
                 for batch in self.reader.batches(_TIERS[length].table, *within, *conditions, columns=columns):
                     rows = pa.Table.from_batches([batch])
@@ -76,25 +66,25 @@ class StoredInLake(Stored):
                     yield length, rows
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
-        """See `Stored`."""
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
         return _whole(batches)
 
     def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
-        """See `Stored`: others are let go as they are read."""
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
         return pa.concat_tables([MATCH.empty_table(), *(narrowed(_whole([batch]), keys) for batch in batches)])
 
     def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
-        """See `Stored`."""
-        within = (("window_end", operator.ge, moment(first_ms)), ("window_end", operator.le, moment(last_ms)))
+        within = (
+            ("window_end", operator.ge, nearest_time(first_ms)),
+            ("window_end", operator.le, nearest_time(last_ms)),
+        )
         columns = ["rule", *KEY, "window_end", "event", "retracts"]
         for row in self.reader.rows(RULE_EVENTS, *within, *_among("rule", rules), columns=columns):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
-            at = milliseconds_at(row["window_end"])
+            at = ms_of(row["window_end"])
             yield Alert(row["rule"], key_in(KEY, row), at, event), retracted
 
 
@@ -186,15 +176,8 @@ def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 def _conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
     """Those that all slices of these topics and keys meet."""
     conditions = [] if topics is None else _among("topic", sorted(topics))
-    if keys is not None:
-        for name in keys.column_names:
-            conditions += _among(name, pc.unique(keys[name]).to_pylist())
-    return conditions
+    return conditions if keys is None else [*conditions, *of_keys(keys, keys.column_names, keys.schema)]
 
 
 def _among(name: str, values: Sequence[str]) -> list[Condition]:
     return [(name, among, list(values))] if len(values) <= _NAMED else []
-
-
-def _at(minute: int) -> datetime:
-    return moment(minute * MINUTE_MS)

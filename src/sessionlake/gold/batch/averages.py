@@ -20,18 +20,18 @@ from sessionlake.delta.storage.interface import Limits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError, of_keys
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.batch.rows import Part, rows_of
 from sessionlake.gold.fold.outputs import RowRange, SeriesOutput, reported
-from sessionlake.gold.fold.pack import PLACE_BITS, ReadChanges, place_of
+from sessionlake.gold.fold.pack import ReadChanges, place_of
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import recompute, series_names
+from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.references.taken import PART
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.names import quote
+from sessionlake.protocol.arrow import among_keys, stamped
+from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
-from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups
-from sessionlake.streaming.carried import sent, unpack
+from sessionlake.spark.frames import as_frame, map_groups, mapped
+from sessionlake.streaming.carried import sent
 from sessionlake.streaming.sharded import FOLDED_SCHEMA, folded_table
 
 if TYPE_CHECKING:
@@ -39,11 +39,10 @@ if TYPE_CHECKING:
 
 _FIGURES = ("average", "points", "revision", "pane")
 _STAMPS = ("restated_at", "_batch")
-_STAMPED = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[RESTATEMENTS].columns)
-_RESTATED = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[RESTATEMENTS].columns if name not in _STAMPS)
+_STAMPED = ddl_of(TABLES[RESTATEMENTS].columns)
+_RESTATED = ddl_of(column for column in TABLES[RESTATEMENTS].columns if column[0] not in _STAMPS)
 # So many sessions, or rows, are named to Delta, which then skips files; beyond that most files are touched anyhow.
 _NAMED = 200
-_PLACE = f"shiftleft(cast(partition AS BIGINT), {PLACE_BITS}) | offset"
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,10 @@ class AverageWriter:
         span = _span(parts, kinds)
         if span is None:
             return None
-        stamp = _Stamp(self.txn.version, datetime.now(UTC))
-        append(self.spark, self.lake, RESTATEMENTS, stamp.on(rows_of(parts, kinds, _RESTATED)), self.txn)
+        values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
+        stamps = dict(zip(_STAMPS, values, strict=True))
+        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: stamped(some, stamps), _STAMPED)
+        append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.last_commit(self.spark, RESTATEMENTS).version, span.rows)
 
     def _write(self, parts: Sequence[Part], series: RollingAverage) -> TableOutput | None:
@@ -108,29 +109,6 @@ class AverageWriter:
         else:
             commit = self.lake.last_commit(self.spark, series.table)
         return TableOutput(series.table, commit.version, sum(span.rows for span in (new, changed) if span))
-
-
-@dataclass(frozen=True)
-class _Stamp:
-    """Adds the batch that restated, and when; as a call, a `mapInArrow` function of payloads."""
-
-    batch: int
-    at: datetime
-
-    def on(self, rows: Rows) -> Rows:
-        """The rows with the two columns."""
-        if isinstance(rows, pa.Table):
-            return pa.Table.from_batches([self._stamped(batch) for batch in rows.to_batches()])
-        return Mapped(rows.frame, self, _STAMPED) if isinstance(rows, Mapped) else rows
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from map(self._stamped, unpack(batches))
-
-    def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        stamps = (pa.scalar(self.at, pa.timestamp("us", "UTC")), pa.scalar(self.batch, pa.int64()))
-        for name, stamp in zip(_STAMPS, stamps, strict=True):
-            batch = batch.append_column(name, pa.repeat(stamp, batch.num_rows))
-        return batch
 
 
 def _span(parts: Sequence[Part], kinds: Iterable[str]) -> RowRange | None:
@@ -158,23 +136,19 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
     """
     from pyspark.sql import functions as F
 
-    keys = [*map(quote, series.keys)]
-    history = _narrowed(held, beyond, series).join(
-        F.broadcast(beyond.select(*keys).distinct()), list(series.keys), "left_semi"
+    columns, new = _history_columns(series), beyond.columns
+    asked = F.broadcast(beyond.select(*map(quote, series.keys)).distinct())
+    history = _narrowed(held, beyond, series).join(asked, list(series.keys), "left_semi").select(*map(quote, columns))
+    both = history.withColumn("fresh", F.lit(col=False)).unionByName(
+        beyond.withColumn("fresh", F.lit(col=True)), allowMissingColumns=True
     )
-    place = F.col("position") if series.of_session else F.expr(_PLACE)
-    revision = F.coalesce("revision", F.lit(0)).cast("bigint")
-    partition = F.col(PARTITION).cast("bigint").alias(PARTITION)
-    points = history.select(
-        *map(quote, series.texts), "ts", "ordinal", "value", place.alias("place"), partition,
-        F.lit(None).cast("bigint").alias("offset"), *series.seq_order, revision.alias("revision"),
-        F.lit(col=False).alias("fresh"),
-    ).unionByName(_as_new(beyond))  # fmt: skip
 
-    def call(table: pa.Table) -> pa.Table:
-        return folded_table(_emitted(table, series))
+    def call(rows: pa.Table) -> pa.Table:
+        is_new = rows["fresh"]
+        points = points_of(series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns))
+        return folded_table(_emitted(points, series))
 
-    return map_groups(points, series.keys, shards, call, FOLDED_SCHEMA)
+    return map_groups(both, series.keys, shards, call, FOLDED_SCHEMA)
 
 
 def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAverage, limits: Limits) -> Payloads | None:
@@ -186,51 +160,51 @@ def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAvera
     """
     if beyond.num_rows > limits.driver_changes:
         return None
-    places = ["position"] if series.of_session else ["partition", "offset"]
-    columns = [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order, "revision"])]
     conditions = of_keys(beyond, series.keys, held.schema(series.table))
     try:
-        rows = held.table(series.table, *conditions, columns=columns, at_most=limits.driver_bytes // PART)
+        most = limits.driver_bytes // PART
+        rows = held.table(series.table, *conditions, columns=_history_columns(series), at_most=most)
     except TooLargeError:
         return None
-    names = pc.unique(series_names(beyond, series))
-    rows = rows.filter(pc.is_in(series_names(rows, series), value_set=names))
-    numbers = [rows[name].cast(pa.int64()).to_numpy() for name in places]
-    history = rows.select([*series.texts, "ts", "ordinal", "value", *series.seq_order])
-    history = history.append_column(PARTITION, rows[PARTITION].cast(pa.int64()))
-    history = history.append_column("place", pa.array(numbers[0] if series.of_session else place_of(*numbers)))
-    history = history.append_column("revision", pc.fill_null(rows["revision"].cast(pa.int64()), 0))
-    new = beyond.append_column("revision", pa.repeat(pa.scalar(0, pa.int64()), beyond.num_rows))
-    points = [_marked(history, fresh=False), _marked(new, fresh=True)]
-    return _emitted(pa.concat_tables(points, promote_options="default"), series)
+    return _emitted(points_of(series, beyond, rows), series)
+
+
+def _history_columns(series: RollingAverage) -> list[str]:
+    """The columns of the table that `points_of` reads."""
+    places = ["position"] if series.of_session else ["partition", "offset"]
+    return [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order, "revision"])]
+
+
+def points_of(series: RollingAverage, new: pa.Table, held: pa.Table | None = None) -> pa.Table:
+    """Points as `recompute` takes them.
+
+    Args:
+        new: columns as in `beyond_ddl`, or `position` in the place of `place`.
+        held: rows of the table; those of other series are passed over.
+    """
+    parts = [_as_points(series, new, fresh=True)]
+    if held is not None:
+        parts.insert(0, among_keys(_as_points(series, held, fresh=False), series.keys, parts[0]))
+    return pa.concat_tables(parts, promote_options="default")
+
+
+def _as_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Table:
+    names = rows.column_names
+    numbers = {
+        name: rows[name].cast(pa.int64()) for name in ("place", "position", "partition", "offset") if name in names
+    }
+    if "place" not in numbers:
+        apart = (numbers["partition"].to_numpy(), numbers["offset"].to_numpy()) if not series.of_session else ()
+        numbers["place"] = pa.array(place_of(*apart)) if apart else numbers["position"]
+    zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+    columns = {name: rows[name] for name in (*series.texts, "ts", "ordinal", "value", *series.seq_order)}
+    columns |= {name: numbers[name] for name in ("place", "partition", "offset") if name in numbers}
+    revision = zeros if fresh else pc.fill_null(rows["revision"].cast(pa.int64()), 0)
+    return pa.table(columns | {"revision": revision, "fresh": pa.repeat(fresh, rows.num_rows)})
 
 
 def _emitted(points: pa.Table, series: RollingAverage) -> Payloads:
     return sent(reported(ReadChanges(), 0, recompute(points, series)))
-
-
-def _marked(points: pa.Table, *, fresh: bool) -> pa.Table:
-    return points.append_column("fresh", pa.repeat(fresh, points.num_rows))
-
-
-def new_points(events: DataFrame, series: RollingAverage) -> DataFrame:
-    """Events as points that `recompute` takes for new.
-
-    Args:
-        events: with `partition`, `offset` and what `by_seq` adds.
-    """
-    from pyspark.sql import functions as F
-
-    places = ("partition", "offset")
-    place = F.col("position") if series.of_session else F.expr(_PLACE)
-    columns = [*map(quote, series.texts), "ts", "ordinal", "value", place.alias("place"), *series.seq_order]
-    return _as_new(events.select(*columns, *(F.col(name).cast("bigint").alias(name) for name in places)))
-
-
-def _as_new(points: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return points.withColumns({"revision": F.lit(0).cast("bigint"), "fresh": F.lit(col=True)})
 
 
 def _narrowed(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:

@@ -11,21 +11,18 @@ order, so that what one tells may be ahead of what is yet to be read.
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
 
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
-from sessionlake.delta.schemas.properties import APPEND_ONLY
+from sessionlake.delta.storage.far_times import ms_of, nearest_time
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
 from sessionlake.delta.storage.spark_reader import literal
 from sessionlake.delta.storage.txn import Txn
@@ -35,21 +32,18 @@ from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import finals_of
-from sessionlake.gold.tables.expiry import Expiry, above, are_above
+from sessionlake.gold.tables.expiry import Expiry, Floors, are_above
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.arrow import stamped
+from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.protocol.years import FIRST_MS, LAST_MS
-from sessionlake.spark.frames import Rows, as_frame
+from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches, mapped
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_MILLISECOND = timedelta(milliseconds=1)
-_SINCE, _UNTIL = internal("since"), internal("until")
 _PLACE = ("topic", PARTITION)
 
 
@@ -111,32 +105,31 @@ class Finals:
         self._times = {}
 
     def _append(self, spark: SparkSession, final: FinalTable, since: Limits, until: Limits, txn: Txn) -> int:
-        names = [name for name, _ in final.shown]
         reader, table = self._lake.reader(spark), final.product.table
         floors = [self._expiry.floors(table) for table in (table, final.table)]
-        most = self._lake.limits.driver_bytes
+        names, most, found = [name for name, _ in final.shown], self._lake.limits.driver_bytes, list[pa.Table]()
         try:
-            found = (reader.table(table, *some, columns=names, at_most=most) for some in _conditions(since, until))
-            rows = pa.concat_tables(found)
+            for some in _conditions(since, until):
+                found.append(reader.table(table, *some, columns=names, at_most=most))
+            near: Rows = pa.concat_tables(found)
         except TooLargeError:
-            frame = _between(self._lake.read(spark, table), since, until)
-            frame = stamped(above(frame, *floors), final, txn.version)
-            count = frame.count()
-            if count:
-                append(spark, self._lake, final.table, frame, txn)
-            return count
-        rows = are_above(between(rows, since, until), *floors)
-        if rows.num_rows:
-            batch = pa.array(np.full(rows.num_rows, txn.version))
-            append(spark, self._lake, final.table, rows.append_column(BATCH, batch), txn)
-        return rows.num_rows
+            near = _near(final, self._lake.read(spark, table), since, until)
+        rows = mapped(near, _final_rows(final, since, until, txn.version, *floors), ddl_of(final.columns))
+        count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()
+        if count:
+            append(spark, self._lake, final.table, rows, txn)
+        return count
 
 
-def stamped(rows: DataFrame, final: FinalTable, batch: int) -> DataFrame:
-    """The product's rows as those of its final ones' table."""
-    from pyspark.sql import functions as F
+def _final_rows(
+    final: FinalTable, since: Limits, until: Limits, batch: int, *floors: Floors
+) -> Callable[[pa.Table], pa.Table]:
+    """A function that keeps of the product's rows those that are final by `until`, were not by `since`, and are there.
 
-    return rows.select(*(F.col(quote(name)) for name, _ in final.shown), F.lit(batch).cast("bigint").alias(BATCH))
+    Its result has the columns of the final rows' table.
+    """
+    names, stamps = [name for name, _ in final.shown], {BATCH: pa.scalar(batch, pa.int64())}
+    return lambda rows: stamped(are_above(between(rows.select(names), since, until), *floors), stamps)
 
 
 def make_final_anew(
@@ -149,16 +142,11 @@ def make_final_anew(
         times: stream times that gold has read, in ms.
         batch: the last of gold's that the rows are made of.
     """
-    found = stamped(_between(rows, {}, final.limits(times)), final, batch)
+    until = final.limits(times)
+    keep = EachBatch(_final_rows(final, {}, until, batch))
+    found = map_batches(_near(final, rows, {}, until), keep, ddl_of(final.columns))
     lake.storage.make_sure(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
-
-
-def hold_append_only(spark: SparkSession, lake: Lake, finals: Iterable[FinalTable]) -> None:
-    """Has Delta refuse whatever would change a row, but for what retention removes: `forget` has had to open tables."""
-    for final in finals:
-        if final.retention_ms is None and lake.storage.properties(spark, final.table).get(APPEND_ONLY) != "true":
-            lake.set_property(spark, final.table, APPEND_ONLY, "true")
 
 
 def places_of(changes: DataFrame) -> dict[TopicPartition, int]:
@@ -178,7 +166,7 @@ def _closing(reader: TableReader, final: FinalTable, following: int) -> Closing:
 
     def found(*conditions: Condition) -> Limits:
         last = reader.highest(final.table, START, _PLACE, *conditions)
-        starts = {(topic, partition): (start - _EPOCH) // _MILLISECOND for (topic, partition), start in last.items()}
+        starts = {(topic, partition): ms_of(start) for (topic, partition), start in last.items()}
         return final.limits_after(starts)
 
     is_there = reader.any(final.table, (BATCH, operator.ge, following))
@@ -211,25 +199,15 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
             low, high = min(since.get(place, NEVER) for place in some), max(some.values())
             partitions = {partition for _, partition in some}
             conditions: list[Condition] = [("topic", among, sorted(topics)), (PARTITION, among, sorted(partitions))]
-            yield [*conditions, (START, operator.ge, _moment(low)), (START, operator.lt, _moment(high))]
+            yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
 
 
-def _between(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
-    """As `aggregate.final.between`."""
-    from pyspark.sql import functions as F
-
+def _near(final: FinalTable, rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
+    """Of a product's rows, all that are final by `until` and were not by `since`, and others near them."""
+    rows = rows.select(*(quote(name) for name, _ in final.shown))
     if not until:
         return rows.limit(0)
-    bounds = defaultdict(list)
-    for place, end in until.items():
-        for name, value in zip((*_PLACE, _SINCE, _UNTIL), (*place, since.get(place, NEVER), end), strict=True):
-            bounds[name].append(value)
-    kinds = [("topic", pa.string()), (PARTITION, pa.int32()), (_SINCE, pa.int64()), (_UNTIL, pa.int64())]
-    frame = F.broadcast(as_frame(rows.sparkSession, pa.table(dict(bounds), pa.schema(kinds))))
-    start = F.unix_millis(START)
-    within = (start >= F.col(_SINCE)) & (start < F.col(_UNTIL))
-    coarse = (reduce(and_, map(_column, some)) for some in _conditions(since, until))
-    return rows.where(reduce(or_, coarse)).join(frame, list(_PLACE)).where(within).drop(_SINCE, _UNTIL)
+    return rows.where(reduce(or_, (reduce(and_, map(_column, some)) for some in _conditions(since, until))))
 
 
 def _column(condition: Condition) -> Column:
@@ -245,7 +223,3 @@ def _earliest(rows: DataFrame) -> pa.Table:
     from pyspark.sql import functions as F
 
     return rows.groupBy(*_PLACE).agg(F.min(START).alias(START)).toArrow()
-
-
-def _moment(ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))

@@ -10,16 +10,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.commit import accumulate, append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
+from sessionlake.delta.storage.far_times import nearest_time
 from sessionlake.delta.storage.reading import Condition, TooLargeError, among
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -28,19 +27,20 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch.final import Finals
 from sessionlake.gold.batch.rows import BatchRows, Part, is_of_session, rows_of
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
-from sessionlake.gold.tables.expiry import Expiry, above, are_above
+from sessionlake.gold.tables.expiry import Expiry, are_above
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.names import internal, quote
-from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups
+from sessionlake.protocol.arrow import stamped
+from sessionlake.protocol.names import ddl_of, internal, quote
+from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups, mapped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _FRESH = internal("fresh")
 GROUPS = 256
 """In so many groups rows are merged on the cluster: each must fit into a worker's memory."""
-LATE_DDL = ", ".join(f"{quote(name)} {sql}" for name, sql in LATE_COLUMNS)
+_LATE = ddl_of(LATE_COLUMNS)
+LATE_DDL = ddl_of((*LATE_COLUMNS, ("_batch", "bigint")))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ProductMerger:
         floors = self.expiry.floors(product.table)
         if self.rows.span(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
-        return are_above(part, floors) if isinstance(part, pa.Table) else above(as_frame(self.spark, part), floors)
+        return mapped(part, lambda rows: are_above(rows, floors), product.ddl)
 
     def _merged(self, product: Product, part: Rows) -> TableOutput:
         rows = self.rows.span(product).rows
@@ -91,7 +91,7 @@ class ProductMerger:
         conditions: list[Condition] = [("topic", among, sorted(self.rows.part.report.times))]
         if product.bucket_ms is not None:
             span = self.rows.span(product)
-            ends = (_EPOCH + timedelta(microseconds=end) for end in (span.low, span.high))
+            ends = (nearest_time(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).any(product.table, *conditions)
 
@@ -149,21 +149,13 @@ def write_late(
     tables = [product.table for product in written if product.lateness_ms is not None]
     if not tables or part.folded.at_hand([KIND]) == []:
         return
-    rows = rows_of([part], [KIND], LATE_DDL)
-    if isinstance(rows, pa.Table):
+
+    def late(rows: pa.Table) -> pa.Table:
         mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
-        batch = pa.array(np.full(mine.num_rows, txn.version))
-        count, stamped = mine.num_rows, mine.append_column("_batch", batch)
-    else:
-        frame = stamped_late(as_frame(spark, rows), tables, txn.version)
-        count, stamped = frame.count(), frame
+        return stamped(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
+
+    rows = mapped(rows_of([part], [KIND], _LATE), late, LATE_DDL)
+    count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()
     if count:
-        append(spark, lake, LATE_POINTS, stamped, txn)
+        append(spark, lake, LATE_POINTS, rows, txn)
         yield TableOutput(LATE_POINTS, lake.last_commit(spark, LATE_POINTS).version, count)
-
-
-def stamped_late(rows: DataFrame, tables: Sequence[str], batch: int) -> DataFrame:
-    """The late points of these tables, with the number of the batch that brought them."""
-    from pyspark.sql import functions as F
-
-    return rows.where(F.col("table").isin(tables)).withColumn("_batch", F.lit(batch).cast("bigint"))

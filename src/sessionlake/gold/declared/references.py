@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.schemas.definition import TableSchema, Writes, described
 from sessionlake.errors import ConfigError
-from sessionlake.gold.declared.comments import enriched_columns, reference_columns, taken_reference_columns
-from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference
+from sessionlake.gold.declared.comments import enriched_comments, reference_comments
+from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference, taken_columns
 from sessionlake.gold.enrich.table import BATCH, JOINED_ON, OF_CHANGE, Enriched, Join
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.model import Settings
@@ -33,7 +33,7 @@ def enriched_schema(one: Enriched) -> TableSchema:
     joined = (name for join in one.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*one.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
-        enriched_columns(one),
+        described(one.columns, enriched_comments(one)),
         one.comment,
         written_by="gold.references.step",
         cluster_by=one.keys,
@@ -46,9 +46,9 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     """The definitions of the reference tables, and of those that have what gold has taken of them."""
     found = {}
     for one in references_of(settings):
-        first = one.key_names[:1]
+        first, comments = one.key_names[:1], reference_comments(one)
         found[one.table] = TableSchema(
-            reference_columns(one),
+            described(one.all_columns, comments),
             f"What holds of each {', '.join(one.key_names)}, and from when until when",
             written_by="gold.references.writing",
             cluster_by=first,
@@ -56,7 +56,7 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             writes=Writes.BOTH,
         )
         found[one.taken] = TableSchema(
-            taken_reference_columns(one),
+            described(taken_columns(one), comments),
             f"What gold has taken of {one.table}: its tables rest on the rows that are not gone",
             written_by="gold.references.taken",
             cluster_by=first,

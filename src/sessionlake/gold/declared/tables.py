@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes
+from sessionlake.delta.schemas.definition import TableSchema, Writes, described
+from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
@@ -17,7 +18,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
 from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, Rows, Source, names_sessions
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.declared.comments import average_columns, final_columns, product_columns
+from sessionlake.gold.declared.comments import final_comments, product_comments
 from sessionlake.gold.declared.references import enriched_of, enriched_schema, reference_schemas
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
@@ -257,16 +258,17 @@ def _schema(table: GoldTable) -> TableSchema:
     times = tuple(name for name in (START, "ts") if name in keys)
     skipping = (*table.keys, *times)
     if isinstance(table, RollingAverage):
-        columns, written_by = average_columns(table), "gold.batch.averages"
+        comments, written_by = AVERAGE_COMMENTS, "gold.batch.averages"
     else:
-        columns, written_by = product_columns(table), "gold.batch.products"
+        comments, written_by = product_comments(table), "gold.batch.products"
+    columns = described(table.columns, comments)
     return TableSchema(columns, table.comment, written_by, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
 
 
 def _final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
-        final_columns(final),
+        described(final.columns, final_comments(final)),
         final.comment,
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],

@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import codes, combined
 from sessionlake.protocol.types import Int64s
 
 OPEN = (1 << 63) - 1
 """The end of a span that has none, in ms."""
-_MOST = 1 << 62
 
 
 def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> list[Int64s]:
@@ -24,19 +23,14 @@ def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> li
         nulls: whether a null equals another; else rows with one have the number -1.
     """
     lengths = [len(columns[0]) for columns in tables]
-    whole, distinct = np.zeros(sum(lengths), np.int64), 1
-    unknown = np.zeros(len(whole), np.bool_)
+    coded = []
     for columns in zip(*tables, strict=True):
         chunks = [chunk for column in columns for chunk in column.chunks]
         code, values = codes(_one_nan(pa.chunked_array(chunks, columns[0].type)))
-        unknown |= code < 0
-        width = len(values) + 1
-        if distinct * width > _MOST:
-            found, whole = np.unique(whole, return_inverse=True)
-            distinct = len(found)
-        whole, distinct = whole * width + (code + 1), distinct * width
+        coded.append((code + 1, range(len(values) + 1)))
+    whole = combined(coded, sum(lengths))
     if not nulls:
-        whole = np.where(unknown, -1, whole)
+        whole = np.where(np.any([code == 0 for code, _ in coded], axis=0), -1, whole)
     return np.split(whole, np.cumsum(lengths)[:-1])
 
 

@@ -74,7 +74,7 @@ class GoldResharder:
         return found
 
     def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
-        """See `Resharder`."""
+        """The state's parts by new shard, given the new shard of each of `names`."""
         every, done = np.array(targets, np.int64), 0
         found: dict[int, dict[str, bytes]] = {}
         for name, one in self._states(shard, state):
@@ -87,7 +87,7 @@ class GoldResharder:
         return {target: encode_states(states) for target, states in found.items()}
 
     def join(self, parts: Sequence[bytes]) -> bytes:
-        """See `Resharder`. Each table of averages has a state, so that none begins with what the former shards held."""
+        """One state of all parts of a shard. Each table of averages has one, so that none begins with `Kept.begin`."""
         decoded = [decode_states(part) for part in parts]
         whole = {}
         for kept in self.kept:

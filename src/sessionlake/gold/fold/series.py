@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from sessionlake.gold.aggregate.sources import PARTITION
-from sessionlake.protocol.names import quote
+from sessionlake.protocol.names import ddl_of
 
 OF_SESSION = ("topic", "session_id", PARTITION)
 POINT_SERIES = (*OF_SESSION, "row_id", "metric")
@@ -94,7 +94,7 @@ class RollingAverage:
     @property
     def ddl(self) -> str:
         """Its columns as Spark DDL."""
-        return ", ".join(f"{quote(name)} {sql}" for name, sql in self.columns)
+        return ddl_of(self.columns)
 
     @property
     def results(self) -> tuple[str, ...]:

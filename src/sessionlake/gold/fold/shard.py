@@ -24,7 +24,7 @@ from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
-from sessionlake.protocol.arrow import codes, one
+from sessionlake.protocol.arrow import codes, one, row_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 _OF_TOPIC = -1  # in the place of a partition
@@ -151,31 +151,23 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
             `RollingAverage.seq_order`: the new points (`fresh`) and the whole history of their keys, which may hold
             them already; of that, `partition` and `offset` are not read.
     """
-    encoded = one(series_names(points, series)).dictionary_encode()
-    key, ts, position = _ints(encoded.indices), _ints(points["ts"]), _ints(points["place"])
+    key, parts = row_codes(*(points[name] for name in series.keys))
+    known = dict(zip(series.keys, parts, strict=True))
+    if PARTITION in known:
+        known[PARTITION] = known[PARTITION].cast(pa.int32())
+    ts, position = _ints(points["ts"]), _ints(points["place"])
     value, revision = points["value"].to_numpy(), _ints(points["revision"])
     every = Points(key, ts, position, _ints(points["ordinal"]), value, revision, SeqOrder.of(points))
     fresh = points["fresh"].to_numpy()
     new = every.take(fresh)
     causes = Causes(*(_ints(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
     base = every.take(~fresh).without(new)
-    found = evolve(base, Older.nothing(len(encoded.dictionary)), new, series=series, keep=len(every))
-    first = np.full(len(encoded.dictionary), 0)
-    first[key[::-1]] = np.arange(len(key))[::-1]
-    columns = {name: one(points[name]) for name in series.keys}
-    if PARTITION in columns:
-        columns[PARTITION] = columns[PARTITION].cast(pa.int32())
+    found = evolve(base, Older.nothing(len(parts[0])), new, series=series, keep=len(every))
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
-        return {name: column.take(pa.array(first[keys])) for name, column in columns.items()}
+        return {name: part.take(pa.array(keys)) for name, part in known.items()}
 
     return rows_out(series, found, new, causes, named)
-
-
-def series_names(points: pa.Table, series: RollingAverage) -> pa.ChunkedArray:
-    """What tells the series of points apart, in one text: the column last that may hold the separator."""
-    names = sorted(series.keys, key="row_id".__eq__)
-    return pc.binary_join_element_wise(*(points[name].cast(pa.string()) for name in names), SEPARATOR)
 
 
 def _admit(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
@@ -291,13 +283,7 @@ def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.Chunked
 
 
 def _joined(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
-    """Texts joined, each combination once; null where one of them is."""
-    number = np.zeros(table.num_rows, np.int64)
-    for name in names:
-        code, known = codes(table[name])
-        number = number * (len(known) + 1) + code
-    _, first, index = np.unique(number, return_index=True, return_inverse=True)
-    firsts = table.select(list(names)).take(pa.array(first))
-    texts = [firsts[name].cast(pa.string()) for name in names]
-    joined = pc.binary_join_element_wise(*texts, SEPARATOR).combine_chunks()
-    return pa.DictionaryArray.from_arrays(pa.array(index.reshape(-1).astype(np.int32)), joined)
+    """Columns without nulls joined to one text, each combination once."""
+    number, parts = row_codes(*(table[name] for name in names))
+    joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
+    return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)

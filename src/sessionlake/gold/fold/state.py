@@ -1,9 +1,7 @@
 """What the gold fold keeps of a shard between batches, and the bytes it is kept as.
 
 A shard has a state for each table of averages, of format `sessionlake.gold.state/4`: a msgpack map with what shaped it
-and one Arrow IPC stream a table; all of them are kept as `sessionlake.gold.states/1`. Format 3 had
-no order by seq; 1 and 2 were of `rolling_average` alone and knew no revisions; 1 kept a summary of a minute besides,
-which is passed over.
+and one Arrow IPC stream a table; all of them are kept as `sessionlake.gold.states/1`.
 """
 
 from __future__ import annotations
@@ -19,15 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.points import COLUMNS, UNKNOWN, Points, SeqOrder
+from sessionlake.gold.fold.points import COLUMNS, Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
 FORMAT = "sessionlake.gold.state/4"
 STATES = "sessionlake.gold.states/1"
-_READ = (FORMAT, "sessionlake.gold.state/3", "sessionlake.gold.state/2", "sessionlake.gold.state/1")
-_FIRST = "rolling_average"
 _NEVER = np.iinfo(np.int64).min
 MOST_ROWS = 1_000_000
 """So many rows a shard keeps tails of, for one table of averages: about half a gigabyte while it is folded.
@@ -255,20 +251,16 @@ class GoldShardState:
             LakeError: they are of another format, or not whole.
         """
         found = _unpacked(content)
-        if found.get("format") not in _READ:
-            raise LakeError(
-                f"gold's state is of format {found.get('format')!r}, this version reads {FORMAT!r}: "
-                f"run the version that wrote it, or put the checkpoint of this one back. {LAST_RESORT}"
-            )
+        _require(found, FORMAT)
         older, rows, tail = (_read(found[name]) for name in ("older", "rows", "tail"))
         return GoldShardState(
-            found.get("made", ""),
+            found["made"],
             tuple(found["metrics"]),
             Owners(**_read(found["sessions"])),
             rows["name"],
             rows["session"],
-            Older(older["some"], older["ts"]),
-            _points({"revision": np.full(len(tail["key"]), UNKNOWN)} | tail),
+            Older(**older),
+            _points(tail),
             Forgotten(**_read(found["forgotten"])),
         )
 
@@ -279,15 +271,16 @@ def encode_states(states: Mapping[str, bytes]) -> bytes:
 
 
 def decode_states(content: bytes | None) -> dict[str, bytes]:
-    """Reads what `encode_states` wrote; a state of an earlier format is that of `rolling_average`.
+    """Reads what `encode_states` wrote.
 
     Raises:
-        LakeError: they are not whole.
+        LakeError: they are of another format, or not whole.
     """
     if content is None:
         return {}
     found = _unpacked(content)
-    return dict(found["states"]) if found.get("format") == STATES else {_FIRST: content}
+    _require(found, STATES)
+    return dict(found["states"])
 
 
 def _unpacked(content: bytes) -> dict[str, Any]:
@@ -295,6 +288,14 @@ def _unpacked(content: bytes) -> dict[str, Any]:
         return msgspec.msgpack.decode(content, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise LakeError(f"gold's state cannot be read ({error}): put its checkpoint back. {LAST_RESORT}") from None
+
+
+def _require(found: Mapping[str, Any], format_: str) -> None:
+    if found.get("format") != format_:
+        raise LakeError(
+            f"gold's state is of format {found.get('format')!r}, this version reads {format_!r}: "
+            f"run the version that wrote it, or put the checkpoint of this one back. {LAST_RESORT}"
+        )
 
 
 def marks_of(names: list[str]) -> npt.NDArray[np.uint64]:

@@ -58,15 +58,10 @@ def note_making(spark: SparkSession, lake: Lake, settings: Settings, series: Rol
     lake.set_property(spark, series.table, MADE, made)
 
 
-def made_behind(spark: SparkSession, lake: Lake, series: RollingAverage) -> int | None:
-    """The last of gold's batches that the table was made anew of: what is restated behind it, is of its present rows.
-
-    Returns:
-        -1 if it was never made anew; None if a version did so that did not note it.
-    """
-    made = lake.storage.properties(spark, series.table).get(MADE, "")
-    behind, noted, _ = made.rpartition("-")
-    return int(behind) if noted else None if made else -1
+def made_behind(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
+    """The last of gold's batches that the table was made anew of, -1 if none: later restatements are of its rows."""
+    behind, _, _ = lake.storage.properties(spark, series.table).get(MADE, "").rpartition("-")
+    return int(behind or -1)
 
 
 def kept(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> Kept:

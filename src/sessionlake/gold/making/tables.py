@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -19,9 +18,9 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, Declared
-from sessionlake.gold.batch.averages import new_points
+from sessionlake.gold.batch.averages import points_of
 from sessionlake.gold.batch.final import make_final_anew, places_of
-from sessionlake.gold.batch.products import GROUPS, LATE_DDL, stamped_late
+from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import changes_read, declared_in, events_of, version_read, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
@@ -31,10 +30,11 @@ from sessionlake.gold.making.states import note_making
 from sessionlake.gold.references.taken import enriched_rows
 from sessionlake.gold.tables.expiry import above, due, note_floors
 from sessionlake.gold.tables.notes import LOGIC, hold_feeds
-from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.arrow import dense, stamped
+from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compared
-from sessionlake.spark.frames import map_groups
+from sessionlake.spark.frames import EachBatch, map_groups
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.handover import next_batch
 
@@ -78,8 +78,9 @@ def make_late_anew(spark: SparkSession, lake: Lake, changes: DataFrame, product:
         delete_rows(spark, lake, LATE_POINTS, txn, former)
     if product.lateness_ms is None:
         return
-    rows = changes.mapInArrow(EachBatch(product.late_of_changes, declared), LATE_DDL)
-    append(spark, lake, LATE_POINTS, stamped_late(rows, [product.table], -1), txn.second)
+    stamps = {"_batch": pa.scalar(-1, pa.int64())}
+    late = EachBatch(lambda some: stamped(product.late_of_changes(some, declared), stamps))
+    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second)
 
 
 @dataclass(frozen=True)
@@ -164,23 +165,6 @@ def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | 
     return compared(product.table, product.row_keys, product.results, live, rows).first
 
 
-@dataclass(frozen=True)
-class EachBatch:
-    """A `mapInArrow` function: what a function makes of changes, of each batch by itself.
-
-    Attributes:
-        function: as `Product.of_changes`.
-    """
-
-    function: Callable[[pa.Table, Declared], pa.Table]
-    declared: Declared
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What comes of each."""
-        for batch in batches:
-            yield from self.function(pa.Table.from_batches([batch]), self.declared).to_batches()
-
-
 def recomputed(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
     """The table's rows for these changes, as gold itself computes them."""
     if isinstance(table, RollingAverage):
@@ -191,14 +175,15 @@ def recomputed(changes: DataFrame, table: Product | RollingAverage, declared: De
 def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) -> DataFrame:
     """As if all points had come in one batch."""
     events = events_of(changes, declared, (*MARKS, "position", "offset"), numbers=True)
-    points = new_points(with_seq_order(events), series)
+    columns = [*series.texts, "ts", "ordinal", "value", "position", "partition", "offset", *series.seq_order]
+    points = with_seq_order(events).select(*map(quote, columns))
 
     def call(rows: pa.Table) -> pa.Table:
-        return pa.concat_tables(dense(emitted.rows) for emitted in recompute(rows, series))
+        return pa.concat_tables(dense(emitted.rows) for emitted in recompute(points_of(series, rows), series))
 
     return map_groups(points, series.keys, GROUPS, call, series.ddl)
 
 
 def _products(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
-    parts = changes.mapInArrow(EachBatch(product.of_changes, declared), product.ddl)
+    parts = changes.mapInArrow(EachBatch(lambda some: product.of_changes(some, declared)), product.ddl)
     return map_groups(parts, product.row_keys, GROUPS, product.merged, product.ddl)

@@ -13,7 +13,7 @@ from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TooLargeError, of_keys
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.asof import OPEN
@@ -30,22 +30,18 @@ from sessionlake.gold.enrich.table import IDENTITY, Enriched, Join, joins_of
 from sessionlake.gold.references.taken import (
     PART,
     TakenRows,
-    frame_of_held,
-    joined,
     next_txn,
     read_reference,
     retire_others,
 )
-from sessionlake.protocol.names import internal, quote
-from sessionlake.spark.frames import Rows, as_frame
+from sessionlake.protocol.names import ddl_of, quote
+from sessionlake.spark.frames import EachBatch, Rows, map_batches
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _SLICE = 10_000
 """Rows of a reference table that are taken at once, unless one key has more: what they touch is one commit."""
-# Up to so many values are named to the files.
-_NAMED = 1_000
 
 
 class Corrections:
@@ -124,50 +120,36 @@ class Corrections:
     def _correct(self, table: Enriched, join: Join, spans: pa.Table) -> None:
         """Joins the rows anew that lie in the spans."""
         columns = [*dict.fromkeys((*IDENTITY, "ts", *join.on))]
+        identity = [column for column in table.columns if column[0] in IDENTITY]
+        versions = self._taken.versions(self._spark)[join.reference.name]
+
+        def rejoined(rows: pa.Table) -> pa.Table:
+            """`IDENTITY` and the columns that the join adds, of the rows in the spans."""
+            keys = [rows[name] for name in join.on]
+            touched = rows.filter(pa.array(within_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
+            return pa.table({name: touched[name] for name, _ in identity} | join.found(touched, versions))
+
         rows: Rows
         try:
             reader, most = self._lake.reader(self._spark), self._lake.limits.driver_bytes // PART
             near = reader.table(table.table, *_near(join, spans), columns=columns, at_most=most)
         except TooLargeError:
-            rows = self._on_cluster(table, join, spans)
+            frame = self._lake.read(self._spark, table.table).select(*map(quote, columns))
+            # Once, and before the MERGE: what it reads is not what it writes.
+            rows = map_batches(frame, EachBatch(rejoined), ddl_of((*identity, *join.added))).localCheckpoint()
         else:
-            keys = [near[name] for name in join.on]
-            touched = near.filter(pa.array(within_spans(join.reference, spans, keys, near["ts"].to_numpy())))
-            if not touched.num_rows:
+            rows = rejoined(near)
+            if not rows.num_rows:
                 return
-            found = join.found(touched, self._taken.versions(self._spark)[join.reference.name])
-            rows = pa.table({name: touched[name] for name in IDENTITY} | found)
         txn = next_txn(self._spark, self._lake, table.table).under(self._lake.storage.token(GOLD))
         added = tuple(name for name, _ in join.added)
         upsert = Upsert(IDENTITY, added, bounded=("topic", "offset"), inserts=False)
         merge(self._spark, self._lake, table.table, rows, upsert, txn)
 
-    def _on_cluster(self, table: Enriched, join: Join, spans: pa.Table) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        columns = [*dict.fromkeys((*IDENTITY, "ts", *join.on))]
-        near = self._lake.read(self._spark, table.table).select(*map(quote, columns))
-        keys = [internal(f"key:{name}") for name in join.reference.key_names]
-        found = F.broadcast(as_frame(self._spark, spans.rename_columns([*keys, BEGIN, END])))
-        inside = (near["ts"] >= found[BEGIN]) & (near["ts"] < found[END])
-        for key, on in zip(keys, join.on, strict=True):
-            inside &= near[quote(on)] == found[quote(key)]
-        touched = near.join(found, inside, "left_semi")
-        told = joined(touched, [join], lambda one: frame_of_held(self._spark, self._lake, one))
-        # Once, and before the MERGE: what it reads is not what it writes.
-        return told.select(*IDENTITY, *(quote(name) for name, _ in join.added)).localCheckpoint()
-
 
 def _near(join: Join, spans: pa.Table) -> list[Condition]:
     """Conditions that all rows in the spans meet, and few others."""
-    found: list[Condition] = []
-    for name, on in zip(join.reference.key_names, join.on, strict=True):
-        values = pc.unique(spans[name])
-        if len(values) <= _NAMED:
-            found.append((on, among, values.to_pylist()))
-        else:
-            ends = pc.min_max(values).as_py()
-            found += [(on, operator.ge, ends["min"]), (on, operator.le, ends["max"])]
+    keys = spans.select(join.reference.key_names).rename_columns([*join.on])
+    found = [*of_keys(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()
-    found.append(("ts", operator.ge, pc.min(spans[BEGIN]).as_py()))
     return found if last == OPEN else [*found, ("ts", operator.lt, last)]

@@ -10,6 +10,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold.declared.references import enriched_of, references_of
+from sessionlake.gold.declared.tables import GoldTable
 from sessionlake.gold.enrich.reference import taken_columns
 from sessionlake.gold.enrich.table import Enriched, joins_of
 from sessionlake.gold.references.corrections import Corrections
@@ -55,6 +56,7 @@ class References:
     """What keeps enriched tables up while gold's stream runs.
 
     Args:
+        kept: tables of gold that are kept up.
         asks: whether lookups ask for what reference tables lack.
 
     Attributes:
@@ -63,8 +65,9 @@ class References:
     """
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[Enriched], *, asks: bool
+        self, spark: SparkSession, lake: Lake, settings: Settings, kept: Sequence[GoldTable], *, asks: bool
     ) -> None:
+        tables = [one for one in kept if isinstance(one, Enriched)]
         references = references_of(settings) if settings.gold.enriched else ()
         taken = TakenRows(lake, references)
         lookups = _lookups(spark, lake, settings, tables) if asks else []
@@ -169,13 +172,11 @@ class AccompaniedQuery(LayerQuery):
         return self
 
     def stop(self) -> None:
-        """See `LayerQuery`."""
         super().stop()
         for one in self._beside:
             one.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """See `LayerQuery`."""
         ended = super().wait(seconds)
         if ended:
             try:
@@ -187,7 +188,6 @@ class AccompaniedQuery(LayerQuery):
         return ended
 
     def check(self) -> None:
-        """See `LayerQuery`."""
         super().check()
         for one in self._beside:
             if isinstance(one.error, SessionlakeError):
@@ -196,7 +196,6 @@ class AccompaniedQuery(LayerQuery):
                 raise explain(one.error, self.layer, self.checkpoint) from one.error
 
     def drain(self) -> None:
-        """See `LayerQuery`."""
         super().drain()
         for one in self._beside:
             one.drain()

@@ -67,7 +67,7 @@ def lookup_of(settings: LookupSettings, where: str) -> Lookup:
     return cast("Lookup", found)
 
 
-class HttpLookup:
+class HttpLookup(Lookup):
     """POSTs keys as a JSON array of objects, and takes a JSON array of rows.
 
     Every attempt has its timeout, an answer its deadline and its greatest size; what a busy or broken server does not
@@ -80,7 +80,6 @@ class HttpLookup:
         self._pool = _pool(settings)
 
     def fetch(self, keys: Sequence[Row]) -> list[Row]:
-        """See `Lookup`."""
         import urllib3
 
         headers = {"Content-Type": "application/json", "Accept": "application/json"}

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import and_
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,18 +22,18 @@ from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeEr
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.gold.enrich.reference import FROM, GONE_BY, TAKEN_BY, TO, Difference, Fault, Reference, difference
-from sessionlake.gold.enrich.table import SOURCES, Enriched, Join
-from sessionlake.protocol.names import internal, quote
+from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, difference
+from sessionlake.gold.enrich.table import SOURCES, Enriched
+from sessionlake.protocol.names import ddl_of, quote
+from sessionlake.spark.frames import EachBatch, map_batches
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 # Of what the driver may read: joining takes about four times as much.
 PART = 4
 _CORRECTED = "sessionlake.corrected"
 """Property of a table of taken rows: the last correction that is made good."""
-_FROM, _TO = internal("from"), internal("to")
 
 
 def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
@@ -137,13 +135,8 @@ class TakenRows:
         self._lake.set_property(spark, reference.taken, _CORRECTED, str(number))
 
 
-def frame_of_held(spark: SparkSession, lake: Lake, reference: Reference) -> DataFrame:
-    """The rows that gold's tables rest on, where they are."""
-    return lake.read(spark, reference.taken).where(f"{GONE_BY} IS NULL")
-
-
 def next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
-    """See `commit.next_txn`, of what is taken and looked up."""
+    """The next transaction on a table of what is taken and looked up."""
     return commit.next_txn(spark, lake, table, "references")
 
 
@@ -174,52 +167,16 @@ def _upsert(reference: Reference) -> Upsert:
 
 
 def enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: Enriched) -> DataFrame:
-    """The table's rows.
+    """The enriched table's rows for changes that are too many for the driver: `Enriched.rows`, batch by batch.
 
     Args:
         changes: as silver has them.
+
+    Raises:
+        LakeError: as `read_reference`.
     """
-    from pyspark.sql import functions as F
-
-    own = [F.col(quote(SOURCES.get(name, name))).alias(name) for name in table.names]
-    rows = joined(changes.select(*own), table.joins, lambda one: frame_of_held(spark, lake, one))
-    return rows.select(*(quote(name) for name, _ in table.columns))
-
-
-def joined(changes: DataFrame, joins: Sequence[Join], versions: Callable[[Reference], DataFrame]) -> DataFrame:
-    """Changes with the columns that joins add.
-
-    Args:
-        changes: `ts` and the columns that are joined on.
-        versions: a reference table's rows, those of one key not overlapping.
-    """
-    return reduce(lambda rows, join: _with(rows, join, versions(join.reference)), joins, changes)
-
-
-def _with(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    keys = [internal(f"key:{name}") for name in join.reference.key_names]
-    known = versions.select(
-        *(F.col(quote(name)).alias(key) for name, key in zip(join.reference.key_names, keys, strict=True)),
-        F.col(FROM).alias(_FROM),
-        F.col(TO).alias(_TO),
-        *(F.col(quote(source)).alias(name) for name, source in join.take),
-        F.col(FROM).alias(join.version),
-    )
-    same = reduce(and_, (changes[quote(on)] == known[quote(key)] for on, key in zip(join.on, keys, strict=True)))
-    at = _micros(changes["ts"].cast("decimal(20,0)") * 1000)
-    until = known[quote(_TO)]
-    holds = (at >= _moment(known[quote(_FROM)])) & (until.isNull() | (at < _moment(until)))
-    return changes.join(known, same & holds, "left").drop(*keys, _FROM, _TO)
-
-
-def _moment(timestamp: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return _micros(F.unix_micros(timestamp))
-
-
-def _micros(number: Column) -> Column:
-    """Any event time, and a thousand times that, has room."""
-    return number.cast("decimal(24,0)")
+    reader = lake.reader(spark)
+    versions = {join.reference.name: held_rows(lake, reader, join.reference) for join in table.joins}
+    needed = dict.fromkeys(SOURCES.get(name, name) for name in table.names)
+    own = changes.select(*map(quote, needed))
+    return map_batches(own, EachBatch(lambda rows: table.rows(rows, versions)), ddl_of(table.columns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from pyarrow import csv, parquet
 
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.storage.far_times import micros_of
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
@@ -24,7 +25,6 @@ from sessionlake.protocol.names import DELETE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _READABLE = (".csv", ".parquet")
 
 
@@ -60,7 +60,7 @@ def write_reference(
     """
     with lake.storage.claim(spark, f"reference-{reference.name}", f"writes {reference.table}"):
         held = read_reference(lake, lake.reader(spark), reference)
-        found = upserted(reference, held, rows, (now - _EPOCH) // timedelta(microseconds=1))
+        found = upserted(reference, held, rows, micros_of(now))
         if found.refused and not partly:
             key, why = next(iter(found.refused.items()))
             raise UsageError(f"{reference.table}: {', '.join(map(repr, key))}: {why}")

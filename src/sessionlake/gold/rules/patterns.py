@@ -30,7 +30,6 @@ from sessionlake.gold.rules.tree import (
     Not,
     Pattern,
     PatternKind,
-    Selection,
     selection,
 )
 from sessionlake.protocol.arrow import codes
@@ -67,9 +66,8 @@ class Event:
 
     @property
     def id(self) -> str:
-        """Its name in the table of matches: another text of it would need those that are stored to be named anew."""
-        text = f"Event(condition={_written(self.condition)}, column={self.column!r})"
-        return sha256(text.encode()).hexdigest()[:12]
+        """Its name in the table of matches. A new field of the tree changes it: then matches are to be found again."""
+        return sha256(repr(self).encode()).hexdigest()[:12]
 
     def matches(self, changes: pa.Table, declared: Declared) -> pa.Table:
         """The changes that are this event, as `MATCH`.
@@ -166,9 +164,8 @@ class _Events:
 
     @staticmethod
     def of(matches: pa.Table, first: str, second: str, by: tuple[str, ...]) -> _Events:
-        groups = Groups.of(matches.set_column(matches.column_names.index(VALUE), VALUE, _text(matches[VALUE])), by)
-        key = np.empty(matches.num_rows, np.int64)
-        key[groups.order] = groups.numbers
+        texts = pc.fill_null(matches[VALUE], "")
+        key = Groups.of(matches.set_column(matches.column_names.index(VALUE), VALUE, texts), by).codes
         marks = [_across(matches) if name == "across" else _ranks(matches[name]) for name in reversed(_ORDER)]
         order = np.lexsort((*marks, key))
         same = np.ones(len(order), np.bool_)
@@ -220,25 +217,6 @@ def _followed(events: _Events, within: int) -> Bools:
     return found
 
 
-def _written(condition: Condition) -> str:
-    match condition:
-        case AllOf(parts) | AnyOf(parts):
-            kind = "AllOf" if isinstance(condition, AllOf) else "AnyOf"
-            inside = ", ".join(map(_written, parts)) + ("," if len(parts) == 1 else "")
-            return f"{kind}(parts=({inside}))"
-        case Not(part):
-            return f"Not(part={_written(part)})"
-        case Deleted(of):
-            return f"Deleted(of={_selected(of)})"
-        case FieldIs(of, column, compare, value):
-            return f"FieldIs(of={_selected(of)}, column={column!r}, compare={compare!r}, value={value!r})"
-    raise TypeError(f"{condition} is no event")
-
-
-def _selected(of: Selection) -> str:
-    return f"Selection(topics={of.topics!r}, rows={of.rows!r})"
-
-
 def _met(condition: Condition, changes: pa.Table, declared: Declared) -> Bools:
     """Which changes meet it; a column that one did not set meets no comparison."""
     match condition:
@@ -261,10 +239,6 @@ def _met(condition: Condition, changes: pa.Table, declared: Declared) -> Bools:
             same: Bools = pc.fill_null(pc.equal(text, value), fill_value=False).to_numpy()
             return same if compare == "=" else text.is_valid().to_numpy() & ~same
     raise TypeError(f"{condition} is no event")
-
-
-def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.fill_null(column, "")
 
 
 def _ranks(column: pa.ChunkedArray) -> Int64s:

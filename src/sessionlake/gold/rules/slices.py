@@ -128,6 +128,7 @@ def gathered(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys
     row, end, length = list[Int64s](), list[Int64s](), list[Int64s]()
     held = {name: list[Any]() for name in columns}
     for minutes, table in parts:
+        # As one text: to encode each column by itself takes a fifth longer.
         code, named = codes(pc.binary_join_element_wise(*(_texts(table[name]) for name in _SERIES), _SEPARATOR))
         known = np.array([numbers.setdefault(name, len(numbers)) for name in named.to_pylist()], np.int64)
         row.append(known[code])
@@ -176,9 +177,7 @@ class Keys:
     def of(series: pa.Table, by: tuple[str, ...]) -> Keys:
         """The keys of series."""
         groups = Groups.of(series, by)
-        code = np.empty(series.num_rows, np.int64)
-        code[groups.order] = groups.numbers
-        return Keys(code, series.select(list(by)).take(pa.array(groups.firsts)))
+        return Keys(groups.codes, series.select(list(by)).take(pa.array(groups.firsts)))
 
 
 def members(series: pa.Table, of: Selection, metric: str) -> Bools:

@@ -101,13 +101,15 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
 
 
 def keep_definitions(spark: SparkSession, lake: Lake) -> None:
-    """Creates gold's views and functions in a catalog: SQL warehouses have them from now on.
+    """Creates gold's views and functions in a catalog, for SQL warehouses; elsewhere they are a session's own.
 
     Tables that they read and that are not there yet are created.
 
     Raises:
         LakeError: they may not be created.
     """
+    if not lake.storage.keeps_functions:
+        return
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
     read += [*(tier.table for tier in TIERS), RETAINED]
     lake.ensure(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])

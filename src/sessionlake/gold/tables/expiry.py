@@ -7,9 +7,9 @@ batch, and not of finer ones' rows: they miss nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import delete_rows, next_txn
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.conflicts import repeated
+from sessionlake.delta.storage.far_times import nearest_time
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedError
@@ -25,9 +26,9 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, first_kept
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.standard import TIERS
+from sessionlake.gold.declared.tables import GoldTable, finals_of, products_of, with_finals
 from sessionlake.ledger.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,7 +38,6 @@ Floors = Mapping[str, int]
 
 # Buckets go when some have been gone for so much of the time that they are kept.
 _STEPS = 24
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def floors_in(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
@@ -53,7 +53,7 @@ def slices_begin(reader: TableReader) -> Floors:
 
 def told(table: str, floors: Floors) -> str:
     """Where a table begins, in words for people."""
-    ends = sorted({f"{_moment(ms):%Y-%m-%d %H:%M:%SZ}" for ms in floors.values()})
+    ends = sorted({f"{nearest_time(ms):%Y-%m-%d %H:%M:%SZ}" for ms in floors.values()})
     until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
     return f"{table} is kept for a time: buckets before {until} are gone"
 
@@ -104,6 +104,20 @@ def note_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors
             forget(spark, lake, tables, sorted(others) if floors else None)
 
 
+def begun_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
+    """Where these tables begin, once what is due, or was to go when a process died, is removed.
+
+    Args:
+        is_new: whether gold begins with tables that are empty.
+    """
+    if is_new:
+        note_floors(spark, lake, [one.table for one in with_finals(products_of(lake.settings))], {})
+    products = [one for one in tables if isinstance(one, Product)]
+    expiry = Expiry(spark, lake, [*products, *finals_of(products)])
+    expiry.remove(spark, {})
+    return expiry
+
+
 class Expiry:
     """Follows, for the one gold that writes, where its products begin."""
 
@@ -121,7 +135,7 @@ class Expiry:
 
     @property
     def slices_begin(self) -> Floors:
-        """See `slices_begin`."""
+        """Where the slices begin that rules are evaluated over."""
         return _latest(self.floors(tier.table) for tier in TIERS)
 
     def remove(self, spark: SparkSession, times: Mapping[str, int]) -> None:
@@ -179,10 +193,10 @@ def _latest(many: Iterable[Floors]) -> Floors:
 def _is_gone(floors: Floors) -> Column:
     from pyspark.sql import functions as F
 
-    pairs = [F.lit(part) for topic, ms in sorted(floors.items()) for part in (topic, _moment(ms))]
+    pairs = [F.lit(part) for topic, ms in sorted(floors.items()) for part in (topic, nearest_time(ms))]
     floor = F.try_element_at(F.create_map(*pairs), F.col("topic"))
     # By the last of all, files are left out that have no such row.
-    return (F.col(START) < F.lit(_moment(max(floors.values())))) & (F.col(START) < floor)
+    return (F.col(START) < F.lit(nearest_time(max(floors.values())))) & (F.col(START) < floor)
 
 
 def _floors(found: Retained) -> dict[str, int]:
@@ -192,7 +206,3 @@ def _floors(found: Retained) -> dict[str, int]:
 def _noted(table: str, floors: Floors) -> Retained:
     rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(floors.items())]
     return Retained(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))
-
-
-def _moment(ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES
-from sessionlake.delta.schemas.properties import CHANGE_FEED
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.gold.changes import refuse_removed
-from sessionlake.gold.declared.tables import GoldTable, with_finals
-from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ T = TypeVar("T", bound=GoldTable)
 LOGIC = "sessionlake.logic"
 """Property of a table: what its rows rest on. It is set once the table has all that gold has read."""
 _SHARDS = "sessionlake.goldShards"
-_POINTS = "sessionlake.rollingPoints"
 KEPT_UP = "sessionlake.products"
 """Property of `gold.rolling_average`: the tables that gold keeps up, without `gold.`.
 
@@ -60,34 +58,6 @@ def note_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
     lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
 
 
-def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Returns if no table rests on other logic than its present one.
-
-    Raises:
-        LakeError: naming one that does, and what to do.
-    """
-    for product in products:
-        found = _logic(spark, lake, product) or _adopted(spark, lake, product)
-        if found not in (None, product.logic):
-            raise LakeError(
-                f"{product.table} was made by other logic ({found}, now {product.logic}): "
-                f"`sessionlake rebuild {product.table}` makes it anew"
-            )
-
-
-def _adopted(spark: SparkSession, lake: Lake, product: GoldTable) -> str | None:
-    """The logic of a `rolling_average` of a version that noted the number of points alone."""
-    if product.table != AVERAGES or not isinstance(product, RollingAverage):
-        return None
-    noted = lake.storage.properties(spark, AVERAGES)
-    points = noted.get(_POINTS)
-    if points is None or LOGIC in noted:
-        return None
-    logic = RollingAverage(product.name, product.keys, int(points)).logic
-    lake.set_property(spark, AVERAGES, LOGIC, logic)
-    return logic
-
-
 def left_out(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     """The products that gold did not keep up when it ran last: they have missed batches."""
     noted = kept_up(spark, lake)
@@ -96,15 +66,23 @@ def left_out(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     return [one for one in products if one.table != AVERAGES and one.name not in noted]  # that is never left out
 
 
-def mark_left_out(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Marks the products that have missed batches.
+def tables_to_make(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
+    """Those whose tables are not there, or not whole: gold died while it made them, or has left them out for a while.
 
     Raises:
-        LakeError: made anew, one of them would begin later than it does.
+        LakeError: a table rests on other logic than its present one, or would begin later, made anew, than it does.
     """
+    for product in products:
+        found = _logic(spark, lake, product)
+        if found not in (None, product.logic):
+            raise LakeError(
+                f"{product.table} was made by other logic ({found}, now {product.logic}): "
+                f"`sessionlake rebuild {product.table}` makes it anew"
+            )
     for product in left_out(spark, lake, products):
         _refuse_cut(spark, lake, product)
         mark_incomplete(spark, lake, product)
+    return [product for product in products if _logic(spark, lake, product) is None]
 
 
 def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
@@ -133,6 +111,17 @@ def hold_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: It
             lake.set_property(spark, table.table, CHANGE_FEED, str(wanted).lower())
 
 
+def hold_properties(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+    """Sets the tables' change feeds as configured, and has Delta refuse whatever would change a final row.
+
+    `forget` has had to open the tables of final rows; retention removes rows of those that it is configured for.
+    """
+    hold_feeds(spark, lake, lake.settings, products)
+    for final in finals_of(products):
+        if final.retention_ms is None and lake.storage.properties(spark, final.table).get(APPEND_ONLY) != "true":
+            lake.set_property(spark, final.table, APPEND_ONLY, "true")
+
+
 def require_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Returns if these are all that gold keeps up: of another's states nothing would be known.
 
@@ -151,11 +140,6 @@ def require_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTabl
 def whole(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
     """Those whose tables have all that gold has read, by their present logic."""
     return [product for product in products if _logic(spark, lake, product) == product.logic]
-
-
-def to_begin(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Those whose tables are not there, or not whole: of an earlier version, or of one that died beginning it."""
-    return [product for product in products if _logic(spark, lake, product) is None]
 
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:

@@ -44,10 +44,7 @@ def verify_restatements(
 
     rows, different, first = 0, 0, None
     for series in averages:
-        behind = made_behind(spark, lake, series)
-        if behind is None:
-            continue
-        since = (F.col("table") == series.table) & (F.col("_batch") > behind)
+        since = (F.col("table") == series.table) & (F.col("_batch") > made_behind(spark, lake, series))
         told = lake.read_near(spark, RESTATEMENTS).where(since)
         found = breaches(series, lake.read_near(spark, series.table), told, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]

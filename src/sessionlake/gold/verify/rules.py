@@ -79,7 +79,7 @@ def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule], begins: Stre
 
 
 def _can_tell(rule: Rule, begins: StreamTimes) -> Column:
-    """As `rules.times.can_tell`; holds of other rules' alerts, and of a pattern's."""
+    """`rules.alerts.can_tell` as SQL; true for other rules' alerts, and for a pattern's."""
     from pyspark.sql import functions as F
 
     if isinstance(rule.tree, Pattern) or not begins:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
-from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
@@ -21,13 +20,12 @@ from sessionlake.gold.changes import (
     version_read,
     with_seq_order,
 )
-from sessionlake.gold.declared.references import references_of
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.references.taken import enriched_rows, waiting
 from sessionlake.gold.tables.expiry import above, floors_in
 from sessionlake.gold.verify.averages import verify_restatements
+from sessionlake.gold.verify.references import enriched_rows, verify_references
 from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -143,21 +141,3 @@ def _averages(points: DataFrame, series: RollingAverage) -> DataFrame:
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
         F.avg(F.abs("value")).over(last).alias(size_of("average")),
     )  # fmt: skip
-
-
-def verify_references(spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[object]) -> list[Compared]:
-    """Compares the reference tables that these tables are joined with; keys that rest are passed over."""
-    used = {join.reference.name for table in tables if isinstance(table, Enriched) for join in table.joins}
-    reader, found = lake.reader(spark), []
-    for one in references_of(settings):
-        if one.name not in used:
-            continue
-        try:
-            rest, _ = waiting(lake, reader, one)
-        except LakeError:  # all of it rests
-            continue
-        first = (
-            None if not rest.rows else f"{one.taken}: {rest.rows} rows of {one.table} wait for `sessionlake run gold`"
-        )
-        found.append(Compared(one.taken, reader.size(one.table).rows, rest.rows, first))
-    return found

@@ -1,0 +1,85 @@
+"""Enriched tables and what gold has taken of reference tables, compared with the tables that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+from sessionlake.delta.lake import Lake
+from sessionlake.errors import LakeError
+from sessionlake.gold.declared.references import references_of
+from sessionlake.gold.enrich.reference import FROM, GONE_BY, TO
+from sessionlake.gold.enrich.table import SOURCES, Enriched, Join
+from sessionlake.gold.references.taken import waiting
+from sessionlake.protocol.names import internal, quote
+from sessionlake.settings.model import Settings
+from sessionlake.spark.compare import Compared
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_FROM, _TO = internal("from"), internal("to")
+
+
+def verify_references(spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[object]) -> list[Compared]:
+    """Compares the reference tables that these tables are joined with; keys that rest are passed over."""
+    used = {join.reference.name for table in tables if isinstance(table, Enriched) for join in table.joins}
+    reader, found = lake.reader(spark), []
+    for one in references_of(settings):
+        if one.name not in used:
+            continue
+        try:
+            rest, _ = waiting(lake, reader, one)
+        except LakeError:  # all of it rests
+            continue
+        first = (
+            None if not rest.rows else f"{one.taken}: {rest.rows} rows of {one.table} wait for `sessionlake run gold`"
+        )
+        found.append(Compared(one.taken, reader.size(one.table).rows, rest.rows, first))
+    return found
+
+
+def enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: Enriched) -> DataFrame:
+    """The table's rows by plain Spark SQL.
+
+    Args:
+        changes: as silver has them.
+    """
+    from pyspark.sql import functions as F
+
+    own = [F.col(quote(SOURCES.get(name, name))).alias(name) for name in table.names]
+    rows = changes.select(*own)
+    for join in table.joins:
+        rows = _with(rows, join, lake.read(spark, join.reference.taken).where(f"{GONE_BY} IS NULL"))
+    return rows.select(*(quote(name) for name, _ in table.columns))
+
+
+def _with(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    keys = [internal(f"key:{name}") for name in join.reference.key_names]
+    known = versions.select(
+        *(F.col(quote(name)).alias(key) for name, key in zip(join.reference.key_names, keys, strict=True)),
+        F.col(FROM).alias(_FROM),
+        F.col(TO).alias(_TO),
+        *(F.col(quote(source)).alias(name) for name, source in join.take),
+        F.col(FROM).alias(join.version),
+    )
+    same = reduce(and_, (changes[quote(on)] == known[quote(key)] for on, key in zip(join.on, keys, strict=True)))
+    at = _micros(changes["ts"].cast("decimal(20,0)") * 1000)
+    until = known[quote(_TO)]
+    holds = (at >= _moment(known[quote(_FROM)])) & (until.isNull() | (at < _moment(until)))
+    return changes.join(known, same & holds, "left").drop(*keys, _FROM, _TO)
+
+
+def _moment(timestamp: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return _micros(F.unix_micros(timestamp))
+
+
+def _micros(number: Column) -> Column:
+    """Any event time, and a thousand times that, has room."""
+    return number.cast("decimal(24,0)")
