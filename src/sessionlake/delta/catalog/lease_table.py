@@ -57,11 +57,13 @@ class SparkLeases:
             storage.create(self._spark, LEASES, TABLES[LEASES])
 
     def read(self, name: str) -> Lease | None:
+        """The lease of this name; None if there is none."""
         with _own_pool(self._spark):
             found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
     def write(self, lease: Lease) -> bool:
+        """Makes it the row of its name, unless one of its number or a later one is there; False after a conflict."""
         from pyspark.sql import functions as F
 
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)

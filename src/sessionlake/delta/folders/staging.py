@@ -40,9 +40,11 @@ class StagedFiles:
         self._after: int | None = None
 
     def count(self) -> int:
+        """How many rows the files have."""
         return sum(file.rows for file in self._files)
 
     def columns(self, *names: str) -> pa.Table:
+        """These columns of the rows, read from the files."""
         whole = pa.schema(self._delta.schema().to_arrow())
         schema = pa.schema([whole.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
