@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from operator import eq, ge, le
+from operator import eq, ge, gt, le, lt
 from typing import Any
 
 import pyarrow as pa
@@ -167,6 +167,9 @@ def test_files_are_opened_without_python_which_a_process_that_ends_would_not_sur
         (("batch_id", eq, 2), 1),
         (("batch_id", ge, 1), 2),
         (("batch_id", le, 0), 2),
+        (("batch_id", lt, 0), 0),
+        (("batch_id", gt, 2), 0),
+        (("batch_id", gt, 1), 1),
         (("batch_id", among, [2, 3]), 1),
         (("batch_id", among, []), 0),
         (("committed_at", ge, NOON + timedelta(seconds=2)), 1),

@@ -56,11 +56,13 @@ class SparkLeases:
             storage.create(self._spark, LEASES, TABLES[LEASES])
 
     def read(self, name: str) -> Lease | None:
+        """The lease of this name; None if there is none."""
         with _own_pool(self._spark):
             found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
     def write(self, lease: Lease) -> bool:
+        """Replaces the partition of its name; True if Delta has made the commit."""
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
         with _own_pool(spark), interpreted(spark), suppress(*conflicts()):

@@ -26,14 +26,12 @@ from sessionlake.delta.folders.parquet import SMALL, gathered
 from sessionlake.delta.folders.table_files import TableFile, opened
 from sessionlake.delta.folders.upkeep import identifier
 from sessionlake.delta.folders.writable import Writable, obstacle, writable
-from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.conflicts import conflicts
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.upkeep import Compacted
 from sessionlake.spark.interpreted import conf
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 # An append takes milliseconds: whoever loses so often meets something else.
@@ -110,14 +108,12 @@ def _tier(size: int) -> int:
 def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
     delta = opened(folder)
-    why = obstacle(delta)
-    if why is None:
-        table = writable(delta)
-        if not corrected(table):
+    if obstacle(delta) is None:
+        if not corrected(writable(delta)):
             return None
         delta.update_incremental()
-    if why is None and not is_merged(delta):
-        return _merge_run(writable(delta))
+        if not (table := writable(delta)).marks_rows:
+            return _merge_run(table)
     before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
     bound = crowded(before)
     if bound is None:
@@ -128,11 +124,6 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     except conflicts():
         return None
     return Compacted(len(before), opened(folder).get_add_actions().num_rows)
-
-
-def is_merged(delta: DeltaTable) -> bool:
-    """Whether replaced rows of the table are marked, so that Spark alone knows its files, and puts them together."""
-    return delta.metadata().configuration.get(DELETION_VECTORS) == "true"
 
 
 def _optimizing(bound: int) -> dict[str, str]:

@@ -147,9 +147,9 @@ def _may_meet(file: TableFile, name: str, compare: Callable[[Any, Any], Any], va
         given = [one for one in value if one is not None]
         return bool(given) and file.may_have({name: (min(given), max(given))})
     if compare in (operator.gt, operator.ge):
-        return file.may_have({name: (value, None)})
+        return file.may_have({name: (value, None)}, between=compare is operator.gt)
     if compare in (operator.lt, operator.le):
-        return file.may_have({name: (None, value)})
+        return file.may_have({name: (None, value)}, between=compare is operator.lt)
     return compare is not operator.eq or file.may_have({name: (value, value)})
 
 

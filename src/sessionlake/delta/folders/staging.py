@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sessionlake.delta.folders.commits import discard
-from sessionlake.delta.folders.compaction import is_merged
 from sessionlake.delta.folders.log import appended, overwritten, transaction
 from sessionlake.delta.folders.parquet import WrittenFile, columns_of, written_by_arrow, written_by_spark
 from sessionlake.delta.folders.table_files import TableFile, opened
@@ -41,9 +40,11 @@ class StagedFiles:
         self._after: int | None = None
 
     def count(self) -> int:
+        """How many rows the files have."""
         return sum(file.rows for file in self._files)
 
     def columns(self, *names: str) -> pa.Table:
+        """These columns of the rows, read from the files."""
         whole = pa.schema(self._delta.schema().to_arrow())
         schema = pa.schema([whole.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
@@ -55,7 +56,8 @@ class StagedFiles:
         Spark may rename its commit over one that came first. To other tables all commits are written here: none waits.
         """
         place, action = self._place, transaction(txn.on(self._place.table), txn.version)
-        waits = APPEND_ONLY not in self._delta.metadata().configuration or is_merged(self._delta)
+        known = writable(self._delta)
+        waits = APPEND_ONLY not in known.configuration or known.marks_rows
         with place.exclusive(place.table) if waits else nullcontext():
             self._commit(txn, lambda table: appended(table, self._files, action))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from functools import cached_property
+from operator import le, lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,14 +88,19 @@ class TableFile:
         """How many rows it has, with those that are gone."""
         return int(self.stats["numRecords"])
 
-    def may_have(self, ends: Mapping[str, tuple[Any, Any]]) -> bool:
-        """True unless its statistics rule out a row with values between these ends; None stands for no end."""
+    def may_have(self, ends: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
+        """True unless its statistics rule out a row with values from these ends to the others; None stands for no end.
+
+        Args:
+            between: whether the ends themselves are not meant.
+        """
         least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
-        return not any(_apart(low, high, least.get(name), most.get(name)) for name, (low, high) in ends.items())
+        apart = le if between else lt
+        return not any(_apart(low, high, least.get(name), most.get(name), apart) for name, (low, high) in ends.items())
 
 
-def _apart(low: Any, high: Any, least: Any, most: Any) -> bool:
-    """True if nothing between two values, of which one may be None, is between those of a file's statistics."""
+def _apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any], Any]) -> bool:
+    """True if nothing from one value to another, of which one may be None, is between those of a file's statistics."""
     end = low if high is None else high
     try:
         if isinstance(end, datetime):
@@ -108,7 +114,7 @@ def _apart(low: Any, high: Any, least: Any, most: Any) -> bool:
         return False
     # Of decimals, not every writer tells all digits.
     known = type(least) is type(most) is type(end) and not isinstance(end, Decimal)
-    return known and ((high is not None and high < least) or (low is not None and low > most))
+    return bool(known and ((high is not None and apart(high, least)) or (low is not None and apart(most, low))))
 
 
 def _moment(text: str, zone: tzinfo | None) -> datetime:

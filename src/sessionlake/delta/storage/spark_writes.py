@@ -47,6 +47,7 @@ class StagedFrame:
         return self._rows.count() if self._known is None else self._known
 
     def columns(self, *names: str) -> pa.Table:
+        """These columns of the rows, read into the driver."""
         return self._rows.select(*names).toArrow()
 
     def commit(self, txn: Txn) -> None:
