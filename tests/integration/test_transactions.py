@@ -8,6 +8,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
@@ -22,8 +23,9 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
 from sessionlake.history.missing import why_absent
 from sessionlake.history.status import layer_statuses
+from sessionlake.kafka import transactions
 from sessionlake.kafka.transactions import without_message
-from sessionlake.ledger.absent import AbsentOffsets
+from sessionlake.ledger.absent import AbsentOffsets, runs_between
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake_lab.simulate.readback import read_back
@@ -189,6 +191,28 @@ def test_only_offsets_that_a_transaction_used_are_without_a_message(written: Tra
     assert found == {place: [(a, b) for a, b in runs if a >= 2]}
 
 
+def test_of_many_small_transactions_only_the_first_are_looked_at_one_by_one(
+    written: Transactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, looked_at = written.producer("a"), []
+    for number in range(120):
+        producer.begin_transaction()
+        written.send(producer, number, 1)
+        (producer.abort_transaction if number % 3 == 2 else producer.commit_transaction)()
+    one_by_one = transactions._is_without
+    monkeypatch.setattr(transactions, "_is_without", lambda *of: looked_at.append(of) or one_by_one(*of))
+    written.run()
+    assert written.offsets == [2 * number for number in range(120) if number % 3 != 2]
+    assert len(looked_at) == transactions.FEW_RUNS
+
+    # As a batch would show it that had lost the message at offset 200, behind those that are looked at.
+    held = np.array([offset for offset in written.offsets if offset != 200])
+    runs = runs_between(held, 0, 240)
+    lost = next(run for run in runs if run[0] <= 200 < run[1])
+    found = without_message(written.world.spark, written.settings, {(written.topic, 0): runs})
+    assert found == {(written.topic, 0): [run for run in runs if run != lost]}
+
+
 def test_messages_that_kafka_has_lost_stop_bronze_though_other_offsets_are_of_transactions(
     written: Transactions, spark: Any
 ) -> None:
@@ -229,7 +253,9 @@ def test_a_restarted_topic_keeps_its_transactions_apart_from_the_former_one(writ
 
 
 @pytest.mark.soak
-def test_messages_that_compaction_removed_are_not_taken_for_transactions(written: Transactions, spark: Any) -> None:
+def test_messages_that_compaction_removed_are_not_taken_for_transactions(
+    written: Transactions, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Offsets as they look to a consumer whatever removed the messages: the record after them comes at once."""
     world, name = written.world, written.world.name("compacted")
     config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
@@ -245,6 +271,8 @@ def test_messages_that_compaction_removed_are_not_taken_for_transactions(written
     lost = sorted({*range(4)} - {*held()})
     place = name, 0
     runs = [(offset, offset + 1) for offset in range(4)]
+    assert without_message(spark, written.settings, {place: runs}) == {place: []}
+    monkeypatch.setattr(transactions, "FEW_RUNS", 0)
     assert without_message(spark, written.settings, {place: runs}) == {place: []}
     only = world.of("compacted")
     told = rf"offsets {lost[0]} to .* no transaction is the reason.*allow_offset_gaps"

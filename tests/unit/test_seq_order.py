@@ -49,7 +49,7 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
     return found, capture, len(batches)
 
 
-@pytest.mark.parametrize("seed", seeds(4, 60))
+@pytest.mark.parametrize("seed", seeds(8, 60))
 def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None:
     found, capture, batches = tables(seed)
     columns, progress = capture.declared, found["silver.session_progress"]

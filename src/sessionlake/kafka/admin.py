@@ -110,6 +110,18 @@ class KafkaAdmin:
         latest = self._kafka.clients.admin.OffsetSpec.latest()
         return dict(self._offsets([*places], latest, self._kafka.clients.admin.ListOffsetsOptions(level)))
 
+    def is_compacted(self, topic: str) -> bool:
+        """Whether Kafka may remove messages of this topic, which must exist, though later ones stay.
+
+        Raises:
+            AccessError: this client may not read the topic's settings.
+        """
+        with self._answered():
+            config = self._kafka.common.config
+            resource = config.ConfigResource(getattr(config, "ConfigResource$Type").TOPIC, topic)
+            found = self._get(self._client.describeConfigs(self._list([resource])).all())
+            return "compact" in found[resource].get("cleanup.policy").value()
+
     def _offsets(self, places: list[TopicPartition], spec: Any, *options: Any) -> Mapping[TopicPartition, int]:
         with self._answered():
             request = self._jvm.java.util.HashMap()
@@ -118,10 +130,10 @@ class KafkaAdmin:
             told = self._get(self._client.listOffsets(request, *options).all())
             return {(item.topic(), item.partition()): told[item].offset() for item in told}
 
-    def _list(self, names: Iterable[str]) -> Any:
+    def _list(self, items: Iterable[Any]) -> Any:
         listed = self._jvm.java.util.ArrayList()
-        for name in names:
-            listed.add(name)
+        for item in items:
+            listed.add(item)
         return listed
 
     def _get(self, future: Any) -> Any:

@@ -7,17 +7,22 @@ Kafka tells no client directly. Two Java consumers show it, by a rule that lost 
   transaction marker. Where messages are lost, it gets a record of a later offset, or passes several.
 - Where it gets records, a `read_committed` consumer that starts at the same offset passes them without a record: they
   were aborted.
+
+Producers that commit many small transactions leave a marker every few offsets. Only the first of them are looked at
+one by one. For the others a `read_committed` consumer counts the messages of the whole range, if the topic is not
+compacted.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import BrokerError
-from sessionlake.kafka.admin import kafka_package
+from sessionlake.errors import AccessError, BrokerError
+from sessionlake.kafka.admin import KafkaAdmin, kafka_package
 from sessionlake.kafka.clients import READ_COMMITTED, java_client_options
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -36,6 +41,9 @@ _OPTIONS = {
     "fetch.max.wait.ms": "5",  # a fetch at the end of a partition must not hold up the next one
     "max.poll.records": "16",
 }
+_MANY = {"max.poll.records": "10000"}
+FEW_RUNS = 64
+"""Of a topic-partition in a batch; up to so many, each run is looked at by itself, which takes some milliseconds."""
 _ONE_BATCH = {"max.partition.fetch.bytes": "1", "fetch.max.bytes": "1", "isolation.level": "read_uncommitted"}
 
 
@@ -45,18 +53,49 @@ def without_message(
     """The runs of offsets, of those given, that hold no message because of transactions.
 
     Args:
-        runs: offsets below the last stable offset.
+        runs: offsets below the last stable offset. Where a topic-partition has more than `FEW_RUNS` of them, they
+            ascend, and every offset between two of them has a message.
 
     Raises:
         BrokerError: Kafka does not answer.
     """
-    with _consumer(spark, settings, _ONE_BATCH) as each, _consumer(spark, settings, READ_COMMITTED) as committed:
+    with (
+        _consumer(spark, settings, _ONE_BATCH) as each,
+        _consumer(spark, settings, READ_COMMITTED) as committed,
+        _consumer(spark, settings, READ_COMMITTED | _MANY) as counting,
+        closing(KafkaAdmin(spark, settings)) as admin,
+    ):
         found: dict[TopicPartition, list[Run]] = {}
-        for place, asked in runs.items():
+        for place, given in runs.items():
+            asked = [*given]
             beginning = each.assign(place)
             committed.assign(place)
-            found[place] = [run for run in asked if run[0] >= beginning and _is_without(each, committed, run)]
+            some = asked if len(asked) <= FEW_RUNS else asked[:FEW_RUNS]
+            found[place] = [run for run in some if run[0] >= beginning and _is_without(each, committed, run)]
+            rest = asked[len(some) :]
+            if rest and len(found[place]) == len(some):
+                counting.assign(place)
+                if _may_be_compacted(admin, place[0]) or not _are_without(counting, rest):
+                    rest = [run for run in rest if _is_without(each, committed, run)]
+                found[place] += rest
         return found
+
+
+def _may_be_compacted(admin: KafkaAdmin, topic: str) -> bool:
+    try:
+        return admin.is_compacted(topic)
+    except AccessError:  # reading messages takes no right to read the topic's settings
+        return True
+
+
+def _are_without(committed: _Consumer, runs: Sequence[Run]) -> bool:
+    """Whether Kafka gives as many messages as there are offsets between the runs, and so none in them.
+
+    Kafka takes messages out of the middle of a partition by compaction alone: of a topic that is not compacted, all
+    other offsets without a message are of transactions.
+    """
+    first, end = runs[0][0], runs[-1][1]
+    return committed.count(first, end) == end - first - sum(after - before for before, after in runs)
 
 
 def _is_without(each: _Consumer, committed: _Consumer, run: Run) -> bool:
@@ -104,20 +143,41 @@ class _Consumer:
         self._consumer.seek(self._place, offset)
         self._at = offset
 
+    def count(self, first: int, end: int) -> int:
+        """How many records there are at offsets `[first, end)`.
+
+        Raises:
+            BrokerError: as `poll`.
+        """
+        self.seek(first)
+        found, records = 0, None
+        while self._at < end:
+            records = self._next_records()
+            found += records.count()
+        if records is None or records.isEmpty():
+            return found
+        last = records.records(self._place)  # ascending, some of them perhaps beyond the end
+        inside = bisect_left(range(last.size()), end, key=lambda number: last[number].offset())
+        return found - last.size() + inside
+
     def poll(self) -> tuple[list[int], int]:
         """The offsets of the next records, which may be none, and the position behind them, which has moved on.
 
         Raises:
             BrokerError: it has not moved for some seconds.
         """
+        records = self._next_records()
+        offsets = [] if records.isEmpty() else [record.offset() for record in records.records(self._place)]
+        return offsets, self._at
+
+    def _next_records(self) -> Any:
         deadline = time.monotonic() + _SECONDS
         while time.monotonic() < deadline:
             records = self._consumer.poll(self._wait)
-            offsets = [] if records.isEmpty() else [record.offset() for record in records.records(self._place)]
             position = int(self._consumer.position(self._place))
             if position != self._at:
                 self._at = position
-                return offsets, position
+                return records
         raise BrokerError(f"Kafka gave nothing of {self._place.toString()} at offset {self._at} for {_SECONDS:.0f} s")
 
 
