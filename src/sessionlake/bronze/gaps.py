@@ -41,6 +41,8 @@ def explain_gaps(
         BrokerError: Kafka does not answer.
     """
     gaps = _gaps(planned, read)
+    if not gaps:
+        return
     asked = {
         (topic, partition): [(first - shifts.get(topic, 0), end - shifts.get(topic, 0)) for first, end in runs]
         for (topic, partition), runs in gaps.items()
@@ -50,8 +52,7 @@ def explain_gaps(
         lost = next((run for run in runs if run not in proven[place]), None)
         if lost is not None:
             raise OffsetHoleError(_lost(place, lost))
-    if gaps:
-        note_absent(spark, lake, gaps, txn, reason=Reason.TRANSACTION)
+    note_absent(spark, lake, gaps, txn, reason=Reason.TRANSACTION)
 
 
 def _gaps(planned: Mapping[TopicPartition, Run], read: pa.Table) -> dict[TopicPartition, list[Run]]:

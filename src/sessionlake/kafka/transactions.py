@@ -59,43 +59,36 @@ def without_message(
     Raises:
         BrokerError: Kafka does not answer.
     """
-    with (
-        _consumer(spark, settings, _ONE_BATCH) as each,
-        _consumer(spark, settings, READ_COMMITTED) as committed,
-        _consumer(spark, settings, READ_COMMITTED | _MANY) as counting,
-        closing(KafkaAdmin(spark, settings)) as admin,
-    ):
+    with _consumer(spark, settings, _ONE_BATCH) as each, _consumer(spark, settings, READ_COMMITTED) as committed:
         found: dict[TopicPartition, list[Run]] = {}
         for place, given in runs.items():
             asked = [*given]
+            some, rest = asked[:FEW_RUNS], asked[FEW_RUNS:]
             beginning = each.assign(place)
             committed.assign(place)
-            some = asked if len(asked) <= FEW_RUNS else asked[:FEW_RUNS]
             found[place] = [run for run in some if run[0] >= beginning and _is_without(each, committed, run)]
-            rest = asked[len(some) :]
             if rest and len(found[place]) == len(some):
-                counting.assign(place)
-                if _may_be_compacted(admin, place[0]) or not _are_without(counting, rest):
-                    rest = [run for run in rest if _is_without(each, committed, run)]
-                found[place] += rest
+                together = _are_without(spark, settings, place, rest)
+                found[place] += rest if together else [run for run in rest if _is_without(each, committed, run)]
         return found
 
 
-def _may_be_compacted(admin: KafkaAdmin, topic: str) -> bool:
-    try:
-        return admin.is_compacted(topic)
-    except AccessError:  # reading messages takes no right to read the topic's settings
-        return True
-
-
-def _are_without(committed: _Consumer, runs: Sequence[Run]) -> bool:
+def _are_without(spark: SparkSession, settings: Settings, place: TopicPartition, runs: Sequence[Run]) -> bool:
     """Whether Kafka gives as many messages as there are offsets between the runs, and so none in them.
 
     Kafka takes messages out of the middle of a partition by compaction alone: of a topic that is not compacted, all
-    other offsets without a message are of transactions.
+    other offsets without a message are of transactions. False for a topic that may be compacted.
     """
+    try:
+        with closing(KafkaAdmin(spark, settings)) as admin:
+            if admin.is_compacted(place[0]):
+                return False
+    except AccessError:  # reading messages takes no right to read the topic's settings
+        return False
     first, end = runs[0][0], runs[-1][1]
-    return committed.count(first, end) == end - first - sum(after - before for before, after in runs)
+    with _consumer(spark, settings, READ_COMMITTED | _MANY) as committed:
+        committed.assign(place)
+        return committed.count(first, end) == end - first - sum(after - before for before, after in runs)
 
 
 def _is_without(each: _Consumer, committed: _Consumer, run: Run) -> bool:
