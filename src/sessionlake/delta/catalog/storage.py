@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -249,23 +248,14 @@ class Catalog(Storage):
     def latest_commits(
         self, spark: SparkSession | None, tables: Sequence[str], count: int
     ) -> dict[str, list[LoggedCommit]]:
-        from pyspark.sql import functions as F
-
-        if not tables:
-            return {}
         session = _required(spark, self._settings)
-        found: dict[str, list[LoggedCommit]] = {table: [] for table in tables}
+        found = {}
         with interpreted(session):
-            histories = [
-                self.delta(session, table)
-                .history(count)
-                .select(F.lit(table).alias("table"), "version", "operation", "operationParameters")
-                for table in tables
-            ]
-            # One job for all tables.
-            for table, *commit in reduce(lambda one, other: one.union(other), histories).collect():
-                found[table].append(LoggedCommit(*commit))
-        return {table: sorted(commits, key=lambda commit: commit.version) for table, commits in found.items()}
+            for table in tables:  # a Spark job for each
+                history = self.delta(session, table).history(count)
+                rows = history.select("version", "operation", "operationParameters").collect()
+                found[table] = sorted((LoggedCommit(*row) for row in rows), key=lambda commit: commit.version)
+        return found
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         told = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
