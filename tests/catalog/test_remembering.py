@@ -2,26 +2,95 @@
 
 from __future__ import annotations
 
+import operator
+import threading
 from typing import Any
 
+import pytest
+
+from sessionlake.delta.catalog import memory
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import RULES
+from sessionlake.delta.schemas.names import DECISIONS
+from sessionlake.delta.storage.reading import TableReader, among
 from sessionlake.settings.model import Settings
+from support.lakes import write_rows
 
 
-def test_what_is_remembered_of_a_table_is_what_it_has_until_the_block_is_left(spark: Any, location: dict[str, Any]):
-    lake, other = Lake(Settings(**location)), Lake(Settings(**location))
+def decided(*offsets: int) -> list[dict[str, Any]]:
+    return [{"topic": "t", "session_id": "s", "offset": offset, "decision": "isolate"} for offset in offsets]
+
+
+def test_properties_are_remembered_until_the_block_is_left(spark: Any, location: dict[str, Any]) -> None:
+    lake = Lake(Settings(**location))
     with lake.storage.remembering():
-        lake.ensure(spark, [RULES])
-        lake.set_property(spark, RULES, "sessionlake.one", "1")
-        with lake.storage.remembering():
-            remembered = lake.storage.properties(spark, RULES)
-        assert remembered.items() <= other.storage.properties(spark, RULES).items()
+        lake.ensure(spark, [DECISIONS])
+        lake.set_property(spark, DECISIONS, "sessionlake.one", "1")
+        with Lake(lake.settings).storage.remembering():
+            remembered = lake.storage.properties(spark, DECISIONS)
         assert remembered["sessionlake.one"] == "1"
-        other.set_property(spark, RULES, "sessionlake.two", "2")
-        assert lake.storage.properties(spark, RULES) == remembered
-    assert lake.storage.properties(spark, RULES)["sessionlake.two"] == "2"
+        by_another_process(spark, lake, "SET TBLPROPERTIES (sessionlake.two = 2)")
+        assert lake.storage.properties(spark, DECISIONS) == remembered
+    assert lake.storage.properties(spark, DECISIONS)["sessionlake.two"] == "2"
     with lake.storage.remembering():
-        assert lake.exists(spark, RULES)
-        lake.drop(spark, RULES)
-        assert not lake.exists(spark, RULES)
+        assert lake.exists(spark, DECISIONS)
+        lake.drop(spark, DECISIONS)
+        assert not lake.exists(spark, DECISIONS)
+
+
+@pytest.mark.parametrize(
+    "at_most", [pytest.param(None, id="small"), pytest.param(0, id="large", marks=pytest.mark.soak)]
+)
+def test_rows_are_those_of_the_table_and_read_once(
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, at_most: int | None
+) -> None:
+    if at_most is not None:
+        monkeypatch.setattr(memory, "_SMALL_BYTES", at_most)
+    lake = Lake(Settings(**location))
+    lake.ensure(spark, [DECISIONS])
+    with lake.storage.remembering():
+        assert answers(lake.reader(spark)) == answers_in_another_thread(spark, lake)
+        write_rows(spark, lake, DECISIONS, decided(1, 2))
+        assert answers(lake.reader(spark)) == answers_in_another_thread(spark, lake)
+        in_another_thread(lambda: write_rows(spark, lake, DECISIONS, decided(3, 40)))
+        found = answers(lake.reader(spark))
+        assert found == answers_in_another_thread(spark, lake)
+        spark.sql(
+            f"INSERT INTO {lake.identifier(DECISIONS)} SELECT * FROM {lake.identifier(DECISIONS)}"  # noqa: S608  (the name is the lake's own)
+        )
+        assert (answers(lake.reader(spark)) == found) is (at_most is None)
+    assert lake.reader(spark).count(DECISIONS) == 8
+
+
+def answers(reader: TableReader) -> list[Any]:
+    """What a reader says of a table in each of its ways, with and without conditions."""
+    found: list[Any] = [reader.count(DECISIONS), reader.some(DECISIONS, 99, ["topic", "offset"])]
+    for conditions in ((), [("offset", operator.gt, 1)], [("offset", among, [1, 3]), ("topic", operator.eq, "t")]):
+        rows, count = reader.counted(DECISIONS, *conditions, columns=["offset"])
+        found += [
+            sorted(row["offset"] for row in reader.rows(DECISIONS, *conditions)),
+            sorted(rows["offset"].to_pylist()),
+            count,
+            reader.any(DECISIONS, *conditions),
+            reader.counts(DECISIONS, ["topic", "offset"], *conditions),
+            reader.highest(DECISIONS, "offset", ["topic"], *conditions),
+            reader.table(DECISIONS, *conditions, columns=["decision"]).schema,
+        ]
+    return found
+
+
+def answers_in_another_thread(spark: Any, lake: Lake) -> list[Any]:
+    """Where nothing is remembered."""
+    found: list[Any] = []
+    in_another_thread(lambda: found.extend(answers(lake.reader(spark))))
+    return found
+
+
+def in_another_thread(call: Any) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def by_another_process(spark: Any, lake: Lake, change: str) -> None:
+    """Changes the table behind the lake's back."""
+    spark.sql(f"ALTER TABLE {lake.identifier(DECISIONS)} {change}")

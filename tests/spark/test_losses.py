@@ -53,7 +53,8 @@ from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.losses import refuse_lost_rows, refuse_set_back, refuse_unreadable
+from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable
+from sessionlake.streaming.set_back import refuse_set_back
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_silver_law import Pipeline, streams
 from support.clocks import set_clock_back

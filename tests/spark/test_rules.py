@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
-from sessionlake.errors import LakeError, MachineError
+from sessionlake.errors import MachineError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.verify.tables import verify_gold
@@ -122,26 +122,6 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
     assert {rule: batch for rule, (batch, _) in status.items()} == {"high": 2, "in_out": 0}
     events = rows_of(feed.spark, feed.lake, RULE_EVENTS)
     assert {row["_batch"] for row in events if row["rule_version"] == status["high"][1]} == {2}
-
-
-@pytest.mark.soak
-def test_alerts_of_a_version_that_did_not_tell_partitions_are_retracted_after_a_rebuild(feed: Feed):
-    write_rules(feed, {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]})
-    feed.write(stream(3, 30)).run()
-    before = require_exact(feed)
-    for table in (RULE_MATCHES, RULE_EVENTS):
-        name = feed.lake.identifier(table)
-        rows = feed.lake.reader(feed.spark).table(table).drop_columns(["partition"])
-        feed.spark.createDataFrame(rows).createOrReplaceTempView("former")
-        feed.spark.sql(f"CREATE OR REPLACE TABLE {name} USING delta AS SELECT * FROM former")  # noqa: S608  (the name is the lake's own)
-    with pytest.raises(LakeError, match=r"has no column partition.*sessionlake rebuild gold\.metrics_1m"):
-        feed.run()
-    job.make_tables(feed.spark, feed.settings, [METRICS_1M])
-    feed.write([change("s", "r", 400, 0, price=1.0)]).run()
-    assert require_exact(feed) == before
-    events = rows_of(feed.spark, feed.lake, RULE_EVENTS)
-    assert {row["partition"] for row in events if row["rule"] == "high" and row["event"] != "retracted"} == {None, 0}
-    assert {row["partition"] for row in events if row["event"] == "retracted"} == {None}
 
 
 @pytest.mark.soak

@@ -39,6 +39,7 @@ FORCED: dict[str, dict[str, int]] = {
     "integrity.state_difference": {"_LOOKED_AT": 1},
     "integrity.stream_times": {"_RECENT": 0},
     "ledger.books": {"_AT_ONCE": 0},
+    "delta.catalog.memory": {"_SMALL_BYTES": 0},
     "delta.folders.file_keys": {"_IN_USE": 0, "_LARGE": 0, "_LONG": 1, "_PART": 1},
     "delta.folders.file_rows": {"_BATCH": 1, "_FEW": 0},
     "delta.folders.file_statistics": {"_LONGEST_TEXT": 1},
@@ -69,7 +70,7 @@ FORCED: dict[str, dict[str, int]] = {
     "silver.merge.splits": {"_AT_ONCE": 1},
     "operations.rebuild.replay": {"_TASK_CHANGES": 1},
     "operations.rebuild.slices": {"SLICE_MESSAGES": 1, "SLICE_BYTES": 1},
-    "streaming.losses": {"_AT_MOST": 1},
+    "streaming.set_back": {"_AT_MOST": 1},
 }
 """By module, the limits up to which work is done one way and beyond it another, and the least that each can be."""
 

@@ -29,7 +29,7 @@ from sessionlake.operations.retention.ledger import due
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _followed
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.losses import versions_left
+from sessionlake.streaming.set_back import versions_left
 from support.seeds import seeds
 from support.tables import Tables
 
@@ -338,16 +338,6 @@ def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.Monke
     patch.setattr(Lake, "reader", lambda *_: reader)
     point = outcome(partial(as_of_batch, None, settings, batch))
     return point if isinstance(point, str) else (point.batch, point.versions, point.rebuilt)
-
-
-def test_sums_that_an_older_release_carried_forward_tell_no_versions():
-    ledger = Ledger(random.Random(6)).grow(60)
-    cut = due(whole(ledger.table()), Settings(), ledger.now)
-    stored = carried_to(whole(ledger.table()), cut)
-    reader = in_short(removed_before(ledger.table(), cut), stored.drop_columns([VERSIONS]))
-    assert reader.tables[POSITIONS].num_rows
-    assert left(reader) == left(whole(removed_before(ledger.table(), cut)))
-    assert carried_to(reader, cut)[VERSIONS].to_pylist() == [[]] * stored.num_rows
 
 
 @pytest.mark.parametrize("seed", seeds(1, 3))

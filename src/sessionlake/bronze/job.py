@@ -201,7 +201,7 @@ class _BronzeBatch:
         topics = {topic for topic, _ in planned}
         beside = versions_beside(spark, lake) if self._log is None else ()
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
-        before = lake.last_commit(spark, MESSAGES).version
+        before = lake.latest_version(spark, MESSAGES)
         expected = sum(end - first for first, end in planned.values())
         with (
             interpreted(spark, when=expected <= lake.limits.few_messages),
@@ -278,7 +278,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     txn = Txn(generation.app_id, batch)
     log = OffsetLog.load(spark, lake, LAYER, txn)
     log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
-    version = lake.last_commit(spark, MESSAGES).version
+    version = lake.latest_version(spark, MESSAGES)
     Ledger(lake).write(spark, entry_of(settings, txn, ranges, version, datetime.now(UTC)))
     return True
 
@@ -358,7 +358,7 @@ def _ranges(planned: Planned) -> tuple[OffsetRange, ...]:
 def versions_beside(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
     """The versions of tables that others write: the first entry of a start tells them, so a copy of before is known."""
     there = (table for table in (ERASURES, RETAINED) if lake.exists(spark, table))
-    return tuple(TableOutput(table, lake.last_commit(spark, table).version, 0) for table in there)
+    return tuple(TableOutput(table, lake.latest_version(spark, table), 0) for table in there)
 
 
 def entry_of(

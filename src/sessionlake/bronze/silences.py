@@ -129,7 +129,7 @@ class Silences:
         """The next; without leases the table's version tells them apart, whatever the clock says."""
         if self._token:
             return Txn(SILENCES_APP, next(self._writes)).under(self._token)
-        return Txn(f"{SILENCES_APP}:after", self._lake.last_commit(self._spark, MESSAGES).version)
+        return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
 
     def _since(
         self, now: Moment, after: timedelta, ends: Mapping[TopicPartition, int]

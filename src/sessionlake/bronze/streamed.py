@@ -173,7 +173,7 @@ class _Batch:
                 append(spark, lake, DAMAGED, _damaged(damaged), txn)
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
             messages = blanked(stored, self._forgotten)
-            before = lake.last_commit(spark, MESSAGES).version
+            before = lake.latest_version(spark, MESSAGES)
             # Silver may take the files of a commit in any order: no topic-partition is in two of them.
             cores = spark.sparkContext.defaultParallelism
             append(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)

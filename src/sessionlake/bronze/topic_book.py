@@ -224,7 +224,7 @@ class TopicBook:
             if self._is_noted:
                 return ()
             self._is_noted = True
-            return (TableOutput(TOPICS, self._lake.last_commit(self._spark, TOPICS).version, 0),)
+            return (TableOutput(TOPICS, self._lake.latest_version(self._spark, TOPICS), 0),)
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
         """Takes note of a batch that is committed."""
@@ -235,10 +235,10 @@ class TopicBook:
                 known[item.topic] = self._rows[row.topic, row.generation] = row
 
     def save(self) -> None:
-        """Writes the table, if it is not as it should be."""
+        """Writes the table, if it is not as it should be; that a topic is still there, once an hour."""
         with self._lock:
             self._saved_at = time.monotonic()
-            if self._rows != self._written:
+            if _by_the_hour(self._rows) != _by_the_hour(self._written):
                 self._write()
 
     def close(self) -> None:
@@ -308,6 +308,11 @@ class TopicBook:
             end = behind(absent.get((span.topic, span.partition), ()), span.last + 1)
             row = _advanced(known[span.topic], span.partition, span.first, end, now)
             known[span.topic] = self._rows[row.topic, row.generation] = row
+
+
+def _by_the_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topic]:
+    """The rows, as topics were last seen in whole hours."""
+    return [replace(row, last_seen=row.last_seen.replace(minute=0, second=0, microsecond=0)) for row in rows.values()]
 
 
 def seen_topics(

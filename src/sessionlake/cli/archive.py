@@ -78,9 +78,7 @@ def messages_of(
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:
-        rows = messages_of(
-            lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.last_commit(spark, MESSAGES).version})
-        )
+        rows = messages_of(lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)}))
         chosen = rows if where is None else rows.where(where)
         found = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:

@@ -137,7 +137,7 @@ def rows_of(spark: SparkSession, settings: Settings, table: str, where: str | No
         if table in DEFINITIONS:
             rows = _view(spark, lake, table)
         else:
-            rows = lake.storage.read(spark, table, point or {"versionAsOf": lake.last_commit(spark, table).version})
+            rows = lake.storage.read(spark, table, point or {"versionAsOf": lake.latest_version(spark, table)})
         return rows if where is None else rows.where(where)
     except PySparkException as error:
         raise refused("export", error) from error

@@ -154,5 +154,5 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
     drop_carried(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
-        txn = Txn("recover", lake.last_commit(spark, LEDGER).version)
+        txn = Txn("recover", lake.latest_version(spark, LEDGER))
         lake.overwrite(spark, LEDGER, none, txn, "{}")

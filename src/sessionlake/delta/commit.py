@@ -91,7 +91,7 @@ def _claimed(spark: SparkSession, lake: Lake, table: str) -> Txn:
 
 def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
     """Of a write that no plan of Spark's settles: its version is the one that the table is to have, or a lower one."""
-    return Txn(app_id, lake.last_commit(spark, table).version + 1)
+    return Txn(app_id, lake.latest_version(spark, table) + 1)
 
 
 def empty(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:

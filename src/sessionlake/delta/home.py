@@ -120,6 +120,9 @@ class Folders(Storage):
     def token(self, name: str) -> int:
         return 0
 
+    def overtook(self, name: str) -> bool:
+        return False
+
     def staging(self) -> Settings:
         """Settings of a home inside this one."""
         return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})
@@ -189,6 +192,9 @@ class Folders(Storage):
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """Reads the log itself: `history` costs a Spark job."""
         return history.last_commit(self.path(table))
+
+    def latest_version(self, spark: SparkSession | None, table: str) -> int:
+        return history.latest_version(self.path(table))
 
     def retain(self, spark: SparkSession, table: str) -> None:
         self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})

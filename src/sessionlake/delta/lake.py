@@ -138,6 +138,10 @@ class Lake:
         """The table's latest commit."""
         return self.storage.last_commit(spark, table)
 
+    def latest_version(self, spark: SparkSession | None, table: str) -> int:
+        """The version of the table's latest commit: costs no Spark job, as `last_commit` may."""
+        return self.storage.latest_version(spark, table)
+
     def ensure(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Creates what is missing, adds newly declared columns, and sets how far back history reaches.
 
@@ -210,7 +214,7 @@ class Lake:
 
     def add_version(self, spark: SparkSession, table: str, after: int) -> None:
         """Makes sure that there is a version behind `after`: a stream cannot be told to begin at one yet to come."""
-        if self.last_commit(spark, table).version <= after:
+        if self.latest_version(spark, table) <= after:
             self.set_property(spark, table, "sessionlake.built_from", str(int(after)))
 
     def drop(self, spark: SparkSession, table: str) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sessionlake.delta.lake import PASSING_REMOVALS, Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
 from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.alerts.book import forget, refuse_mixed_sessions
+from sessionlake.gold.alerts.book import forget
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import Finals
@@ -49,7 +51,7 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.carried import Files
-from sessionlake.streaming.checkpoint import last_planned
+from sessionlake.streaming.checkpoint import from_first_batch, last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.handover import HandedOver, Handover, folder, in_force
 from sessionlake.streaming.journal import require_uninterrupted
@@ -73,12 +75,11 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
 
     Raises:
         LakeError: the checkpoint is new and the tables are not, or they were built with another number of shards, or
-            a table by other logic, or what rules found by an earlier version, or a rebuild of silver was interrupted.
+            a table by other logic, or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
     with lake.storage.remembering():
         _prepare(spark, lake)
-        refuse_mixed_sessions(spark, lake)
         new = tables_to_make(spark, lake, tables)
         lake.ensure(spark, [table.table for table in with_finals(table for table in tables if table not in new)])
         if new:
@@ -160,7 +161,14 @@ def folded(
     """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
     declared, owners = declared_in(settings), owners_of(one.series for one in averages)
     shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
-    options = PASSING_REMOVALS if begin is None else PASSING_REMOVALS | {"startingVersion": begin.bronze_version + 1}
+    options: dict[str, Any] = {**PASSING_REMOVALS}
+    if begin is not None:
+        options["startingVersion"] = begin.bronze_version + 1
+    elif last_planned(settings.checkpoint(LAYER)) is None:
+        with suppress(LakeError):  # gold does not depend on the order
+            options |= lake.storage.first_read(spark, CHANGES)
+    else:
+        options |= from_first_batch(settings.checkpoint(LAYER))
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.may_be_any else None)

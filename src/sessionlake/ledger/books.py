@@ -91,8 +91,6 @@ def stored_sums(reader: TableReader) -> Sums:
     if not reader.exists(POSITIONS):
         return Sums(None, pa.table({}))
     known = reader.table(POSITIONS)
-    if VERSIONS not in known.schema.names:  # of an older release
-        known = known.append_column(VERSIONS, pa.nulls(known.num_rows, TABLE_VERSIONS))
     copies = known.filter(pc.field("format") != CARRIED)
     usable = pc.unique(copies["format"]).to_pylist() == [FORMAT]
     return Sums(copies if usable else None, known.filter(pc.field("format") == CARRIED))

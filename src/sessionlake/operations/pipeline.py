@@ -254,6 +254,10 @@ class Pipeline:
         self._on_failure(error)
 
     def _start(self, part: str) -> LayerQuery:
+        with storage_of(self._settings).remembering():
+            return self._start_sound(part)
+
+    def _start_sound(self, part: str) -> LayerQuery:
         spark, settings = self._spark, self._settings
         require_sound(spark, settings, part)
         for processor in settings.processors:
@@ -288,7 +292,6 @@ def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
     Raises:
         IntegrityViolationError: silver stopped at a place that is to be decided; the batches before it are merged.
     """
-    require_sound(spark, settings, part)
     start: dict[str, Callable[..., LayerQuery]] = {
         Layer.BRONZE: bronze.start,
         Layer.SILVER: silver.start,
@@ -296,7 +299,10 @@ def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
         **{own.layer: partial(processors.start, name=own.name) for own in settings.processors},
     }
     try:
-        if not _ended(start[part](spark, settings, once=True), settings, stop):
+        with storage_of(settings).remembering():
+            require_sound(spark, settings, part)
+            query = start[part](spark, settings, once=True)
+        if not _ended(query, settings, stop):
             return False
     except IntegrityViolationError:
         if part == Layer.SILVER:

@@ -28,7 +28,8 @@ from sessionlake.streaming import handover, manifest
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.journal import require_uninterrupted
-from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state, refuse_set_back
+from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state
+from sessionlake.streaming.set_back import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -293,7 +293,7 @@ def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> 
     columns = lake.storage.columns(spark, own.into) != dict(table.columns)
     if found or columns:  # a table whose rows are the same stays as it is: whoever follows it has nothing to do
         lake.overwrite(spark, own.into, numbered, txn, told, columns=columns)
-    output = TableOutput(own.into, lake.last_commit(spark, own.into).version, found.rows)
+    output = TableOutput(own.into, lake.latest_version(spark, own.into), found.rows)
     Ledger(lake).write(spark, LedgerEntry(own.layer, txn, own.source, started, outputs=(output,), config_hash=by))
     table.put_aside(spark)  # behind the rows: a new stream would not come to those of keys that the source has no more
     table.note_logic(spark)

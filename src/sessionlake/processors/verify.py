@@ -29,7 +29,7 @@ def verify_product(spark: SparkSession, settings: Settings, own: ProductProcesso
     table = KeyedTable(spark, settings, own)
     if not table.is_whole(spark):
         return f"{own.into} is not compared: it is to be made anew, by `sessionlake rebuild {own.into}`"
-    now = table.lake.last_commit(spark, own.source).version
+    now = table.lake.latest_version(spark, own.source)
     if _has_unread(spark, settings, table, own, now):
         return f"{own.into} is not compared: {own.source} has rows that it has yet to read; {first}"
     work = ByProduct(own, table.lake.storage.columns(spark, own.source))

@@ -40,7 +40,7 @@ from sessionlake.silver.stream_times import StreamTimesLog, require_continued, s
 from sessionlake.spark.frames import Mapped, Rows
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import from_first_batch, last_committed, last_planned
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_removed_history
@@ -146,6 +146,8 @@ def packed(
         options["startingVersion"] = begin.bronze_version + 1
     elif last_planned(settings.checkpoint(layer)) is None:
         options |= _first_read(spark, lake, layer)
+    else:
+        options |= from_first_batch(settings.checkpoint(layer))
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
     packer = Packer(rules_of(settings.capture), settings.silver.shards, topics, stored_times(settings, layer))

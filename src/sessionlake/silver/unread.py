@@ -46,7 +46,7 @@ def unread_silences(
     if last is None or not any(one.behind == ends.get(one.place) for one in silences(lake.reader(spark))):
         return frozenset()
     following = handover.following(settings, layer, last)
-    if following > lake.last_commit(spark, MESSAGES).version:
+    if following > lake.latest_version(spark, MESSAGES):
         return frozenset()
     return _read(spark, lake, following, f"{settings.checkpoint(layer)}.unread")
 

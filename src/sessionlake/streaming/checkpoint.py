@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,20 @@ def read_to(checkpoint: str | Path, batch: int) -> TablePlace:
         return TablePlace(str(noted["reservoirId"]), version, index, bool(noted.get("isStartingVersion", False)))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{Path(checkpoint) / 'offsets' / str(batch)} is none of a Delta table's: {error!r}") from None
+
+
+def from_first_batch(checkpoint: str | Path) -> dict[str, int]:
+    """A stream's options for Delta's source, where its first batch is the only one so far.
+
+    Spark asks for the last batch once more with each start: of a first batch, from the beginning on, for which Delta
+    sorts all files of a snapshot. Told to begin with the last version that the batch has, it has little to do.
+    """
+    if last_planned(checkpoint) != 0 or last_committed(checkpoint) != 0:
+        return {}
+    with suppress(OSError, ValueError):
+        place = read_to(checkpoint, 0)
+        return {} if place.at_first else {"startingVersion": place.latest}
+    return {}
 
 
 def is_at_first(checkpoint: str | Path) -> bool:

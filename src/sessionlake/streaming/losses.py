@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.commits import LoggedCommit, set_back
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, LossError
-from sessionlake.ledger.books import VERSIONS, Books, rows_of, stored_sums
+from sessionlake.ledger.books import Books, rows_of, stored_sums
 from sessionlake.ledger.entries import rebuilt_by
 from sessionlake.ledger.erasures import erasures
 from sessionlake.ledger.progress import last_batch, spans
@@ -33,13 +31,10 @@ from sessionlake.streaming.sharded import stored_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Of each table so many of the latest commits that change rows are looked at, however many of upkeep are between them.
-_LATEST = 20
-_AT_MOST = 5_000
 # Of the files that are gone, as many are named.
 _NAMED = 3
 # What to do about a table of bronze's that nothing else has the rows of.
-_ELSEWHERE = "put it back from a backup; without one, capture into another home or other schemas"
+ELSEWHERE = "put it back from a backup; without one, capture into another home or other schemas"
 
 
 def first_loss(*checks: Callable[[], object]) -> str | None:
@@ -121,7 +116,7 @@ def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, table
     """
     for table in tables:
         if not lake.exists(spark, table) and has_begun(spark, lake, layer):
-            raise LossError(f"{table} is gone, though {layer} has taken in messages", mended(table, _ELSEWHERE))
+            raise LossError(f"{table} is gone, though {layer} has taken in messages", mended(table, ELSEWHERE))
 
 
 def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
@@ -148,7 +143,7 @@ def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
     lost = sorted({*taken} - {*known})
     if lost:
         lacks = f"{TOPICS} has no row of {', '.join(lost[:_NAMED])}, though {BRONZE} has taken in messages"
-        raise LossError(lacks, mended(TOPICS, _ELSEWHERE))
+        raise LossError(lacks, mended(TOPICS, ELSEWHERE))
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
@@ -284,78 +279,6 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             lost = f"{table} holds {rows} rows, the ledger says {booking}: rows were removed by hand"
             raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
     return gone
-
-
-def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
-    """Returns if none of these tables was brought back to an older version, by RESTORE or from a backup.
-
-    Where the ledger was, too, what nothing else has the rows of was so with it, and is held against the ledger alone.
-
-    Raises:
-        LossError: naming one that was.
-    """
-    known = versions_left(lake.reader(spark))
-    existing = [table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table)]
-    found = _latest_commits(spark, lake, existing)
-    with_ledger = LEDGER in found and set_back(found[LEDGER])
-    for table in (table for table in tables if table in found):
-        commits = found[table]
-        last, left = commits[-1].version, _left_at(spark, lake, table, commits[-1].version, known)
-        why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else set_back(commits)
-        if last < left:
-            why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
-        if why is not None:
-            raise LossError(f"{table} was set back: {why}", _forward(lake.settings, table))
-
-
-def _latest_commits(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> dict[str, list[LoggedCommit]]:
-    """The latest commits of each table, back to the oldest that counts of those that change rows."""
-    found: dict[str, list[LoggedCommit]] = {}
-    asked, count = [*tables], 2 * _LATEST
-    while asked:
-        more = []
-        for table, commits in lake.storage.latest_commits(spark, asked, count).items():
-            changing = [place for place, commit in enumerate(commits) if commit.changes_rows]
-            if len(changing) >= _LATEST:
-                found[table] = commits[changing[-_LATEST] :]
-            elif len(commits) < count or count >= _AT_MOST:
-                found[table] = commits
-            else:
-                more.append(table)
-        asked, count = more, 4 * count
-    return found
-
-
-def _forward(settings: Settings, table: str) -> str:
-    """What to do about a table that was set back."""
-    own = next((own for own in settings.processors if own.into == table), None)
-    if own is not None:
-        return f"`sessionlake rebuild {own.rebuilt_as}` makes it anew"
-    return mended(table, f"bring the newer version back (RESTORE TABLE), or {_ELSEWHERE}")
-
-
-_Versions = dict[str, list[tuple[datetime, int]]]
-
-
-def versions_left(reader: TableReader) -> _Versions:
-    """When batches were committed, since their layers were rebuilt, and the version that each left a table at."""
-    found: _Versions = {}
-    for row in rows_of(Books(reader, VERSIONS).current()):
-        for left in row[VERSIONS] or ():
-            found.setdefault(left["table"], []).append((left["committed_at"], left["version"]))
-    return found
-
-
-def _left_at(spark: SparkSession | None, lake: Lake, table: str, last: int, known: _Versions) -> int:
-    """The greatest version that a batch left a table at, of which `last` is the latest; -1 if none has.
-
-    A table that was dropped and made anew counts its versions from 0 again: batches of before say nothing of it.
-    """
-    left = known.get(table, ())
-    if all(version <= last for _, version in left):
-        return last if left else -1
-    created = lake.storage.created_at(spark, table)
-    return max((version for moment, version in left if created is None or moment > created), default=-1)
 
 
 def gone_rows(reader: TableReader) -> Counter[str]:

@@ -36,7 +36,7 @@ def other_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -
 def is_ahead(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
     """Whether a stream has read versions of the table that it does not have any more; of another table it has not."""
     place = place_read(checkpoint)
-    if place is None or place.latest <= lake.last_commit(spark, table).version:
+    if place is None or place.latest <= lake.latest_version(spark, table):
         return False
     return table_id(spark, lake, table) == place.table
 

@@ -62,8 +62,9 @@ def files_stay(table: DeltaTable, name: str, kept: Kept) -> timedelta:
 def first_read(table: DeltaTable, name: str) -> dict[str, int]:
     """Options by which a stream that begins reads a table's rows in the order of its commits.
 
-    A stream begins with the files that there are: once some were written anew, by whomever, in no order of rows. Where
-    they were merged alone, and every commit and every file is there, it reads commit by commit instead.
+    A stream begins with the files that there are: once some were written anew, by whomever, in no order of rows; and
+    Spark sorts them with every start, until the stream is behind them. Where every commit and every file is there, it
+    reads commit by commit instead.
 
     Raises:
         LakeError: it is not so.
@@ -75,9 +76,7 @@ def first_read(table: DeltaTable, name: str) -> dict[str, int]:
     others = {row["operation"] for row in done if not _appends(row["operation"], row["mode"])}
     others = {operation for operation in others if not operation.startswith(DEFINES)}
     since = min(row["first"] for row in done)
-    if since == 0 and all(operation.startswith("VACUUM") for operation in others):
-        return {}
-    if since == 0 and others == {"OPTIMIZE"}:
+    if since == 0 and (others <= {"OPTIMIZE"} or all(operation.startswith("VACUUM") for operation in others)):
         return {"startingVersion": 0}
     raise LakeError(
         f"files of {name} may have been written anew before this reads it for the first time, and its commits cannot "

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sessionlake.delta.catalog import memory
 from sessionlake.delta.catalog.history import at_least, files_stay, first_read, last_vacuum
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.catalog.leases import holding, require_held, token_of
+from sessionlake.delta.catalog.leases import holding, overtook, require_held, token_of
 from sessionlake.delta.schemas.ddl import clustering, creating
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import BESIDE_BATCHES, CLAIMED_TABLES, LEASES
@@ -56,6 +57,8 @@ _VACUUMS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     "spark.databricks.delta.vacuum.logging.enabled": "true",
 }
+# Delta's versions are longs.
+_NO_VERSION = 2**63 - 1
 # Of two processes that create a table at once, one fails, perhaps before the other's is there.
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
@@ -81,8 +84,6 @@ class Catalog(Storage):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._vacuums: dict[str, datetime] = {}
-        # Properties of tables that are known to be there, while these are remembered; None: not asked for yet.
-        self._known: dict[str, dict[str, str] | None] | None = None
 
     def identifier(self, table: str) -> str:
         schema, name = table.split(".")
@@ -127,6 +128,9 @@ class Catalog(Storage):
     def token(self, name: str) -> int:
         return token_of(self.identifier(LEASES), name)
 
+    def overtook(self, name: str) -> bool:
+        return overtook(self.identifier(LEASES), name)
+
     def staging(self) -> Settings:
         """Settings with schemas beside the lake's."""
         schemas = self._settings.schemas
@@ -135,27 +139,18 @@ class Catalog(Storage):
 
     # -- tables
 
-    @contextmanager
-    def remembering(self) -> Iterator[None]:
-        """Keeps properties in memory: those of a clustered table that has changed cost a Spark job."""
-        if self._known is not None:
-            yield  # whoever has begun it ends it
-            return
-        self._known = {}
-        try:
-            yield
-        finally:
-            self._known = None
+    def remembering(self) -> AbstractContextManager[None]:
+        return memory.remembering()
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
-        known = self._known
-        if known is not None and table in known:
+        name = self.identifier(table)
+        if memory.remembered(name) is not None:
             return True
         session = _required(spark, self._settings)
         with interpreted(session):
-            there = bool(session.catalog.tableExists(self.identifier(table)))
-        if there and known is not None:
-            known.setdefault(table, None)
+            there = bool(session.catalog.tableExists(name))
+        if there:
+            memory.note_exists(name)
         return there
 
     def tables(self, spark: SparkSession, schema: str) -> list[str]:
@@ -171,23 +166,22 @@ class Catalog(Storage):
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """Reads SHOW TBLPROPERTIES: DESCRIBE DETAIL, which tells of files as well, costs a Spark job."""
-        known = self._known
-        found = None if known is None else known.get(table)
+        known = memory.remembered(self.identifier(table))
+        found = None if known is None else known.properties
         if found is None:
             session = _required(spark, self._settings)
             with interpreted(session):
                 told = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
             found = {row["key"]: row["value"] for row in told}
             if known is not None:
-                known[table] = found
+                known.properties = found
         return dict(found)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         super().set_property(spark, table, key, value)
-        known = self._known
-        noted = None if known is None else known.get(table)
-        if noted is not None:
-            noted[key] = value
+        known = memory.remembered(self.identifier(table))
+        if known is not None and known.properties is not None:
+            known.properties[key] = value
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """Creates the table; returns as well if another process has created it meanwhile."""
@@ -208,15 +202,13 @@ class Catalog(Storage):
         columns = schema.definitions_for(self._settings)
         for statement in creating(self.identifier(table), schema, columns, wanted):
             spark.sql(statement)
-        if self._known is not None:
-            self._known[table] = wanted
+        memory.note_exists(self.identifier(table))
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         spark.sql(clustering(self.identifier(table), keys))
 
     def drop(self, spark: SparkSession, table: str) -> None:
-        if self._known is not None:
-            self._known.pop(table, None)
+        memory.forget(self.identifier(table))
         spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
@@ -245,6 +237,20 @@ class Catalog(Storage):
         written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
         return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
 
+    def latest_version(self, spark: SparkSession | None, table: str) -> int:
+        """Asks for a version that no table has: Delta's error names the latest, and no Spark job is run."""
+        from pyspark.errors import PySparkException
+
+        session = _required(spark, self._settings)
+        try:
+            self.read(session, table, {"versionAsOf": _NO_VERSION})
+        except PySparkException as error:
+            latest = (error.getMessageParameters() or {}).get("latest")
+            if error.getCondition() != "DELTA_VERSION_NOT_FOUND" or latest is None:
+                raise
+            return int(latest)
+        return self.last_commit(session, table).version  # where a session asks Delta for nothing before rows are read
+
     def latest_commits(
         self, spark: SparkSession | None, tables: Sequence[str], count: int
     ) -> dict[str, list[LoggedCommit]]:
@@ -270,7 +276,9 @@ class Catalog(Storage):
         return spark.readStream.format("delta").options(**options).table(self.identifier(table))
 
     def reader(self, spark: SparkSession | None) -> TableReader:
-        return SparkReader(self, _required(spark, self._settings))
+        session = _required(spark, self._settings)
+        asked = SparkReader(self, session)
+        return memory.RememberingReader(asked, self.identifier, lambda table: self.latest_version(session, table))
 
     # -- writing
 
@@ -288,17 +296,23 @@ class Catalog(Storage):
         return merged_by_spark(self, spark, table, source, upsert, txn)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
-        writer.saveAsTable(self.identifier(table))
+        try:
+            writer.saveAsTable(self.identifier(table))
+        finally:
+            memory.forget_rows(self.identifier(table))
 
     def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
         return first_read(self.delta(spark, table), table)
 
     # -- upkeep
 
-    def exclusive(self, table: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def exclusive(self, table: str) -> Iterator[None]:
         """Holds nobody off: commits to a catalog's tables see each other."""
-        del table
-        return nullcontext()
+        try:
+            yield
+        finally:
+            memory.forget_rows(self.identifier(table))
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
         """Runs OPTIMIZE if there are many small files; the platform decides which files it merges."""

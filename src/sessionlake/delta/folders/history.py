@@ -19,6 +19,11 @@ def last_commit(folder: Path) -> Commit:
     return NO_COMMIT if newest is None else commit_of(newest)
 
 
+def latest_version(folder: Path) -> int:
+    """The version of the table's latest commit."""
+    return max((int(entry.stem) for entry in _entries(folder)), default=NO_COMMIT.version)
+
+
 def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
     """So many of the latest commits, or as many as the log still has, in order."""
     return [_logged(file) for file in sorted(_entries(folder))[-count:]]

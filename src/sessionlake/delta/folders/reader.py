@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.folders.table_files import TableFile, live, opened
 from sessionlake.delta.folders.writable import has_vectors, reads_otherwise
 from sessionlake.delta.storage.far_times import FarTime, micros_of
-from sessionlake.delta.storage.reading import Condition, FilesRead, TableReader, TableSize, among, is_null
+from sessionlake.delta.storage.reading import Condition, FilesRead, TableReader, TableSize, among, expression, is_null
 from sessionlake.errors import LakeError
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def _rows(
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat, ParquetReadOptions
     from pyarrow.fs import LocalFileSystem
 
-    schema, wanted = pa.schema(delta.schema().to_arrow()), _wanted(conditions)
+    schema, wanted = pa.schema(delta.schema().to_arrow()), expression(conditions)
     names = schema.names if columns is None else [*columns]
     if has_vectors(delta) or reads_otherwise(delta):
         # delta-rs finds rows beside vectors in a quarter of the time that Arrow takes.
@@ -121,18 +120,6 @@ def _rows(
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
     dataset = FileSystemDataset.from_paths(paths, schema, form, LocalFileSystem())
     yield from dataset.to_batches(columns=names, filter=wanted)
-
-
-def _wanted(conditions: Sequence[Condition]) -> pc.Expression | None:
-    meets = [compare(pc.field(name), _comparable(value)) for name, compare, value in conditions]
-    return reduce(operator.and_, meets) if meets else None
-
-
-def _comparable(value: Any) -> Any:
-    """A condition's value as Arrow compares it."""
-    if isinstance(value, list):
-        return [_comparable(one) for one in value]
-    return pa.scalar(micros_of(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
 
 
 def _left_open(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:

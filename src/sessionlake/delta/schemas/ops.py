@@ -41,7 +41,12 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
             Column("state", "string", "active, inactive, deleted, recreated, cut or forgotten (docs/topics.md)"),
             Column("topic_id", "string", "Kafka's id of the topic; null if the broker gives none"),
             Column("first_seen", "timestamp", "Wall-clock time at which bronze first saw the generation"),
-            Column("last_seen", "timestamp", "Wall-clock time at which bronze last saw it in Kafka"),
+            Column(
+                "last_seen",
+                "timestamp",
+                "Wall-clock time at which bronze last saw it in Kafka; where nothing else has changed, up to an hour "
+                "earlier",
+            ),
             Column("last_message_at", "timestamp", "Wall-clock time at which its last message was seen; null if none"),
             Column("offset_shift", "bigint", "Offset in bronze.messages minus offset in Kafka"),
             Column(
@@ -93,6 +98,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         "Which process may write a layer, in a catalog: one row per claim",
         written_by="delta.catalog.lease_table",
         partition_by="name",
+        writes=Writes.REPLACE,
     ),
     LEDGER: TableSchema(
         (

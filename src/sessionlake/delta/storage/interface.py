@@ -152,16 +152,17 @@ class Storage(ABC):
         """Of a claim: greater than every holder's before; 0 where none is taken over from one that goes on later."""
 
     @abstractmethod
+    def overtook(self, name: str) -> bool:
+        """Of a claim: whether the holder before may yet commit something, since it has not ended in order."""
+
+    @abstractmethod
     def staging(self) -> Settings:
         """Settings of a place of its own for tables that are only built to be copied."""
 
     # -- tables
 
     def remembering(self) -> AbstractContextManager[None]:
-        """Until the block is left, what tables are there and what their properties are may be asked once a table.
-
-        For whoever starts: nobody else sets properties meanwhile that it goes by.
-        """
+        """In the block, this thread may ask once what a table's properties are, and for the rows of small tables."""
         return nullcontext()
 
     @abstractmethod
@@ -207,6 +208,10 @@ class Storage(ABC):
     @abstractmethod
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """The table's latest commit."""
+
+    @abstractmethod
+    def latest_version(self, spark: SparkSession | None, table: str) -> int:
+        """The version of the table's latest commit."""
 
     @abstractmethod
     def latest_commits(

@@ -12,12 +12,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.storage.far_times import FarTime, micros_of
 from sessionlake.delta.storage.values import rows_of, value_of, values_of
 from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, one
@@ -43,6 +45,19 @@ def begins_with(column: Any, text: str) -> Any:
 def is_null(column: Any, _: None) -> Any:
     """A comparison: the column has no value."""
     return column.is_null() if isinstance(column, pc.Expression) else column.isNull()
+
+
+def expression(conditions: Sequence[Condition]) -> pc.Expression | None:
+    """All conditions as one of Arrow's expressions; None if there are none."""
+    meets = [compare(pc.field(name), _comparable(value)) for name, compare, value in conditions]
+    return reduce(operator.and_, meets) if meets else None
+
+
+def _comparable(value: Any) -> Any:
+    """A condition's value as Arrow compares it."""
+    if isinstance(value, list):
+        return [_comparable(one) for one in value]
+    return pa.scalar(micros_of(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
 
 
 def of_keys(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:

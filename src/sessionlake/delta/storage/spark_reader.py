@@ -103,7 +103,7 @@ class SparkReader(TableReader):
         return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
 
     def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        same = {"versionAsOf": self._storage.last_commit(self._spark, table).version}
+        same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
         with interpreted(self._spark):
             found = self._where(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
@@ -112,7 +112,7 @@ class SparkReader(TableReader):
         with interpreted(self._spark):
             (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
             rows = self._storage.read(self._spark, table, {}).count()
-            version = self._storage.last_commit(self._spark, table).version
+            version = self._storage.latest_version(self._spark, table)
         return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
 
     def count(self, table: str) -> int:

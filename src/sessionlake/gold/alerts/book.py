@@ -11,12 +11,10 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import empty, next_txn, replace_rows
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
+from sessionlake.delta.schemas.names import RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError
-from sessionlake.gold.aggregate.sources import PARTITION, Declared
-from sessionlake.gold.aggregate.standard import METRICS_1M
+from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.document import read_text
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import Pattern
@@ -89,21 +87,6 @@ def in_force(reader: TableReader, declared: Declared) -> list[Taken]:
     return sorted(found, key=lambda one: one.name)
 
 
-def refuse_mixed_sessions(spark: SparkSession, lake: Lake) -> None:
-    """Returns if what rules have found tells the sessions of one id in two partitions apart.
-
-    Raises:
-        LakeError: a table is of a version that did not tell them apart; names what to run.
-    """
-    for table in (RULE_MATCHES, RULE_EVENTS):
-        if lake.exists(spark, table) and PARTITION not in lake.storage.columns(spark, table):
-            raise LakeError(
-                f"{table} has no column {PARTITION}: rules were evaluated over the sessions of one id in two "
-                f"partitions of a topic as if they were one. `sessionlake rebuild {METRICS_1M.table}` adds the column, "
-                "and every rule is then evaluated again"
-            )
-
-
 def forget(spark: SparkSession, lake: Lake) -> None:
     """Has gold's next batch that evaluates rules take all as new: they are held against all that is stored."""
     lake.ensure(spark, [table for table in RULE_RESULTS if lake.exists(spark, table)])
@@ -129,7 +112,7 @@ class RuleBook:
 
     def take(self, spark: SparkSession, txn: Txn) -> list[Taken]:
         """The rules that this batch is to evaluate; costs a look at the table's version where it has not changed."""
-        version = self._lake.last_commit(spark, RULES).version
+        version = self._lake.latest_version(spark, RULES)
         if version == self._version:
             return self._taken
         reader = self._lake.reader(spark)

@@ -138,7 +138,7 @@ class RuleStep:
         if not rows:
             return []
         append(spark, self._lake, RULE_EVENTS, _logged(rows, txn.version), own)
-        return [TableOutput(RULE_EVENTS, self._lake.last_commit(spark, RULE_EVENTS).version, len(rows))]
+        return [TableOutput(RULE_EVENTS, self._lake.latest_version(spark, RULE_EVENTS), len(rows))]
 
 
 def _read_by(read: ReadChanges) -> tuple[Condition, Condition]:

@@ -91,7 +91,7 @@ class AverageWriter:
         stamps = dict(zip(_STAMPS, values, strict=True))
         rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: stamped(some, stamps), _STAMPED)
         append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
-        return TableOutput(RESTATEMENTS, self.lake.last_commit(self.spark, RESTATEMENTS).version, span.rows)
+        return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
     def _write(self, parts: Sequence[Part], series: RollingAverage) -> TableOutput | None:
         """Appends new rows, for which nothing is looked up: they are most of what a batch brings; merges others."""
@@ -199,7 +199,7 @@ def _as_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
     zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
     columns = {name: rows[name] for name in (*series.texts, "ts", "ordinal", "value", *series.seq_order)}
     columns |= {name: numbers[name] for name in ("place", "partition", "offset") if name in numbers}
-    revision = zeros if fresh else pc.fill_null(rows["revision"].cast(pa.int64()), 0)
+    revision = zeros if fresh else rows["revision"].cast(pa.int64())
     return pa.table(columns | {"revision": revision, "fresh": pa.repeat(fresh, rows.num_rows)})
 
 

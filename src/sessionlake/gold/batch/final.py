@@ -100,7 +100,7 @@ class Finals:
             until, table = closing.until(self._times), closing.final.table
             count = self._append(spark, closing.final, closing.since, until, txn) if until else 0
             if count:
-                yield TableOutput(table, self._lake.last_commit(spark, table).version, count)
+                yield TableOutput(table, self._lake.latest_version(spark, table), count)
             closing.move(until)
         self._times = {}
 

@@ -158,4 +158,4 @@ def write_late(
     count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()
     if count:
         append(spark, lake, LATE_POINTS, rows, txn)
-        yield TableOutput(LATE_POINTS, lake.last_commit(spark, LATE_POINTS).version, count)
+        yield TableOutput(LATE_POINTS, lake.latest_version(spark, LATE_POINTS), count)

@@ -29,7 +29,7 @@ from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.making.states import note_making
 from sessionlake.gold.references.taken import enriched_rows
 from sessionlake.gold.tables.expiry import above, due, note_floors
-from sessionlake.gold.tables.notes import LOGIC, hold_feeds
+from sessionlake.gold.tables.notes import hold_feeds, mark_complete
 from sessionlake.protocol.arrow import dense, stamped
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -58,7 +58,7 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     before = lake.last_commit(spark, table)
     lake.storage.make_sure(table)
     lake.storage.save(writing(rows, table, txn, "overwrite"), table)
-    if lake.last_commit(spark, table).version == before.version:
+    if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"{table} has rows of a later holder of gold's lease than this one: was {LEASES} dropped? Drop the table, "
             "which is made anew then"
@@ -129,7 +129,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
                 _pass_over_batches_read(spark, lake, settings, LATE_POINTS)
     # Last: without it the table is taken for one that is not whole.
     lake.storage.make_sure(table)
-    lake.set_property(spark, table, LOGIC, product.logic)
+    mark_complete(spark, lake, product)
     return made
 
 

@@ -99,7 +99,7 @@ class Corrections:
 
     def _untaken(self, reference: Reference) -> Iterator[Difference]:
         """What is to be taken of a reference table that has changed since the last look, in slices."""
-        version = self._lake.last_commit(self._spark, reference.table).version
+        version = self._lake.latest_version(self._spark, reference.table)
         if version == self._seen.get(reference.name):
             return iter(())
         self._seen[reference.name] = version

@@ -130,7 +130,7 @@ class TakenRows:
 
     def note_corrected(self, spark: SparkSession, reference: Reference) -> None:
         """Notes that all rows are made good that the corrections so far touch."""
-        number = self._lake.last_commit(spark, reference.taken).version
+        number = self._lake.latest_version(spark, reference.taken)
         self._lake.storage.make_sure(reference.taken)
         self._lake.set_property(spark, reference.taken, _CORRECTED, str(number))
 

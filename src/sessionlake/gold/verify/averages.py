@@ -174,8 +174,6 @@ def _of_rows(series: RollingAverage) -> list[Rule]:
 
     pane, told, ts = F.col("pane"), F.col("pane_told"), F.col("ts")
     watermark, alone = _watermark(series, "newest"), F.col("number") == 0
-    # Rows of versions that noted neither.
-    older = alone & pane.isNull() & F.col("revision").isNull()
     # A row that was to be seen from the first on is written again where its figure changes, and restated then. Being
     # late from the first on takes a point whose watermark is past it; one at it was on time.
     seen = series.early and series.least == 1
@@ -183,7 +181,7 @@ def _of_rows(series: RollingAverage) -> list[Rule]:
     return [
         (F.col("there").isNotNull(), "is restated, and not in the table", []),
         (
-            F.coalesce("revision", F.lit(0)) == F.col("number"),
+            F.col("revision") == F.col("number"),
             "has revision %s, and %s restatements",
             ["revision", "number"],
         ),
@@ -193,14 +191,12 @@ def _of_rows(series: RollingAverage) -> list[Rule]:
             ["figure", "to"],
         ),
         (
-            older | (pane.isin(_EARLY, _ON_TIME, _LATE) & ((pane == _EARLY) == (ts > watermark))),
+            pane.isin(_EARLY, _ON_TIME, _LATE) & ((pane == _EARLY) == (ts > watermark)),
             "is %s, and its series' newest point is of %s",
             ["pane", "newest"],
         ),
         (
-            F.when(alone, older | (pane != _LATE) | late).otherwise(
-                (pane == told) | ((told == _EARLY) & (pane == _ON_TIME))
-            ),
+            F.when(alone, (pane != _LATE) | late).otherwise((pane == told) | ((told == _EARLY) & (pane == _ON_TIME))),
             "is %s, its last restatement %s, and its series' newest point is of %s",
             ["pane", "pane_told", "newest"],
         ),

@@ -226,7 +226,7 @@ class Forgetting:
             self._say(f"{layer}: takes in what is there")
             to_the_end(self._spark, self._settings, layer, threading.Event())
         if has_state(self._settings, SILVER):
-            require_level(self._spark, self._lake, self._lake.last_commit(self._spark, MESSAGES).version)
+            require_level(self._spark, self._lake, self._lake.latest_version(self._spark, MESSAGES))
 
     # -- what is done
 
@@ -264,11 +264,11 @@ class Forgetting:
         if tables:
             self._say("gold: emptied, and computed anew when it runs next")
             reset_gold(self._spark, self._settings, self._lake, begun.receipt, 0, begun.begun_at)
-        return {table: self._lake.last_commit(self._spark, table).version for table in tables}
+        return {table: self._lake.latest_version(self._spark, table) for table in tables}
 
     def _remove(self, table: str, session: Session) -> dict[str, int]:
         rows.remove(self._spark, self._lake, table, session)
-        return {"version": self._lake.last_commit(self._spark, table).version}
+        return {"version": self._lake.latest_version(self._spark, table)}
 
     def _wait_for_publications(self, journal: Journal[_Inputs]) -> None:
         """What a publication has yet to read of a table goes with its history."""
@@ -290,7 +290,7 @@ class Forgetting:
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
     def _purge(self, table: str, receipt: str, journal: Journal[_Inputs]) -> dict[str, int] | None:
-        version = self._lake.last_commit(self._spark, table).version
+        version = self._lake.latest_version(self._spark, table)
         if not version:
             return None  # it was only created
         since = publications.first_needed(self._settings, table, _removals(journal).get(table, version))

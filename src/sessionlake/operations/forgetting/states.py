@@ -58,7 +58,7 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
 
     Repeatable after a crash.
     """
-    version = Lake(settings).last_commit(spark, MESSAGES).version
+    version = Lake(settings).latest_version(spark, MESSAGES)
     _, last = last_batches(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
     if not handover.is_in_force(settings, receipt, layer):

@@ -67,7 +67,7 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
 
 def version_of(spark: SparkSession, lake: Lake, version: int | None) -> int:
     """The version of bronze to build from."""
-    latest = lake.last_commit(spark, MESSAGES).version
+    latest = lake.latest_version(spark, MESSAGES)
     if version is not None and not 0 <= version <= latest:
         raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
     return latest if version is None else version

@@ -41,8 +41,8 @@ from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
 from sessionlake.streaming.journal import Journal, building, require_uninterrupted
-from sessionlake.streaming.losses import refuse_set_back
 from sessionlake.streaming.operation import rebuild_of
+from sessionlake.streaming.set_back import refuse_set_back
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,9 +119,7 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
     require_uninterrupted(settings, own.layer)
     work = _Rebuild(spark, settings, name, None)
     with interpreted(spark, when=is_small(spark, work.lake)):
-        work.replay(
-            work.lake.last_commit(spark, MESSAGES).version, OffsetLog.load(spark, work.lake, work.own.layer).ends
-        )
+        work.replay(work.lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, work.lake, work.own.layer).ends)
         found = work.difference()
         work.clear()
         return found
@@ -170,7 +168,7 @@ class _Rebuild:
             return RebuiltProcessor(own.into, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
         ends = OffsetLog.load(self._spark, self.lake, own.layer).ends
-        version = self.lake.last_commit(self._spark, MESSAGES).version
+        version = self.lake.latest_version(self._spark, MESSAGES)
         with building(settings, self._operation, version):
             self.replay(version)
             found = self.difference()
@@ -244,7 +242,7 @@ class _Rebuild:
         rows = numbered(self._beside.read(spark, self._made), plan.batch)
         columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
         replace(spark, lake, own.into, rows, plan, config_hash_of(self._settings, own), columns=columns)
-        return {"version": lake.last_commit(spark, own.into).version, "rows": rows.count()}
+        return {"version": lake.latest_version(spark, own.into), "rows": rows.count()}
 
     def _publish_errors(self, plan: Plan) -> None:
         """Puts the errors in the place of the processor's own; the table has those of others, too, who go on."""

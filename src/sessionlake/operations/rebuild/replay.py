@@ -59,7 +59,7 @@ from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame, map_batches
 from sessionlake.streaming.folded import Folded
-from sessionlake.streaming.losses import refuse_set_back
+from sessionlake.streaming.set_back import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

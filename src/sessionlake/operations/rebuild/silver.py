@@ -222,7 +222,7 @@ def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[st
     if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
         replace(spark, lake, table, rows, plan, config_hash(lake.settings), columns=columns)
     written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
-    return {"version": lake.last_commit(spark, table).version, "rows": written}
+    return {"version": lake.latest_version(spark, table), "rows": written}
 
 
 def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:

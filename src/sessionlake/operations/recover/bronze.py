@@ -33,14 +33,9 @@ from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import Generation, Generations, require_whole
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.losses import (
-    first_loss,
-    refuse_lost_files,
-    refuse_lost_tables,
-    refuse_set_back,
-    require_logs,
-)
+from sessionlake.streaming.losses import first_loss, refuse_lost_files, refuse_lost_tables, require_logs
 from sessionlake.streaming.operation import RECOVER_BRONZE
+from sessionlake.streaming.set_back import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,9 +156,9 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
     number, written = known, False
     while not written:
         number += 1
-        before = lake.last_commit(spark, MESSAGES).version
+        before = lake.latest_version(spark, MESSAGES)
         retire(spark, lake, [MESSAGES], Txn(app_id, number))
-        come = lake.last_commit(spark, MESSAGES).version - before
+        come = lake.latest_version(spark, MESSAGES) - before
         # A platform that merges files commits as well.
         found = lake.storage.latest_commits(spark, [MESSAGES], come)[MESSAGES] if come else []
         written = any(commit.operation == "WRITE" for commit in found)
@@ -193,7 +188,7 @@ def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     ranges = _unbooked(spark, lake, settings)
     if not ranges:
         return 0
-    version = lake.last_commit(spark, MESSAGES).version
+    version = lake.latest_version(spark, MESSAGES)
     entry = replace(entry_of(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash="")
     # A ledger that was emptied remembers the transactions of its former entries.
     Ledger(lake).write(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))

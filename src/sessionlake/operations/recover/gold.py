@@ -22,10 +22,10 @@ from sessionlake.streaming.losses import (
     has_begun,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
-    refuse_set_back,
     refuse_unreadable,
     require_logs,
 )
+from sessionlake.streaming.set_back import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,10 +19,10 @@ from sessionlake.streaming.losses import (
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_lost_rows,
-    refuse_set_back,
     refuse_unreadable,
     require_logs,
 )
+from sessionlake.streaming.set_back import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -133,7 +133,7 @@ def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decid
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)  # the batch's own may have recorded gaps before the message
     skipped = {decided.place: [decided.run]}
     note_absent(spark, lake, skipped, of_decision, reason=Reason.SKIPPED, who=decided.who, why=decided.why)
-    entry = entry_of(lake.settings, txn, ranges, lake.last_commit(spark, MESSAGES).version, started)
+    entry = entry_of(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write(spark, replace(entry, decisions=(decided.taken,)))
     book.advance([OffsetRange(*decided.place, before[0], decided.last, 0)])
     return entry.messages

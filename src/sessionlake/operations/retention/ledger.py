@@ -20,7 +20,7 @@ from sessionlake.ledger.positions import carry_forward
 from sessionlake.ledger.progress import batches_after, last_merged
 from sessionlake.ledger.retained import Retained, cut_of, note
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.losses import refuse_set_back
+from sessionlake.streaming.set_back import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -55,7 +55,7 @@ from sessionlake.silver.stream_times import stored_times
 from sessionlake.spark.frames import as_frame
 from sessionlake.streaming.checkpoint import is_at_first
 from sessionlake.streaming.journal import require_uninterrupted
-from sessionlake.streaming.losses import refuse_set_back
+from sessionlake.streaming.set_back import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -249,16 +249,18 @@ class TableMerger:
         Which batches a merge takes in, and which rows it finds, is no plan of Spark's: done by another later, it would
         not be the same.
         """
-        token, waiting = self._lake.storage.token(SILVER), self._not_merged()
-        if not token or not waiting:
+        storage, waiting = self._lake.storage, self._not_merged()
+        if not waiting or not storage.overtook(SILVER):
             return waiting
-        retire(self._spark, self._lake, _WRITTEN, Txn.before(_app_id(waiting), token))
+        retire(self._spark, self._lake, _WRITTEN, Txn.before(_app_id(waiting), storage.token(SILVER)))
         return self._not_merged()
 
     def _not_merged(self) -> list[Waiting]:
         """From the ledger: the stream's batches that no merge has taken in yet."""
         reader = self._lake.reader(self._spark)
-        return [*map(_waiting, batches_after(reader, SILVER, last_merged(reader), "messages", "outputs", "offsets"))]
+        with self._lake.storage.remembering():
+            behind = batches_after(reader, SILVER, last_merged(reader), "messages", "outputs", "offsets")
+        return [*map(_waiting, behind)]
 
     def _merge(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:
         commit = merge(self._spark, self._lake, table, rows, upsert, txn)

@@ -54,7 +54,7 @@ def record_splits(
         return ()
     events = pa.concat_tables(parts)
     append(spark, lake, EVENTS, events.append_column("_batch", pa.repeat(batch, events.num_rows)), txn)
-    return (TableOutput(EVENTS, lake.last_commit(spark, EVENTS).version, events.num_rows),)
+    return (TableOutput(EVENTS, lake.latest_version(spark, EVENTS), events.num_rows),)
 
 
 def begun_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.Table:

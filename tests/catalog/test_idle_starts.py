@@ -1,0 +1,46 @@
+"""A start with nothing to do runs few Spark jobs: each is a round trip to the cluster."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from integration.test_run_all import simulated
+from sessionlake.local.broker import BrokerStatus
+from sessionlake.operations.pipeline import Layer, run_once
+from sessionlake.settings.model import (
+    CaptureSettings,
+    GoldSettings,
+    KafkaSettings,
+    OnViolation,
+    Settings,
+    SilverSettings,
+)
+
+MOST = {Layer.BRONZE: 15, Layer.SILVER: 20, Layer.GOLD: 15}
+
+
+def jobs_of_a_start(spark: Any, settings: Settings, layer: Layer) -> int:
+    """As many as of a new process, which knows no version of any table yet."""
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    before = scheduler.nextJobId()
+    run_once(spark, settings, layer, threading.Event())
+    return int(scheduler.nextJobId() - before)
+
+
+def test_a_start_with_nothing_to_do_runs_few_spark_jobs(
+    spark: Any, broker: BrokerStatus, location: dict[str, Any]
+) -> None:
+    kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, topic_pattern=r"idle\..+")
+    capture, silver, gold = (
+        CaptureSettings(on_violation=OnViolation.ISOLATE),
+        SilverSettings(shards=2),
+        GoldSettings(shards=2),
+    )
+    settings = Settings(**location, kafka=kafka, capture=capture, silver=silver, gold=gold)
+    simulated(settings, messages=200)
+    for layer in MOST:
+        run_once(spark, settings, layer, threading.Event())
+    found = {layer: jobs_of_a_start(spark, settings, layer) for layer in MOST}
+    assert {layer: jobs for layer, jobs in found.items() if jobs > MOST[layer]} == {}, found
