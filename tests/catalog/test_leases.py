@@ -200,6 +200,7 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
     assert f"another process rebuilds silver now ({of_process(os.getpid())}" in said
 
 
+@pytest.mark.soak
 def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
     lake.ensure(spark, [SESSIONS])

@@ -100,6 +100,7 @@ def test_down_stops_it_and_up_finds_the_data_again_after_a_kill_too(own):
     assert _read(own.kafka.bootstrap_servers, "kept", 0) == [((1, 5), b"x"), ((1, 6), b"y")]
 
 
+@pytest.mark.soak
 def test_a_pid_that_another_process_has_now_is_neither_taken_for_the_broker_nor_stopped(own):
     folder = own.home / "kafka"
     folder.mkdir(parents=True)

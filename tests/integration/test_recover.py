@@ -124,6 +124,7 @@ def test_an_older_copy_of_topics_is_noticed_before_one_made_anew_is_read_again(w
     world.assert_one_query_read_everything_once(a=8)
 
 
+@pytest.mark.soak
 def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world):
     world.create("a")
     world.send("a", 0, 3)

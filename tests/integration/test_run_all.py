@@ -196,6 +196,7 @@ def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_we
     assert count(spark, mine, "bronze.messages") == 3
 
 
+@pytest.mark.soak
 def test_a_damaged_or_lost_checkpoint_is_told_changes_no_table_and_can_be_put_back(mine, spark, tmp_path):
     send(mine, 0, 1)
     through_silver(spark, mine)

@@ -203,6 +203,7 @@ def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_
     assert world.offsets("b") == [0, 1, 2]
 
 
+@pytest.mark.soak
 def test_a_planned_batch_that_a_topic_made_anew_does_not_reach_to_is_planned_anew(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 5)
@@ -239,6 +240,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
     ]
 
 
+@pytest.mark.soak
 def test_a_batch_in_the_table_that_goes_over_what_the_ledger_has_is_refused_at_every_start(world, monkeypatch):
     world.send("a", 0, 3)
     world.run(world.settings)

@@ -164,6 +164,7 @@ def test_a_batch_of_nothing_but_an_aborted_transaction_is_passed(written: Transa
     assert len(rows_of(written.world.spark, written.lake, "ops.ledger", BRONZE)) == 4
 
 
+@pytest.mark.soak
 def test_a_run_that_dies_after_it_has_noted_offsets_is_repeated(
     written: Transactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +232,7 @@ def test_messages_that_kafka_has_lost_stop_bronze_though_other_offsets_are_of_tr
     assert AbsentOffsets(read).within({place: (0, 10)}) == {place: [(4, 6)]}
 
 
+@pytest.mark.soak
 def test_a_restarted_topic_keeps_its_transactions_apart_from_the_former_one(written: Transactions) -> None:
     producer = written.producer("a")
     producer.begin_transaction()

@@ -101,6 +101,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
         run(spark, archived)
 
 
+@pytest.mark.soak
 def test_a_file_that_is_given_twice_is_named_and_bronze_goes_on_once_it_is_to_be_passed_over(
     spark, archived, folder, monkeypatch
 ):

@@ -176,6 +176,7 @@ def files_with(spark: Any, lake: Lake, table: str, session: str) -> list[str]:
     return [one.place for one in found]
 
 
+@pytest.mark.soak
 def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_has_no_others(
     spark: Any, settings: Settings
 ) -> None:

@@ -472,6 +472,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
     return most, len(live(opened(folder_of(lake, EVENTS))))
 
 
+@pytest.mark.soak
 def test_two_hundred_commits_beside_compaction_lose_nothing_and_leave_few_files(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
     lake.ensure(spark, [EVENTS])

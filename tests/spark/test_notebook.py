@@ -91,6 +91,7 @@ class Workspace:
         return sum(isinstance(one, Figure) for one in self.displayed)
 
 
+@pytest.mark.soak
 def test_on_a_platform_its_session_widgets_and_display_serve_a_notebook(spark, deployed, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     workspace = Workspace(spark, deployed)

@@ -97,7 +97,7 @@ FIRST = [f"after:{RULE_STATUS}", *(f"{when}:{table}" for table in (RULE_MATCHES,
 SECOND_BATCH = [f"after:{RULE_STATUS}", f"before:{RULE_STATUS}", f"before:{RULE_EVENTS}"]
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.soak)])
 def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, step: int
 ):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from _pytest.mark import ParameterSet
 
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import LakeError, UsageError
@@ -28,7 +29,7 @@ from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.as_of import AsOf
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, plain, truth_of
-from support.seeds import seeds
+from support.seeds import long_beyond, seeds
 from support.snapshots import Cutter
 from support.streams import COLUMNS, LIGHT, SESSION_TIMEOUT, WILD, Fact, StreamMaker, cut, messages_of, with_silences
 from support.tables import Tables
@@ -129,6 +130,11 @@ def assert_equal(found: dict[str, Row] | None, expected: dict[str, Row] | None, 
     assert (where, repr(sorted((found or {}).items()))) == (where, repr(sorted((expected or {}).items())))
 
 
+def cases(numbers: range, *usual: Integrity) -> list[ParameterSet]:
+    """Each stream in each class; usually the first one alone, in these classes."""
+    return long_beyond({(numbers[0], one) for one in usual}, product(numbers, Integrity))
+
+
 @pytest.mark.parametrize("integrity", Integrity)
 @pytest.mark.parametrize("seed", seeds(1, 4))
 def test_as_of_every_offset_it_is_what_the_messages_up_to_there_make(seed: int, integrity: Integrity) -> None:
@@ -144,8 +150,7 @@ def test_as_of_every_offset_it_is_what_the_messages_up_to_there_make(seed: int, 
                 assert_equal(found, expected.get(session), (topic, partition, session, offset))
 
 
-@pytest.mark.parametrize("integrity", Integrity)
-@pytest.mark.parametrize("seed", seeds(1, 3, 100))
+@pytest.mark.parametrize(("seed", "integrity"), cases(range(100, 103), Integrity.WINDOW, Integrity.ONCE))
 def test_as_of_any_stream_time_it_is_what_had_come_by_then(seed: int, integrity: Integrity) -> None:
     tables, settings, facts = scene(seed, integrity)
     for (topic, partition), lane in ((place, messages_of(lane)) for place, lane in lanes(facts).items()):
@@ -176,8 +181,7 @@ def without_first(tables: Tables, lane: Sequence[Fact], last: int) -> Tables:
     return Tables(tables.tables | {"bronze.messages": kept, "ops.retained": pa.Table.from_pylist(rows, _SCHEMA)})
 
 
-@pytest.mark.parametrize("integrity", Integrity)
-@pytest.mark.parametrize("seed", seeds(1, 4))
+@pytest.mark.parametrize(("seed", "integrity"), cases(range(4), Integrity.ORDER, Integrity.STRICT))
 def test_as_of_an_offset_that_bronze_has_no_more_only_what_time_alone_released_is_not_told(
     seed: int, integrity: Integrity
 ) -> None:
@@ -234,8 +238,7 @@ def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
     assert len(read) == 3
 
 
-@pytest.mark.parametrize("integrity", Integrity)
-@pytest.mark.parametrize("seed", seeds(1, 10, 200))
+@pytest.mark.parametrize(("seed", "integrity"), cases(range(200, 210), Integrity.ORDER, Integrity.ONCE))
 def test_as_of_every_seq_it_is_the_table_once_all_up_to_it_was_applied(seed: int, integrity: Integrity) -> None:
     tables, settings, _ = scene(seed, integrity)
     changes = plain(tables.tables["silver.session_changes"])
@@ -254,8 +257,7 @@ def test_as_of_every_seq_it_is_the_table_once_all_up_to_it_was_applied(seed: int
             assert_equal(at(tables, settings, tuple(place), name, AsOf(seq=seq)), expected, (*place, name, seq))
 
 
-@pytest.mark.parametrize("integrity", [Integrity.NONE, Integrity.ORDER, Integrity.STRICT])
-@pytest.mark.parametrize("seed", seeds(1, 6, 300))
+@pytest.mark.parametrize(("seed", "integrity"), cases(range(300, 306), Integrity.STRICT))
 def test_as_of_reads_one_table_no_more_changes_than_that_has_rows_and_one_interval_s(
     seed: int, integrity: Integrity, monkeypatch: pytest.MonkeyPatch
 ) -> None:

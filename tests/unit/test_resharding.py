@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -39,18 +39,23 @@ from sessionlake.streaming.operation import RESHARD
 from sessionlake.streaming.payloads import rules_of
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, of_silver, of_truth, raw_table, resharded, shard_of, truth_of
-from support.seeds import examples, seeds
+from support.seeds import examples, long_beyond, seeds
 from support.streams import cut
 from unit import test_law, test_processor_law
 from unit.test_points import HOUR, METRICS, SERIES, Change, Gold, by_hand, held, histories
 
 SEEDS = 1
 MORE = 12
+HOLDING = (Integrity.ORDER, Integrity.WINDOW, Integrity.ONCE)
 EXAMPLES = examples(usual=15, in_all=300)
 
 
-@pytest.mark.parametrize("integrity", list(Integrity))
-@pytest.mark.parametrize("seed", seeds(SEEDS, MORE))
+@pytest.mark.parametrize(
+    ("seed", "integrity"),
+    long_beyond(
+        {*product(range(SEEDS), (Integrity.ORDER, Integrity.WINDOW, Integrity.ONCE))}, product(range(MORE), Integrity)
+    ),
+)
 def test_silver_goes_on_from_other_shards_as_if_it_had_always_had_them(seed: int, integrity: str) -> None:
     rnd, messages = test_law.stream(seed)
     rules, interval = test_law.capture(integrity, rnd.choice(["isolate", "record"]), seed), test_law.interval(seed)
