@@ -222,11 +222,17 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.Monke
         thread.join()
 
 
-def test_an_answer_without_end_is_cut(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_MAX_BYTES", 100)
-    registry.add_avro(3, avro_schema())
-    with pytest.raises(RegistryError, match="longer than 100 bytes"):
-        schemas(registry).definitions([3])
+def test_a_schema_beyond_the_bounds_is_as_if_there_were_none_and_stops_nothing(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_MAX_BYTES", 1_000)
+    monkeypatch.setattr(client, "_MAX_REFERENCES", 2)
+    others = [{"name": f"r{n}", "subject": f"r{n}", "version": 1} for n in range(3)]
+    registry.subjects.update({f"r{n}/versions/1": {"schema": '"int"'} for n in range(3)})
+    registry.add_avro(3, "int" + " " * 1_000)
+    registry.add_avro(4, "int", others)
+    registry.add_avro(5, "int", others[:2])
+    assert [*schemas(registry).definitions([3, 4, 5])] == [5]
 
 
 def test_a_registry_that_is_away_is_named_after_some_tries(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 A schema is asked for when its id is first seen by a process, and kept: an id never changes its meaning. An id that
 there is not is taken as that for a minute. Every id is asked for, whoever made it up: a message's fate must not depend
-on those beside it. What the registry does not know when it is asked is in quarantine, until silver is rebuilt.
+on those beside it. What the registry does not know when it is asked is in quarantine, until silver is rebuilt. So is
+what names a schema beyond the bounds below: whoever may register schemas must not be able to stop silver for good.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _OK, _NOT_FOUND, _BUSY, _BROKEN = 200, 404, 429, 500
 
 
 class _NoSuchSchemaError(Exception):
-    pass
+    """There is none, or none within the bounds."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class _Client:
             if name in parts:
                 continue
             if len(parts) >= _MAX_REFERENCES:
-                raise self._error(f"a schema refers to more than {_MAX_REFERENCES} others")
+                raise _NoSuchSchemaError
             inner = self._get(f"/subjects/{subject}/versions/{version}")
             parts[name] = b""  # seen: references that lead back end here
             self._follow(inner, parts)
@@ -209,7 +210,7 @@ class _Client:
         """The answer to a question, as JSON.
 
         Raises:
-            _NoSuchSchemaError: the registry says that there is none.
+            _NoSuchSchemaError: the registry says that there is none, or its answer is beyond the bounds.
             RegistryError: it says nothing of use.
         """
         for pause in (*_PAUSES, None):
@@ -252,7 +253,7 @@ class _Client:
         finally:
             connection.close()
         if len(body) > _MAX_BYTES:
-            raise self._error(f"its answer to {path} is longer than {_MAX_BYTES} bytes")
+            raise _NoSuchSchemaError
         return response.status, body
 
     def _headers(self) -> dict[str, str]:
