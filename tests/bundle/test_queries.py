@@ -88,6 +88,11 @@ def test_a_widget_shows_what_its_query_gives(dashboard, widgets):
         assert parameters == (queries.keys() if parameters else set())
 
 
+@pytest.mark.parametrize("key", ["allowHTML", "displayAs", "linkUrlTemplate", "linkTextTemplate", "imageUrlTemplate"])
+def test_the_dashboard_shows_ids_as_text_whatever_they_hold(dashboard, key):
+    assert texts_of(dashboard, key) == []  # unless a column says so, it is no markup, link or image
+
+
 def cells(position):
     """The cells of the page's grid that a widget takes."""
     across, down = int(position["width"]), int(position["height"])
