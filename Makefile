@@ -45,7 +45,7 @@ pure: $(READY)
 	@said=$$(nice $(USUAL) tests/unit tests/bundle 2>&1); code=$$?; printf '%s\n' "$$said"; exit $$code
 
 real: $(READY) classes
-	@$(USUAL) -n 2 --dist loadfile --no-loadscope-reorder tests/catalog tests/integration tests/spark
+	@$(USUAL) -n 3 --dist loadfile --no-loadscope-reorder tests/catalog tests/integration tests/spark
 
 classes: $(READY)
 	@PYTHONPATH=tests $(BIN)/python -m support.class_archive

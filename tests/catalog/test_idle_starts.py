@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from integration.test_run_all import simulated
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.operations.pipeline import Layer, run_once
@@ -29,6 +31,7 @@ def jobs_of_a_start(spark: Any, settings: Settings, layer: Layer) -> int:
     return int(scheduler.nextJobId() - before)
 
 
+@pytest.mark.soak
 def test_a_start_with_nothing_to_do_runs_few_spark_jobs(
     spark: Any, broker: BrokerStatus, location: dict[str, Any]
 ) -> None:

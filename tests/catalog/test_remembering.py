@@ -48,9 +48,9 @@ def test_rows_are_those_of_the_table_and_read_once(
     lake = Lake(Settings(**location))
     lake.ensure(spark, [DECISIONS])
     with lake.storage.remembering():
-        assert answers(lake.reader(spark)) == answers_in_another_thread(spark, lake)
+        assert lake.reader(spark).count(DECISIONS) == 0
         write_rows(spark, lake, DECISIONS, decided(1, 2))
-        assert answers(lake.reader(spark)) == answers_in_another_thread(spark, lake)
+        assert lake.reader(spark).count(DECISIONS) == 2
         in_another_thread(lambda: write_rows(spark, lake, DECISIONS, decided(3, 40)))
         found = answers(lake.reader(spark))
         assert found == answers_in_another_thread(spark, lake)
@@ -64,7 +64,7 @@ def test_rows_are_those_of_the_table_and_read_once(
 def answers(reader: TableReader) -> list[Any]:
     """What a reader says of a table in each of its ways, with and without conditions."""
     found: list[Any] = [reader.count(DECISIONS), reader.some(DECISIONS, 99, ["topic", "offset"])]
-    for conditions in ((), [("offset", operator.gt, 1)], [("offset", among, [1, 3]), ("topic", operator.eq, "t")]):
+    for conditions in ((), [("offset", among, [1, 3]), ("topic", operator.eq, "t")]):
         rows, count = reader.counted(DECISIONS, *conditions, columns=["offset"])
         found += [
             sorted(row["offset"] for row in reader.rows(DECISIONS, *conditions)),

@@ -288,6 +288,7 @@ def power_cut(*_: Any) -> None:
     raise SessionlakeError("power cut")
 
 
+@pytest.mark.soak
 def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topic_speaks_again(world, monkeypatch):
     monkeypatch.setattr("sessionlake.bronze.topic_book._SLOW_SECONDS", 0.5)
     for topic in ("gone", "stays", "quiet"):

@@ -551,6 +551,7 @@ def test_batches_of_a_figure_are_told_as_far_as_they_are_known_behind_a_rebuild_
     ]
 
 
+@pytest.mark.soak
 def test_metrics_of_a_range_are_the_same_in_sql_and_in_python(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     rng, hour = random.Random(4), timedelta(hours=1)
     times = [rng.randrange(-36 * 3600, 60 * 3600) * SECOND for _ in range(120)]
