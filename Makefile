@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test test-fast lint classes pure real soak bench trace tables jupyter wheel clean-home clean
+.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace tables jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -42,7 +42,7 @@ lint: $(READY) ## check style and types with ruff and mypy
 # Beside each other: what never waits takes what those leave of the cores that wait now and then, and is printed when all
 # of it has ended.
 pure: $(READY)
-	@said=$$(nice $(USUAL) tests/unit tests/bundle 2>&1); code=$$?; printf '%s\n' "$$said"; exit $$code
+	@said=$$($(USUAL) tests/unit tests/bundle 2>&1); code=$$?; printf '%s\n' "$$said"; exit $$code
 
 real: $(READY) classes
 	@$(USUAL) -n 3 --dist loadfile --no-loadscope-reorder tests/catalog tests/integration tests/spark
@@ -55,6 +55,9 @@ soak: $(READY) ## run the long tests, which take hours
 
 bench: $(READY) ## measure what a million messages cost in bronze, silver and gold
 	@$(BIN)/python tests/perf/bench.py
+
+bench-catalog: $(READY) ## measure what W1's million costs in a catalog, and how many Spark jobs, beside folders
+	@$(BIN)/python tests/perf/bench.py --shape W1 --catalog
 
 trace: $(READY) ## count the modules one must enter to follow a message, a start or a command
 	@$(BIN)/python tests/perf/trace_modules.py

@@ -1,11 +1,12 @@
 """What a million messages cost, layer by layer, and beside them the floor: one process with no guarantees at all.
 
-    python tests/perf/bench.py [--messages 1000000] [--rounds 1] [--shape W1] [--verify] [--json FILE]
+    python tests/perf/bench.py [--messages 1000000] [--rounds 1] [--shape W1] [--verify] [--catalog] [--json FILE]
 
 Each shape gets a home, an embedded broker and a process of its own; Spark's start is a stage like the others.
 CPU seconds are those of the measured process and all its children (the JVM, Python workers), the broker's not.
 `--verify` builds silver from bronze once more, as `rebuild silver` does, and compares every row.
-With `--rounds 3` the same process goes on with further millions of new sessions: the last is the warm one.
+With `--rounds 3` the same process goes on with further millions of new sessions: the last is the warm one. With
+`--catalog`, a second pipeline takes in the same topics into the tables of a catalog: see `stages.py`.
 """
 
 from __future__ import annotations
@@ -38,27 +39,36 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="millions in a row in one process")
     parser.add_argument("--shape", choices=SHAPES, action="append", help="only this shape")
     parser.add_argument("--verify", action="store_true", help="also time `verify silver`")
+    parser.add_argument("--catalog", action="store_true", help="also into the tables of a catalog")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     results: list[dict[str, Any]] = []
     for shape in arguments.shape or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             results += measure(shape, Path(folder), arguments)
+        if arguments.catalog:
+            with tempfile.TemporaryDirectory() as folder:
+                results += measure(shape, Path(folder), arguments, "catalog")
     show(results, arguments.messages)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def measure(shape: str, folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Floor first, then the pipeline, over the same topics."""
+def measure(shape: str, folder: Path, arguments: argparse.Namespace, *where: str) -> list[dict[str, Any]]:
+    """Floor first, then the pipeline, over the same topics.
+
+    Args:
+        where: `catalog`, if the tables are in one; then there is no floor.
+    """
     sessions, rows = SHAPES[shape]
     messages = arguments.messages
     settings = Settings(home=folder, kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     up(settings)
     try:
         produce(settings, 0, sessions, rows, messages)
-        found = [{"shape": shape, "round": 1, **line} for line in run("floor.py", settings)]
-        more = ["verify"] if arguments.verify else []
+        name = " ".join((shape, *where))
+        found = [{"shape": name, "round": 1, **line} for line in ([] if where else run("floor.py", settings))]
+        more = [*(["verify"] if arguments.verify else []), *where]
         pipeline = subprocess.Popen(
             [sys.executable, str(HERE / "stages.py"), str(settings.home), settings.kafka.bootstrap_servers, *more],
             stdin=subprocess.PIPE,
@@ -75,10 +85,10 @@ def measure(shape: str, folder: Path, arguments: argparse.Namespace) -> list[dic
             for line in iter(pipeline.stdout.readline, ""):
                 if line.strip() == "done":
                     break
-                found.append({"shape": shape, "round": number + 1, **json.loads(line)})
+                found.append({"shape": name, "round": number + 1, **json.loads(line)})
         pipeline.stdin.close()
         if pipeline.wait():
-            sys.exit(f"the pipeline ended with {pipeline.returncode} after {found[-1]['stage']} of {shape}")
+            sys.exit(f"the pipeline ended with {pipeline.returncode} after {found[-1]['stage']} of {name}")
         return found
     finally:
         down(settings)
@@ -104,17 +114,23 @@ def run(script: str, settings: Settings) -> list[dict[str, Any]]:
 
 
 def show(results: list[dict[str, Any]], messages: int) -> None:
-    table = Table(title=f"{messages:,} messages: CPU seconds / wall seconds", title_justify="left")
+    title = f"{messages:,} messages: CPU seconds / wall seconds / Spark jobs"
+    table = Table(title=title, title_justify="left")
     table.add_column("stage")
     keys = sorted({(r["shape"], r["round"]) for r in results})
     for shape, number in keys:
         table.add_column(f"{shape}" + (f" #{number}" if number > 1 else ""), justify="right")
-    cells = {(r["stage"], r["shape"], r["round"]): f"{r['cpu']:.1f} / {r['wall']:.1f}" for r in results}
+    cells = {(r["stage"], r["shape"], r["round"]): cell(r) for r in results}
     for stage in ("floor", *STAGES, "all", "fsync"):
         if not any(name == stage for name, _, _ in cells):
             continue
         table.add_row(stage, *(cells.get((stage, *key), "") for key in keys))
     Console(width=100).print(table)
+
+
+def cell(result: dict[str, Any]) -> str:
+    jobs = f" / {result['jobs']}" if result.get("jobs") else ""
+    return f"{result['cpu']:.1f} / {result['wall']:.1f}{jobs}"
 
 
 def free_port() -> int:

@@ -1,9 +1,10 @@
 """One process that takes what Kafka holds through bronze, silver and gold each time it is told to go.
 
-    echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS [verify]
+    echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS [verify] [catalog]
 
 Prints a JSON line a stage and `done`; CPU seconds are this process's and its children's. The stage `fsync` is
-the part of all others in which a thread waits for the disk.
+the part of all others in which a thread waits for the disk. With `catalog`, the tables are in a catalog, Hive's, of a
+session that has only what a platform gives and what sessionlake sets there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 START = time.perf_counter()
 
@@ -26,32 +28,64 @@ from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.spark import session
 from sessionlake.spark.session import spark_session
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.sessions import hive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Of a session's settings on a laptop, those that a platform's has, too, or that the machine needs.
+GIVEN = {
+    *("spark.sql.extensions", "spark.sql.catalog.spark_catalog", "spark.python.daemon.module"),
+    *("spark.driver.host", "spark.driver.bindAddress", "spark.ui.enabled", "spark.ui.showConsoleProgress"),
+}
 
 
 def main(home: Path, servers: str, *more: str) -> None:
-    capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
-    settings = Settings(home=home, kafka=KafkaSettings(bootstrap_servers=servers), capture=capture)
+    capture, kafka = CaptureSettings(on_violation=OnViolation.ISOLATE), KafkaSettings(bootstrap_servers=servers)
+    settings = Settings(home=home, kafka=kafka, capture=capture)
     sys.stdin.readline()
-    begun = 0.0, START
-    disk = Disk()
-    spark = spark_session(settings, lasting=True)
-    report("start", 0.0, START)
+    begun, disk = Spent(0.0, START, 0), Disk()
+    if "catalog" in more:
+        spark, settings = in_a_catalog(settings)
+    else:
+        spark = spark_session(settings, lasting=True)
+    report("start", begun, spark)
     merger = TableMerger(spark, settings)
     while True:
-        stage("bronze", lambda: start_bronze(spark, settings, once=True).wait())
-        stage("silver", lambda: start_silver(spark, settings, once=True, on_batch=merger.announce).wait())
-        stage("tables", merger.catch_up)
-        stage("gold", lambda: start_gold(spark, settings, once=True).wait())
-        report("all", *begun)
+        for name, work in {
+            "bronze": lambda: start_bronze(spark, settings, once=True).wait(),
+            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.announce).wait(),
+            "tables": merger.catch_up,
+            "gold": lambda: start_gold(spark, settings, once=True).wait(),
+        }.items():
+            stage(name, work, spark)
+        report("all", begun, spark)
         disk.report()
-        if more:
-            stage("verify", lambda: require_exact(spark, settings))
+        if "verify" in more:
+            stage("verify", lambda: require_exact(spark, settings), spark)
         sys.stdout.write("done\n")
         sys.stdout.flush()
         if not sys.stdin.readline():
             return
-        begun = cpu_seconds(), time.perf_counter()
+        begun = Spent.now(spark)
+
+
+def in_a_catalog(settings: Settings) -> tuple[SparkSession, Settings]:
+    """A session and settings as on a platform, but for the machine."""
+    given = {name: value for name, value in session._LAPTOP.items() if name in GIVEN}
+    with patch.dict(session._LAPTOP, given | hive(str(settings.home / "metastore")), clear=True):
+        spark = spark_session(settings, lasting=True)
+    os.environ[session.DATABRICKS_VARIABLE] = "17.3"
+    schemas = {name: f"bench_{name}" for name in type(settings.schemas).model_fields}
+    for name in schemas.values():
+        spark.sql(f"CREATE SCHEMA spark_catalog.{name}")
+    return spark_session(settings), Settings(
+        home=settings.home, kafka=settings.kafka, capture=settings.capture, catalog="spark_catalog", schemas=schemas
+    )
 
 
 class Disk:
@@ -80,18 +114,31 @@ def require_exact(spark: Any, settings: Settings) -> None:
         sys.exit(str(found.first))
 
 
-def stage(name: str, work: Callable[[], object]) -> None:
-    cpu, wall = cpu_seconds(), time.perf_counter()
+class Spent(NamedTuple):
+    """What the process had spent at a moment: CPU seconds, wall-clock seconds, Spark jobs."""
+
+    cpu: float
+    wall: float
+    jobs: int
+
+    @classmethod
+    def now(cls, spark: SparkSession) -> Spent:
+        return cls(cpu_seconds(), time.perf_counter(), spark.sparkContext._jsc.sc().dagScheduler().nextJobId())
+
+
+def stage(name: str, work: Callable[[], object], spark: SparkSession) -> None:
+    begun = Spent.now(spark)
     work()
-    report(name, cpu, wall)
+    report(name, begun, spark)
 
 
-def report(name: str, cpu: float, wall: float) -> None:
-    show(name, cpu_seconds() - cpu, time.perf_counter() - wall)
+def report(name: str, begun: Spent, spark: SparkSession) -> None:
+    now = Spent.now(spark)
+    show(name, now.cpu - begun.cpu, now.wall - begun.wall, now.jobs - begun.jobs)
 
 
-def show(name: str, cpu: float, wall: float) -> None:
-    figures = {"stage": name, "cpu": cpu, "wall": wall}
+def show(name: str, cpu: float, wall: float, jobs: int = 0) -> None:
+    figures = {"stage": name, "cpu": cpu, "wall": wall, "jobs": jobs}
     sys.stdout.write(json.dumps(figures) + "\n")
     sys.stdout.flush()
 

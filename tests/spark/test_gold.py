@@ -208,7 +208,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(
         changes.append(change(session, row, i, (i - late) * 5 * SECOND, i * 3 * 60 * SECOND, **values))
     start = 0
     feed.declare(of="texts", n="count", texts="approx_distinct")
-    for cut in [*sorted(rng.sample(range(150), rng.randint(1, 2))), 150]:
+    for cut in [*sorted(rng.sample(range(150), 1 + large)), 150]:
         if large and cut == len(changes):  # in a catalog, Spark merges whatever the size
             monkeypatch.setattr(Folders, "limits", replace(Folders.limits, **NOTHING_IN_DRIVER))
             all_in_files(monkeypatch)
@@ -238,10 +238,11 @@ def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
 # A small batch has one commit a table, a large one two; each gap between commits is named by one of its ends.
 EVERY = [f"before:{table}" for table in (RESTATEMENTS, AVERAGES, SENSOR_AVERAGES, *PRODUCTS, LEDGER)]
 SMALL = 65_536, [*((place, 1) for place in EVERY), (f"after:{LEDGER}", 1)]
+SOME = 65_536, SMALL[1][::2]
 LARGE = 0, [(f"before:{AVERAGES}", 2), (f"before:{METRICS_1M}", 1)]
 
 
-@pytest.mark.parametrize("sizes", [[SMALL], pytest.param([SMALL, LARGE], marks=pytest.mark.soak)], ids=len)
+@pytest.mark.parametrize("sizes", [[SOME], pytest.param([SMALL, LARGE], marks=pytest.mark.soak)], ids=len)
 def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, sizes: list[tuple[int, list[tuple[str, int]]]]
 ):
@@ -488,6 +489,14 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     ([average], _) = explain(feed.spark, feed.settings, AVERAGES, of_average, message=(0, 1))
     assert (average.figures["average"], average.events, average.holds) == (3.0, 3, False)
     assert average.offsets == (Offsets("capture.a", 0, 2, 4, 3),)
+
+
+@pytest.mark.soak
+def test_which_figures_are_explained_and_what_cannot_be_is_said(feed: Feed):
+    points = [change("s", "r", i, i * 20 * SECOND, price=float(i), status="on") for i in range(6)]
+    feed.write(points[:4]).run().write([*points[4:], change("t", "r", 9, 0, price=1.0)]).run()
+    where = "session_id = 's' AND window_start = '1970-01-01 00:00:00'"
+    ([one], _) = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))
     ([text], more) = explain(feed.spark, feed.settings, "gold.distinct_values", "value = 'on'")
     assert (text.figures["changes"], text.events, text.offsets[0].messages) == (6, 6, 6)
     assert more is False

@@ -573,6 +573,7 @@ def test_events_keep_the_names_under_which_they_are_stored() -> None:
     assert (third.id, fourth.id) == ("96d9be3a9a7c", "6f8e69bee159")
 
 
+@pytest.mark.soak
 def test_a_year_of_many_series_is_worked_on_in_pieces_that_fit_into_memory() -> None:
     """Of ten thousand dense series, a thousand slices each are read at once, days in the middle."""
     long, read = rule("long", "avg(price) over 366 d > 1"), []

@@ -85,6 +85,7 @@ def test_an_approximate_count_is_within_two_percent(distinct: int) -> None:
     assert row["texts"] == pytest.approx(distinct, rel=0.02)
 
 
+@pytest.mark.soak
 def test_the_error_of_approximate_counts_is_what_the_literature_says_and_without_bias() -> None:
     found = []
     for run in range(60):
