@@ -238,7 +238,7 @@ class TopicBook:
         """Writes the table, if it is not as it should be; that a topic is still there, once an hour."""
         with self._lock:
             self._saved_at = time.monotonic()
-            if _by_the_hour(self._rows) != _by_the_hour(self._written):
+            if _with_last_seen_to_the_hour(self._rows) != _with_last_seen_to_the_hour(self._written):
                 self._write()
 
     def close(self) -> None:
@@ -310,8 +310,8 @@ class TopicBook:
             known[span.topic] = self._rows[row.topic, row.generation] = row
 
 
-def _by_the_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topic]:
-    """The rows, as topics were last seen in whole hours."""
+def _with_last_seen_to_the_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topic]:
+    """The rows, with the hour in which each topic was last seen."""
     return [replace(row, last_seen=row.last_seen.replace(minute=0, second=0, microsecond=0)) for row in rows.values()]
 
 

@@ -120,9 +120,6 @@ class Folders(Storage):
     def token(self, name: str) -> int:
         return 0
 
-    def overtook(self, name: str) -> bool:
-        return False
-
     def staging(self) -> Settings:
         """Settings of a home inside this one."""
         return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})

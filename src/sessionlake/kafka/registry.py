@@ -253,7 +253,9 @@ class _Client:
         finally:
             connection.close()
         if len(body) > _MAX_BYTES:
-            raise _NoSuchSchemaError
+            if response.status == _OK:
+                raise _NoSuchSchemaError
+            body = b""  # of an error, the status alone counts
         return response.status, body
 
     def _headers(self) -> dict[str, str]:

@@ -136,8 +136,13 @@ class Books:
 
     @property
     def in_short(self) -> bool:
-        """Whether old rows are sums."""
+        """Whether old rows are copied sums."""
         return self._short is not None
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether old rows are sums, copied or of entries that are gone."""
+        return self.in_short or self._sums.cut is not None
 
     def entries(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
         """All rows that meet the conditions, which are on columns of `ENTRY`: of a sum, on its last batch."""

@@ -130,8 +130,8 @@ def read_to(checkpoint: str | Path, batch: int) -> TablePlace:
 def from_first_batch(checkpoint: str | Path) -> dict[str, int]:
     """A stream's options for Delta's source, where its first batch is the only one so far.
 
-    Spark asks for the last batch once more with each start: of a first batch, from the beginning on, for which Delta
-    sorts all files of a snapshot. Told to begin with the last version that the batch has, it has little to do.
+    Spark plans the last batch once more with each start, and does not run it if it is committed. For a first batch,
+    Delta sorts all files of a snapshot for that, unless it is told to begin with the last version of the batch.
     """
     if last_planned(checkpoint) != 0 or last_committed(checkpoint) != 0:
         return {}

@@ -34,7 +34,8 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
     reader = lake.reader(spark)
     known = versions_left(reader)
     there = (table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table))
-    suspects = [table for table in there if not _as_left(table, lake.latest_version(spark, table), known, reader)]
+    entries = _entries(reader)
+    suspects = [table for table in there if not _only_batches(table, lake.latest_version(spark, table), known, entries)]
     found = _latest_commits(spark, lake, suspects)
     with_ledger = LEDGER in found and set_back(found[LEDGER])
     for table in (table for table in tables if table in found):
@@ -85,21 +86,29 @@ def versions_left(reader: TableReader) -> _Versions:
     return found
 
 
-def _as_left(table: str, latest: int, known: _Versions, reader: TableReader) -> bool:
-    """Whether nobody but batches has committed to a table, as far as the ledger knows.
+def _entries(reader: TableReader) -> int | None:
+    """How many entries the ledger has; None where old ones are known as sums alone."""
+    books = Books(reader, "batches")
+    return None if books.has_sums else sum(row["batches"] for row in rows_of(books.entries()))
 
-    One that no batch has written, and that has no second commit, has nothing to go back to.
+
+def _only_batches(table: str, latest: int, known: _Versions, entries: int | None) -> bool:
+    """Whether nothing but batches has committed to a table since its first batch, or of late, by the ledger.
+
+    A sum of entries knows the last version alone: what came before that is not known to be theirs.
 
     Args:
-        latest: its version.
-        known: see `versions_left`.
+        latest: the table's latest version.
+        known: the versions that batches left tables at, as `versions_left` gives them.
+        entries: number of entries of the ledger; None if some are known as sums alone.
     """
-    if table == LEDGER:  # a batch, a version
-        return latest == sum(row["batches"] for row in rows_of(Books(reader, "batches").entries()))
+    if table == LEDGER:  # each entry is one version
+        return latest == entries
     versions = sorted({version for _, version in known.get(table, ())})
     if not versions:
-        return latest <= 1
-    return latest == versions[-1] and versions[-1] - versions[0] < len(versions)
+        return latest <= 1  # the first version has nothing to go back to
+    unbroken = latest == versions[-1] and latest - versions[0] < len(versions)
+    return unbroken and (entries is not None or len(versions) >= min(_LATEST, latest))
 
 
 def _left_at(spark: SparkSession | None, lake: Lake, table: str, last: int, known: _Versions) -> int:

@@ -336,8 +336,3 @@ def require_held(table: str) -> None:
 def token_of(table: str, name: str) -> int:
     """The token of what this process has claimed so; 0 without."""
     return next((claim.token for claim in _HELD.get(table, ()) if claim.name == name), 0)
-
-
-def overtook(table: str, name: str) -> bool:
-    """Whether what this process has claimed so was another's that may yet commit something."""
-    return any(claim.overtook for claim in _HELD.get(table, ()) if claim.name == name)

@@ -39,20 +39,23 @@ _SMALL_BYTES = 2 << 20
 
 @dataclass
 class Remembered:
-    """Of a table that is known to be there.
+    """What is remembered of one table that exists.
 
     Attributes:
         properties: None before they are asked for.
         rows: all columns of the rows that meet conditions, and how many rows the table has, if that was asked.
         is_small: whether all rows may be remembered; None before they are asked for.
+        commits: number of commits to the table by this process meanwhile: what was read before one is not kept.
     """
 
     properties: dict[str, str] | None = None
     rows: list[tuple[Sequence[Condition], pa.Table, int | None]] = field(default_factory=list)
     is_small: bool | None = None
+    commits: int = 0
 
     def forget_rows(self) -> None:
-        """The table has other ones now."""
+        """Drops the rows: the table has other ones now."""
+        self.commits += 1
         self.rows, self.is_small = [], None
 
 
@@ -60,7 +63,8 @@ Memory = dict[str, Remembered]
 """By the table's name in SQL."""
 
 _here: ContextVar[Memory | None] = ContextVar("memory", default=None)
-_all: list[Memory] = []
+_all: dict[int, Memory] = {}
+"""Those of all threads, by `id`: two may be equal."""
 
 
 @contextmanager
@@ -71,11 +75,11 @@ def remembering() -> Iterator[None]:
         return
     memory: Memory = {}
     token = _here.set(memory)
-    _all.append(memory)
+    _all[id(memory)] = memory
     try:
         yield
     finally:
-        _all.remove(memory)
+        del _all[id(memory)]
         _here.reset(token)
 
 
@@ -93,15 +97,15 @@ def note_exists(identifier: str) -> None:
 
 
 def forget_rows(identifier: str) -> None:
-    """A table was committed to, by whichever thread."""
-    for memory in tuple(_all):
+    """Drops the rows of a table that was committed to, by whichever thread."""
+    for memory in tuple(_all.values()):
         if (known := memory.get(identifier)) is not None:
             known.forget_rows()
 
 
 def forget(identifier: str) -> None:
-    """A table is gone."""
-    for memory in tuple(_all):
+    """Drops all that is remembered of a table."""
+    for memory in tuple(_all.values()):
         memory.pop(identifier, None)
 
 
@@ -111,13 +115,13 @@ class RememberingReader(TableReader):
     Args:
         asked: reads what is not remembered.
         identifier: gives a table's name in SQL.
-        latest_version: gives a table's latest version.
+        surely_empty: says that a table has no rows, if that is known without reading.
     """
 
     def __init__(
-        self, asked: TableReader, identifier: Callable[[str], str], latest_version: Callable[[str], int]
+        self, asked: TableReader, identifier: Callable[[str], str], surely_empty: Callable[[str], bool]
     ) -> None:
-        self._asked, self._identifier, self._latest_version = asked, identifier, latest_version
+        self._asked, self._identifier, self._surely_empty = asked, identifier, surely_empty
 
     def exists(self, table: str) -> bool:
         return self._asked.exists(table)
@@ -170,8 +174,9 @@ class RememberingReader(TableReader):
             return self._asked.counted(table, *conditions, columns=columns)
         else:
             told = next(((held, n) for asked, held, n in known.rows if asked == conditions and n is not None), None)
+            commits = known.commits
             found, rows = told or self._asked.counted(table, *conditions)
-            if told is None and found.nbytes <= _SMALL_BYTES:
+            if told is None and found.nbytes <= _SMALL_BYTES and commits == known.commits:
                 known.rows.append((conditions, found, rows))
         return (found if columns is None else found.select(list(columns))), rows
 
@@ -189,15 +194,18 @@ class RememberingReader(TableReader):
         if known is None:
             return None
         if known.is_small is None:
-            whole = self._read(table, ()) if self._latest_version(table) else self.schema(table).empty_table()
+            commits = known.commits
+            whole = self.schema(table).empty_table() if self._surely_empty(table) else self._read(table, ())
+            if commits != known.commits:
+                return whole
             known.is_small = whole is not None
             if whole is not None:
                 known.rows = [((), whole, whole.num_rows)]
         wanted = () if known.is_small else tuple(conditions)
         held = next((rows for asked, rows, _ in known.rows if asked == wanted), None)
         if held is None and wanted:
-            held = self._read(table, wanted)
-            if held is not None:
+            commits, held = known.commits, self._read(table, wanted)
+            if held is not None and commits == known.commits:
                 known.rows.append((wanted, held, None))
         return held
 

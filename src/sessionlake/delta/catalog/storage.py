@@ -13,7 +13,7 @@ import pyarrow as pa
 from sessionlake.delta.catalog import memory
 from sessionlake.delta.catalog.history import at_least, files_stay, first_read, last_vacuum
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.catalog.leases import holding, overtook, require_held, token_of
+from sessionlake.delta.catalog.leases import holding, require_held, token_of
 from sessionlake.delta.schemas.ddl import clustering, creating
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import BESIDE_BATCHES, CLAIMED_TABLES, LEASES
@@ -127,9 +127,6 @@ class Catalog(Storage):
 
     def token(self, name: str) -> int:
         return token_of(self.identifier(LEASES), name)
-
-    def overtook(self, name: str) -> bool:
-        return overtook(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
         """Settings with schemas beside the lake's."""
@@ -276,9 +273,8 @@ class Catalog(Storage):
         return spark.readStream.format("delta").options(**options).table(self.identifier(table))
 
     def reader(self, spark: SparkSession | None) -> TableReader:
-        session = _required(spark, self._settings)
-        asked = SparkReader(self, session)
-        return memory.RememberingReader(asked, self.identifier, lambda table: self.latest_version(session, table))
+        asked = SparkReader(self, _required(spark, self._settings))
+        return memory.RememberingReader(asked, self.identifier, asked.surely_empty)
 
     # -- writing
 

@@ -152,10 +152,6 @@ class Storage(ABC):
         """Of a claim: greater than every holder's before; 0 where none is taken over from one that goes on later."""
 
     @abstractmethod
-    def overtook(self, name: str) -> bool:
-        """Of a claim: whether the holder before may yet commit something, since it has not ended in order."""
-
-    @abstractmethod
     def staging(self) -> Settings:
         """Settings of a place of its own for tables that are only built to be copied."""
 

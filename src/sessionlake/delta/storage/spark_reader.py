@@ -108,6 +108,17 @@ class SparkReader(TableReader):
             found = self._where(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
+    def surely_empty(self, table: str) -> bool:
+        """Whether the version that Spark has loaded has no file, as far as it can say without a job."""
+        from py4j.protocol import Py4JError
+
+        with interpreted(self._spark):
+            try:
+                plan = self._storage.read(self._spark, table, {})._jdf.queryExecution().analyzed()  # noqa: SLF001  (it has no public name)
+                return int(plan.collectLeaves().head().relation().location().sizeInBytes()) == 0
+            except (AttributeError, Py4JError):  # of a session that has no such plan
+                return False
+
     def size(self, table: str) -> TableSize:
         with interpreted(self._spark):
             (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()

@@ -29,7 +29,7 @@ from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.making.states import note_making
 from sessionlake.gold.references.taken import enriched_rows
 from sessionlake.gold.tables.expiry import above, due, note_floors
-from sessionlake.gold.tables.notes import hold_feeds, mark_complete
+from sessionlake.gold.tables.notes import LOGIC, hold_feeds
 from sessionlake.protocol.arrow import dense, stamped
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -129,7 +129,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
                 _pass_over_batches_read(spark, lake, settings, LATE_POINTS)
     # Last: without it the table is taken for one that is not whole.
     lake.storage.make_sure(table)
-    mark_complete(spark, lake, product)
+    lake.set_property(spark, table, LOGIC, product.logic)
     return made
 
 

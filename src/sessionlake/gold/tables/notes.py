@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
@@ -27,13 +25,6 @@ KEPT_UP = "sessionlake.products"
 
 After gold was emptied, until it starts: all tables that were.
 """
-_NOTED = "sessionlake.noted"
-"""Property of `gold.rolling_average`: a copy of properties of gold's tables, as JSON: table, property, value.
-
-A catalog can take a Spark job to tell a table's properties, and every start needs those of all. A table leaves the copy
-before one of its own is changed, and comes back into it when gold starts.
-"""
-_COPIED = (LOGIC, CHANGE_FEED)
 
 
 def hold_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
@@ -108,22 +99,16 @@ def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
 
 
 def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Notes which products take in what comes from now on, and what their tables' properties are."""
+    """Notes which products take in what comes from now on."""
     note_names(spark, lake, (product.name for product in products))
-    noted = _noted(spark, lake)
-    wanted = {
-        table.table: noted.get(table.table) or _properties(spark, lake, table.table) for table in with_finals(products)
-    }
-    if noted != wanted:
-        _note(spark, lake, wanted)
 
 
 def hold_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
     """Switches the tables' change feeds on, and off, as the configuration has it."""
     for table in with_finals(products):
         wanted = table.name in settings.gold.change_feed
-        if wanted != (_property(spark, lake, table.table, CHANGE_FEED) == "true"):
-            _set_property(spark, lake, table.table, CHANGE_FEED, str(wanted).lower())
+        if wanted != (lake.storage.properties(spark, table.table).get(CHANGE_FEED) == "true"):
+            lake.set_property(spark, table.table, CHANGE_FEED, str(wanted).lower())
 
 
 def hold_properties(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
@@ -159,54 +144,14 @@ def whole(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
     """Sees to it that a table that is being made anew is made anew if that does not come to its end."""
-    _leave_out(spark, lake, product.table)
     if _logic(spark, lake, product) is not None:
         lake.set_property(spark, product.table, LOGIC, "")
-
-
-def mark_complete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Says that a table has all that gold has read."""
-    _set_property(spark, lake, product.table, LOGIC, product.logic)
 
 
 def _logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
     if not all(lake.exists(spark, one.table) for one in with_finals([product])):
         return None
-    return _property(spark, lake, product.table, LOGIC) or None
-
-
-def _property(spark: SparkSession | None, lake: Lake, table: str, key: str) -> str | None:
-    """One of `_COPIED`, of a table that is there."""
-    return (_noted(spark, lake).get(table) or lake.storage.properties(spark, table)).get(key)
-
-
-def _set_property(spark: SparkSession, lake: Lake, table: str, key: str, value: str) -> None:
-    _leave_out(spark, lake, table)
-    lake.set_property(spark, table, key, value)
-
-
-def _noted(spark: SparkSession | None, lake: Lake) -> dict[str, dict[str, str]]:
-    """Copies of tables' properties; none of a table that may have others."""
-    if not lake.exists(spark, AVERAGES):
-        return {}
-    found = lake.storage.properties(spark, AVERAGES).get(_NOTED)
-    return {} if found is None else msgspec.json.decode(found, type=dict[str, dict[str, str]])
-
-
-def _leave_out(spark: SparkSession, lake: Lake, table: str) -> None:
-    """Sees to it that a table is asked for its properties."""
-    noted = _noted(spark, lake)
-    if noted.pop(table, None) is not None:
-        _note(spark, lake, noted)
-
-
-def _properties(spark: SparkSession, lake: Lake, table: str) -> dict[str, str]:
-    found = lake.storage.properties(spark, table)
-    return {key: found[key] for key in _COPIED if key in found}
-
-
-def _note(spark: SparkSession, lake: Lake, noted: dict[str, dict[str, str]]) -> None:
-    lake.set_property(spark, AVERAGES, _NOTED, msgspec.json.encode(noted).decode())
+    return lake.storage.properties(spark, product.table).get(LOGIC) or None
 
 
 def kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:

@@ -249,10 +249,10 @@ class TableMerger:
         Which batches a merge takes in, and which rows it finds, is no plan of Spark's: done by another later, it would
         not be the same.
         """
-        storage, waiting = self._lake.storage, self._not_merged()
-        if not waiting or not storage.overtook(SILVER):
+        token, waiting = self._lake.storage.token(SILVER), self._not_merged()
+        if not token or not waiting:
             return waiting
-        retire(self._spark, self._lake, _WRITTEN, Txn.before(_app_id(waiting), storage.token(SILVER)))
+        retire(self._spark, self._lake, _WRITTEN, Txn.before(_app_id(waiting), token))
         return self._not_merged()
 
     def _not_merged(self) -> list[Waiting]:
