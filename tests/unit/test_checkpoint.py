@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.streaming.checkpoint import last_committed, require_readable
+from sessionlake.streaming.checkpoint import from_first_batch, last_committed, require_readable
 
 WHOLE = {
     "metadata": '{"id":"a"}',
@@ -66,3 +67,27 @@ def test_the_last_committed_batch_is_the_highest_number_in_the_log_of_commits(tm
     assert last_committed(tmp_path / "new") is None
     commits = {"commits/9": "v1\n{}", "commits/10": "v1\n{}", "commits/.11.crc": "", "commits/.12.abc.tmp": ""}
     assert last_committed(checkpoint(tmp_path, **commits)) == 10
+
+
+@pytest.mark.parametrize(
+    ("planned", "committed", "ends", "expected"),
+    [
+        ([0], [0], {"index": -1}, {"startingVersion": 4}),  # all before version 5 is read
+        ([0], [0], {"index": 2}, {"startingVersion": 5}),
+        ([0], [0], {"index": 2, "isStartingVersion": True}, {}),  # it reads a snapshot still
+        ([0], [], {"index": -1}, {}),  # it is to be made once more
+        ([0, 1], [0], {"index": -1}, {}),
+        ([0, 1], [0, 1], {"index": -1}, {}),
+        ([], [], {}, {}),
+    ],
+)
+def test_a_stream_is_told_where_its_first_batch_ends_only_once_that_is_committed(
+    tmp_path, planned, committed, ends, expected
+):
+    place = json.dumps({"reservoirId": "a", "reservoirVersion": 5, "isStartingVersion": False} | ends)
+    logs = {f"offsets/{batch}": f"v1\n{{}}\n{place}" for batch in planned}
+    logs |= {f"commits/{batch}": "v1\n{}" for batch in committed}
+    for name, text in logs.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert from_first_batch(tmp_path) == expected
