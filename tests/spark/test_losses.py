@@ -321,7 +321,7 @@ def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_
 def set_back(run: Pipeline, table: str) -> None:
     """By RESTORE to the version before its latest rows came."""
     delta = DeltaTable(folder_of(run.lake, table))
-    commits = run.lake.storage.latest_commits(None, [table], delta.version() + 1)[table]
+    commits = run.lake.storage.latest_commits(None, table, delta.version() + 1)
     delta.restore(max(commit.version for commit in commits if commit.changes) - 1)
 
 

@@ -87,7 +87,7 @@ def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_
     assert told["add"]["dataChange"]
     assert told["remove"]["dataChange"]
     assert any("deletionVector" in action.get("remove", {}) for action in actions(lake))
-    assert lake.latest_commits(None, [TABLE], 1)[TABLE][0].replaces_all
+    assert lake.latest_commits(None, TABLE, 1)[0].replaces_all
 
 
 def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: Folders) -> None:
@@ -165,7 +165,7 @@ def test_a_file_whose_statistics_are_corrected_is_counted_once(lake: Folders) ->
         newest.read_text().replace('"numRecords\\":1', '"numRecords\\":1,\\"note\\":\\"\\\\ud83d\\\\ude00\\"')
     )
     lake.compact(NO_SPARK, TABLE)
-    assert lake.latest_commits(None, [TABLE], 1)[TABLE][0].operation == "COMPUTE STATISTICS"
+    assert lake.latest_commits(None, TABLE, 1)[0].operation == "COMPUTE STATISTICS"
     assert_noted(lake)
 
 

@@ -9,7 +9,7 @@ the rows that it replaces in deletion vectors (`folders.marked_merge`). Spark wr
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -196,10 +196,8 @@ class Folders(Storage):
     def retain(self, spark: SparkSession, table: str) -> None:
         self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
 
-    def latest_commits(
-        self, spark: SparkSession | None, tables: Sequence[str], count: int
-    ) -> dict[str, list[LoggedCommit]]:
-        return {table: history.latest_commits(self.path(table), count) for table in tables}
+    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
+        return history.latest_commits(self.path(table), count)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         created = opened(self.path(table)).metadata().created_time

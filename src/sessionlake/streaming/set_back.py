@@ -36,7 +36,7 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
     there = (table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table))
     entries = _entries(reader)
     suspects = [table for table in there if not _only_batches(table, lake.latest_version(spark, table), known, entries)]
-    found = _latest_commits(spark, lake, suspects)
+    found = {table: _latest_commits(spark, lake, table) for table in suspects}
     with_ledger = LEDGER in found and set_back(found[LEDGER])
     for table in (table for table in tables if table in found):
         commits = found[table]
@@ -48,22 +48,17 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
             raise LossError(f"{table} was set back: {why}", _forward(lake.settings, table))
 
 
-def _latest_commits(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> dict[str, list[LoggedCommit]]:
-    """The latest commits of each table, back to the oldest that counts of those that change rows."""
-    found: dict[str, list[LoggedCommit]] = {}
-    asked, count = [*tables], 2 * _LATEST
-    while asked:
-        more = []
-        for table, commits in lake.storage.latest_commits(spark, asked, count).items():
-            changing = [place for place, commit in enumerate(commits) if commit.changes_rows]
-            if len(changing) >= _LATEST:
-                found[table] = commits[changing[-_LATEST] :]
-            elif len(commits) < count or count >= _AT_MOST:
-                found[table] = commits
-            else:
-                more.append(table)
-        asked, count = more, 4 * count
-    return found
+def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
+    """The table's latest commits, back to the oldest that counts of those that change rows."""
+    count = 2 * _LATEST
+    while True:
+        commits = lake.storage.latest_commits(spark, table, count)
+        changing = [place for place, commit in enumerate(commits) if commit.changes_rows]
+        if len(changing) >= _LATEST:
+            return commits[changing[-_LATEST] :]
+        if len(commits) < count or count >= _AT_MOST:
+            return commits
+        count *= 4
 
 
 def _forward(settings: Settings, table: str) -> str:

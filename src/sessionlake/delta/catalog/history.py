@@ -62,9 +62,9 @@ def files_stay(table: DeltaTable, name: str, kept: Kept) -> timedelta:
 def first_read(table: DeltaTable, name: str) -> dict[str, int]:
     """Options by which a stream that begins reads a table's rows in the order of its commits.
 
-    A stream begins with the files that there are: once some were written anew, by whomever, in no order of rows; and
-    Spark sorts them with every start, until the stream is behind them. Where every commit and every file is there, it
-    reads commit by commit instead.
+    By default a stream begins with the table's present files. They are in no order once some were rewritten, and Spark
+    sorts them at every start until the stream has read them. If no commit and no file is gone, reading commit by commit
+    avoids both.
 
     Raises:
         LakeError: it is not so.

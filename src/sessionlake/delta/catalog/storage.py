@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -248,17 +248,12 @@ class Catalog(Storage):
             return int(latest)
         return self.last_commit(session, table).version  # where a session asks Delta for nothing before rows are read
 
-    def latest_commits(
-        self, spark: SparkSession | None, tables: Sequence[str], count: int
-    ) -> dict[str, list[LoggedCommit]]:
+    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         session = _required(spark, self._settings)
-        found = {}
         with interpreted(session):
-            for table in tables:  # a Spark job for each
-                history = self.delta(session, table).history(count)
-                rows = history.select("version", "operation", "operationParameters").collect()
-                found[table] = sorted((LoggedCommit(*row) for row in rows), key=lambda commit: commit.version)
-        return found
+            history = self.delta(session, table).history(count)
+            found = history.select("version", "operation", "operationParameters").collect()
+        return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         told = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()

@@ -6,7 +6,7 @@ Everything that differs between the two is behind `Storage`; no other module ask
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -210,10 +210,8 @@ class Storage(ABC):
         """The version of the table's latest commit."""
 
     @abstractmethod
-    def latest_commits(
-        self, spark: SparkSession | None, tables: Sequence[str], count: int
-    ) -> dict[str, list[LoggedCommit]]:
-        """The latest commits of each table, oldest first: `count` of them, or as many as its log still has."""
+    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
+        """The table's latest commits, oldest first: `count` of them, or as many as its log still has."""
 
     @abstractmethod
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:

@@ -114,7 +114,8 @@ class SparkReader(TableReader):
 
         with interpreted(self._spark):
             try:
-                plan = self._storage.read(self._spark, table, {})._jdf.queryExecution().analyzed()  # noqa: SLF001  (it has no public name)
+                frame = self._storage.read(self._spark, table, {})
+                plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001  (it has no public name)
                 return int(plan.collectLeaves().head().relation().location().sizeInBytes()) == 0
             except (AttributeError, Py4JError):  # of a session that has no such plan
                 return False

@@ -160,7 +160,7 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
         retire(spark, lake, [MESSAGES], Txn(app_id, number))
         come = lake.latest_version(spark, MESSAGES) - before
         # A platform that merges files commits as well.
-        found = lake.storage.latest_commits(spark, [MESSAGES], come)[MESSAGES] if come else []
+        found = lake.storage.latest_commits(spark, MESSAGES, come) if come else []
         written = any(commit.operation == "WRITE" for commit in found)
     return number
 
