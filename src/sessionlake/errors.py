@@ -1,4 +1,4 @@
-"""One error family. Each message names what was found, what was expected and the next step."""
+"""The errors that an operator reads. `docs/reference/errors.md` lists their texts with cause and remedy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,22 @@ PLACE = "where: "
 
 
 class SessionlakeError(Exception):
-    """Root of every error an operator is meant to read; the command line prints its text alone and exits 1."""
+    """Root of every error that an operator reads. The command line prints its text without a traceback.
+
+    The text has up to three parts, each of whole sentences and without its last period. `docs/reference/errors.md` is
+    made from these parts, so they stand at the `raise` as literals or f-strings.
+
+    Args:
+        what: What happened, with the values.
+        why: Why that is a problem. Empty where `what` says it already.
+        fix: What to do next: the command, or the setting to correct.
+    """
 
     exit_code = 1
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+        super().__init__(". ".join(part for part in (what, why, fix) if part))
+        self.what, self.why, self.fix = what, why, fix
 
 
 def note_place(error: BaseException, place: str) -> None:
@@ -72,15 +85,7 @@ class InterruptedOperationError(LakeError):
 
 
 class LossError(LakeError):
-    """Something stored is gone or damaged: do what the text ends with. No table was changed.
-
-    Attributes:
-        what: is wrong, without what to do about it.
-    """
-
-    def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(f"{what}. {remedy}" if remedy else what)
-        self.what = what
+    """Something stored is gone or damaged: do what the text ends with. No table was changed."""
 
 
 class NotThereError(SessionlakeError):

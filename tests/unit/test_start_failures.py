@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
 from deltalake import DeltaTable
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
 from sessionlake.delta.schemas.tables import TABLES
 
+# Every command that starts Spark, with the arguments that take it as far as that.
 COMMANDS = {
     "query": ["query", "SELECT * FROM silver.sessions"],
     "query as of": ["query", "--as-of-batch", "0", "SELECT * FROM silver.sessions"],
@@ -38,7 +42,37 @@ COMMANDS = {
     "reshard": ["reshard", "64"],
     "forget": ["forget", "--session", "s"],
     "rules apply": ["rules", "apply", "rules.yml"],
+    "reference load": ["reference", "load", "sites", "sites.csv"],
 }
+# Commands that ask the broker before they start Spark.
+BEHIND_THE_BROKER = {
+    "publish": ["publish", "silver.session_rows", "--topic", "rows.live"],
+    "run bronze": ["run", "bronze", "--once"],
+    "run all": ["run", "all", "--once"],
+    "verify bronze": ["verify", "bronze"],
+    "bronze skip": ["bronze", "skip", "books", "0", "0", "--why", "unreadable"],
+}
+# Commands that read tables or files without Spark: they work where Java does not.
+WITHOUT_SPARK = {
+    "metrics": ["metrics"],
+    "types": ["types"],
+    "status": ["status"],
+    "report": ["report"],
+    "trace": ["trace", "books", "0", "0"],
+    "resolve": ["resolve", "s", "skip", "--why", "w"],
+    "rules check": ["rules", "check", "rules.yml"],
+    "rules test": ["rules", "test", "rules.yml"],
+    "rules list": ["rules", "list"],
+    "reference list": ["reference", "list"],
+    "session show": ["session", "show", "s"],
+    "session as-of": ["session", "as-of", "s"],
+}
+# Commands that start the broker's JVM, look for one, or ask a workspace: other tests have them.
+OTHERS = {"broker", "doctor", "remote"}
+CONFIG = """
+gold:
+  references: [{name: sites, keys: {site: string}, columns: {place: string}}]
+"""
 FAILS = {
     "no Java": "no Java",
     "a JAVA_HOME without one": "JAVA_HOME is /nowhere",
@@ -63,6 +97,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(tables: Path, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rules.yml").write_text("rules: []\n")
+    (tmp_path / "sites.csv").write_text("site,place\ns,here\n")
+    (tmp_path / "sessionlake.yml").write_text(CONFIG)
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     versions = {"a Java that is too old": "11.0.1", "a JVM that dies": "17.0.1"}
@@ -98,3 +134,40 @@ def test_what_keeps_spark_from_starting_is_told_in_one_text(call, command, what)
         assert re.search(FAILS[what], result.stderr)
     assert result.stdout == ""
     assert not os.environ.get("PYSPARK_GATEWAY_PORT")
+
+
+@pytest.mark.parametrize("what", FAILS)
+@pytest.mark.parametrize("command", BEHIND_THE_BROKER)
+def test_the_same_holds_behind_a_broker_that_answers(call, command, what, monkeypatch):
+    for module in ("kafka.clients", "bronze.job", "bronze.sources", "cli.publish", "cli.verify_bronze"):
+        monkeypatch.setattr(f"sessionlake.{module}.require_broker", lambda *_: None)
+    result = call(BEHIND_THE_BROKER[command], what)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+    if what != "a home that cannot be written":
+        assert re.search(FAILS[what], result.stderr)
+
+
+@pytest.mark.parametrize("command", WITHOUT_SPARK)
+def test_what_needs_no_spark_says_nothing_of_java(call, command):
+    result = call(WITHOUT_SPARK[command], "no Java")
+    assert "Java" not in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_every_command_stands_in_one_of_these_tables():
+    words = [*COMMANDS.values(), *BEHIND_THE_BROKER.values(), *WITHOUT_SPARK.values()]
+    missing = {
+        name for name in _commands(typer.main.get_command(cli.app))
+        if name.split()[0] not in OTHERS and not any(" ".join(given).startswith(name) for given in words)
+    }  # fmt: skip
+    assert missing == set()
+
+
+def _commands(command: Any, path: str = "") -> Iterator[str]:
+    inner = getattr(command, "commands", {})
+    for name in inner:
+        yield from _commands(inner[name], f"{path} {name}".strip())
+    if not inner:
+        yield path

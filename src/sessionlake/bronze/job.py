@@ -294,7 +294,7 @@ def require_as_new(spark: SparkSession, lake: Lake, generation: Generation) -> i
         raise LossError(
             f"the checkpoint {generation.folder} goes on with batch {generation.next_batch}, the tables hold batches "
             f"up to {recorded}: it is older than they are",
-            way_on(LAYER),
+            fix=way_on(LAYER),
         )
     return recorded
 

@@ -62,7 +62,7 @@ def read_offsets(file: Path) -> Offsets:
             )
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
-        raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", way_on(BRONZE)) from error
+        raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", fix=way_on(BRONZE)) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
 
 

@@ -107,7 +107,7 @@ def _taken(checkpoint: Path) -> archives.Taken:
     try:
         found: archives.Taken = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
-        raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", way_on(BRONZE)) from error
+        raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", fix=way_on(BRONZE)) from error
     return found
 
 

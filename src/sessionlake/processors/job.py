@@ -144,7 +144,7 @@ def _refuse_filled(spark: SparkSession, lake: Lake, own: ProcessorSettings) -> N
     if not begun and handover.in_force(lake.settings, own.layer) is None and lake.reader(spark).any(own.into):
         raise LossError(
             f"{own.into} holds rows already, though {own.layer} has yet to begin: running on would add all once more",
-            f"`sessionlake rebuild processor:{own.name}` makes it of all of bronze; or name another table",
+            fix=f"`sessionlake rebuild processor:{own.name}` makes it of all of bronze; or name another table",
         )
 
 

@@ -206,7 +206,7 @@ def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, on
     if is_ahead(spark, table.lake, own.source, settings.checkpoint(own.layer)):
         raise LossError(
             f"{own.layer} has read versions of {own.source} that are gone: it was put back from a backup",
-            f"Run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now",
+            fix=f"Run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now",
         )
     query = LayerQuery(own.layer, settings.checkpoint(own.layer))
     return query.start(
@@ -226,7 +226,7 @@ def _refuse_older_checkpoint(reader: TableReader, settings: Settings, own: Proce
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(
             f"the checkpoint {checkpoint} ends with batch {planned}, the table holds batches up to {recorded}",
-            "Put the newer one back, or remove it: all rows are gone through once more, which comes to the same table",
+            fix="Put the newer one back. Or remove it: all rows are read once more, and the table comes out the same",
         )
 
 

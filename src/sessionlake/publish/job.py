@@ -134,7 +134,7 @@ def _require_same(spark: SparkSession, lake: Lake, publication: Publication, que
     if is_ahead(spark, lake, publication.table, query.checkpoint):
         raise LossError(
             f"publish: versions of {publication.table} that were published are gone: it was put back from a backup",
-            f"To have a topic with the table as it is, {query.anew}",
+            fix=f"To have a topic with the table as it is, {query.anew}",
         )
 
 

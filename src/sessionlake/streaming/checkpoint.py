@@ -54,7 +54,7 @@ def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
             remedy = f"Put the checkpoint back from a backup, or {instead}" if instead else way_on(layer)
             place = file.relative_to(folder)
             damaged = f"{layer}: the checkpoint {folder} is damaged: {place} {why}"
-            raise LossError(damaged, f"No table was changed. {remedy}")
+            raise LossError(damaged, fix=f"No table was changed. {remedy}")
 
 
 def last_committed(checkpoint: str | Path) -> int | None:

@@ -177,7 +177,7 @@ class Generations:
         place = file.relative_to(self._first)
         return LossError(
             f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",
-            f"No table was changed. {way_on(self._layer)}",
+            fix=f"No table was changed. {way_on(self._layer)}",
         )
 
 

@@ -60,7 +60,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
         raise LossError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
             "everything twice",
-            way_on(layer),
+            fix=way_on(layer),
         )
 
 

@@ -82,7 +82,7 @@ def read(place: Path, layer: str = SILVER) -> Handover | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
-        raise LossError(f"{file} is damaged ({error})", way_on(layer)) from None
+        raise LossError(f"{file} is damaged ({error})", fix=way_on(layer)) from None
 
 
 def in_force(settings: Settings, layer: str = SILVER) -> Handover | None:
@@ -100,7 +100,7 @@ def require_states(settings: Settings, layer: str) -> None:
     if begin is not None:
         lost = sorted({*begin.stored} - {*numbers(settings, layer)})
         if lost:
-            raise LossError(f"{layer}: {folder(settings, layer) / f'{lost[0]}.state'} is gone", way_on(layer))
+            raise LossError(f"{layer}: {folder(settings, layer) / f'{lost[0]}.state'} is gone", fix=way_on(layer))
 
 
 def prepare(
@@ -153,7 +153,9 @@ def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> 
     """
     # In this order: a handover in force that is damaged is what a prepared one is to replace.
     if not is_prepared(settings, name, layer) and not is_in_force(settings, name, layer):
-        raise LossError(f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", remedy)
+        raise LossError(
+            f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", fix=remedy
+        )
 
 
 def is_in_force(settings: Settings, name: str, layer: str) -> bool:

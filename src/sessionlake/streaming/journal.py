@@ -88,7 +88,7 @@ class Journal(Generic[T]):
         except (OSError, msgspec.MsgspecError) as error:
             raise LossError(
                 f"{operation.file(settings)} cannot be read ({error}): it says what is left to do of an operation",
-                operation.damaged,
+                fix=operation.damaged,
             ) from None
 
     def take(self, step: str, work: Step) -> dict[str, int]:
@@ -149,7 +149,7 @@ def built_from(settings: Settings, layer: str) -> int | None:
                 stored = _stored(settings, operation)
                 inputs = {} if stored is None else msgspec.json.decode(stored.inputs, type=dict[str, Any])
             except (OSError, msgspec.MsgspecError) as error:
-                raise LossError(f"{operation.file(settings)} is damaged ({error})", operation.damaged) from None
+                raise LossError(f"{operation.file(settings)} is damaged ({error})", fix=operation.damaged) from None
             if "version" in inputs:
                 return int(inputs["version"])
     return None

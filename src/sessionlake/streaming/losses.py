@@ -63,17 +63,17 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     cut = heads(lake.reader(spark)).get(LEDGER) if there else None
     if cut is not None and cut.removed and stored_sums(lake.reader(spark)).cut is None:
         raise LossError(
-            f"{cut.since}, and {POSITIONS}, which has their only sums, is gone", "Put it back from a backup"
+            f"{cut.since}, and {POSITIONS}, which has their only sums, is gone", fix="Put it back from a backup"
         )
     if not has_committed(settings, layer):
         return
     batches = f"though {layer} has committed batches ({settings.checkpoint(layer)})"
     if not there:
-        raise LossError(f"{LEDGER} is gone, {batches}", mended(LEDGER))
+        raise LossError(f"{LEDGER} is gone, {batches}", fix=mended(LEDGER))
     refuse_lost_files(spark, lake, LEDGER)
     if lacks_batches(spark, lake, layer):
         remedy = mended(LEDGER) if layer in RECOVERED else way_on(layer)
-        raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", remedy)
+        raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", fix=remedy)
     # Of these layers each batch has a row, so that the last must be there.
     first_batch = handover.known_first_batch(settings, layer) if layer in {SILVER, GOLD} else None
     if first_batch is not None:
@@ -94,7 +94,7 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
     if recorded is None or recorded < done:
         ends = "no batch" if recorded is None else f"batches up to {recorded}"
         lost = f"{LEDGER} has {ends} of {layer}, which has committed batch {done} ({checkpoint})"
-        raise LossError(lost, mended(LEDGER))
+        raise LossError(lost, fix=mended(LEDGER))
 
 
 def lacks_batches(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
@@ -116,7 +116,7 @@ def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, table
     """
     for table in tables:
         if not lake.exists(spark, table) and has_begun(spark, lake, layer):
-            raise LossError(f"{table} is gone, though {layer} has taken in messages", mended(table, ELSEWHERE))
+            raise LossError(f"{table} is gone, though {layer} has taken in messages", fix=mended(table, ELSEWHERE))
 
 
 def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
@@ -143,7 +143,7 @@ def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
     lost = sorted({*taken} - {*known})
     if lost:
         lacks = f"{TOPICS} has no row of {', '.join(lost[:_NAMED])}, though {BRONZE} has taken in messages"
-        raise LossError(lacks, mended(TOPICS, ELSEWHERE))
+        raise LossError(lacks, fix=mended(TOPICS, ELSEWHERE))
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
@@ -159,7 +159,7 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
     stores = (checkpoint / "state" / "0" / str(number) for number in range(_stores(checkpoint, batch, layer)))
     lacking = next((store for store in stores if not any(store.glob(f"{batch + 1}*"))), None)
     if lacking is not None:
-        raise LossError(f"{layer}: {lacking} lacks the state of batch {batch}", way_on(layer))
+        raise LossError(f"{layer}: {lacking} lacks the state of batch {batch}", fix=way_on(layer))
 
 
 def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) -> None:
@@ -180,13 +180,15 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     # A batch's ledger row comes before its checkpoint.
     if recorded is not None and recorded > done + 1:
         old = f"the checkpoint {checkpoint} ends with batch {done}, the tables hold batches up to {recorded}"
-        raise LossError(old, way_on(layer))
+        raise LossError(old, fix=way_on(layer))
     if committed is None:
         return
     try:
         read_whole(stored_states(spark, checkpoint, committed))
     except Exception as error:
-        raise LossError(f"the states in {checkpoint} cannot be read ({failure_of(error)})", way_on(layer)) from error
+        raise LossError(
+            f"the states in {checkpoint} cannot be read ({failure_of(error)})", fix=way_on(layer)
+        ) from error
 
 
 def _stores(checkpoint: Path, batch: int, layer: str) -> int:
@@ -200,7 +202,7 @@ def _stores(checkpoint: Path, batch: int, layer: str) -> int:
         return int(metadata["conf"]["spark.sql.shuffle.partitions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         lost = f"{checkpoint} does not say how many state stores it has ({error!r})"
-        raise LossError(lost, way_on(layer)) from None
+        raise LossError(lost, fix=way_on(layer)) from None
 
 
 def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> None:
@@ -212,7 +214,9 @@ def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> Non
     lost = lake.storage.lost_files(spark, table)
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
-        raise LossError(f"{table} names files that are gone ({named})", mended(table, "put them back from a backup"))
+        raise LossError(
+            f"{table} names files that are gone ({named})", fix=mended(table, "put them back from a backup")
+        )
 
 
 def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
@@ -242,12 +246,12 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
     """
     for table in tables:
         if not lake.exists(spark, table):
-            raise LossError(f"{table} is gone", mended(table))
+            raise LossError(f"{table} is gone", fix=mended(table))
         refuse_lost_files(spark, lake, table)
         try:
             read_whole(lake.read(spark, table))
         except Exception as error:
-            raise LossError(f"{table} cannot be read ({failure_of(error)})", mended(table)) from error
+            raise LossError(f"{table} cannot be read ({failure_of(error)})", fix=mended(table)) from error
 
 
 def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:
@@ -268,7 +272,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
         if booked[table] and not lake.exists(spark, table):
-            raise LossError(f"{table} is gone", mended(table))
+            raise LossError(f"{table} is gone", fix=mended(table))
     gone = gone_rows(reader)
     for table in tables:
         silent = sum(part.num_rows for part in reader.batches(table, NO_MESSAGE)) if table == MESSAGES else 0
@@ -277,7 +281,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         if rows < booked[table] - removed:
             booking = f"{booked[table]}{less(removed)}"
             lost = f"{table} holds {rows} rows, the ledger says {booking}: rows were removed by hand"
-            raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
+            raise LossError(lost, fix=mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
     return gone
 
 

@@ -77,7 +77,7 @@ def read(settings: Settings, layer: str) -> Manifest:
     except (OSError, msgspec.MsgspecError) as error:
         raise LossError(
             f"{layer}: {file} cannot be read ({error}): it says which batch was half committed, and by which settings",
-            (f"{way_on(layer)}. Or by hand: " if layer == SILVER else "") + _FINISHED_BY_HAND,
+            fix=(f"{way_on(layer)}. Or by hand: " if layer == SILVER else "") + _FINISHED_BY_HAND,
         ) from None
 
 

@@ -45,7 +45,7 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
         if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
-            raise LossError(f"{table} was set back: {why}", _forward(lake.settings, table))
+            raise LossError(f"{table} was set back: {why}", fix=_forward(lake.settings, table))
 
 
 def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:

@@ -84,8 +84,8 @@ def planned(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> l
     if not len(mine) <= expected <= len(mine) + len(skipped):
         raise LossError(
             f"bronze: a batch was planned of {expected} files in {folder} up to {end['last']}, {len(mine)} are there",
-            f"Put back those that are gone, or, for one that is not to be taken, an empty file of its name and {SKIP}; "
-            "move those that came later to names behind that one",
+            fix=f"Put back those that are gone. Instead of one that is not to be read, put an empty "
+            f"file with its name and {SKIP}. Move those that came later to names behind that one",
         )
     found = (member for n, name in enumerate(mine) for member in members_of(folder / name, start["files"] + n))
     return list(_split(found))

@@ -50,7 +50,7 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
         what = (
             f"{layer}: its states cannot be read ({failure_of(error)}), so the session could not be taken out of them"
         )
-        raise LossError(what, f"Nothing was changed. {way_on(layer)}") from error
+        raise LossError(what, fix=f"Nothing was changed. {way_on(layer)}") from error
 
 
 def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str) -> None:
