@@ -18,7 +18,7 @@ from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import on_platform
+from sessionlake.spark.session import on_databricks
 from sessionlake.streaming.checkpoint import last_planned, way_on
 from sessionlake.streaming.query import LayerQuery
 
@@ -125,7 +125,7 @@ class Kinesis:
 
     def require(self) -> None:
         """See `Streamed`."""
-        if not on_platform():
+        if not on_databricks():
             raise ConfigError(
                 "bronze.source is kinesis, whose connector is part of Databricks' runtime and of no other: run bronze "
                 "there, or set bronze.source to kafka or archive here"

@@ -26,7 +26,7 @@ from sessionlake.gold.verify.rule_columns import condition, event, holds_any, mi
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import Compared, compared
+from sessionlake.spark.compare import Compared, compare_rows
 from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule], begins: Stre
         mine = log.where(F.col("rule").isin([rule.name for rule in rules])).where(can_tell)
         held = mine.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         borne = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
-        return compared(RULE_EVENTS, _IDENTITY, ["times"], held, borne)
+        return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], held, borne)
     finally:
         rows.unpersist()
 
