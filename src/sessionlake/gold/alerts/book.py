@@ -71,7 +71,11 @@ def _taken(name: str, texts: list[str | None], declared: Declared, batch: int, k
         return Taken(name, text, None, "it has no text", batch)
     found = read_text(name, text, declared)
     if isinstance(found, Rule):
-        if kept is not None and not isinstance(found.tree, Pattern) and timedelta(minutes=found.longest) >= kept:
+        if (
+            kept is not None
+            and not isinstance(found.tree, Pattern)
+            and timedelta(minutes=found.longest_minutes) >= kept
+        ):
             return Taken(name, text, None, f"its longest window is not shorter than gold.retention ({kept})", batch)
         return Taken(name, text, found, None, batch)
     return Taken(name, text, None, f"line {found.line}, column {found.column}: {found.reason}", batch)

@@ -29,8 +29,8 @@ from sessionlake.gold.batch.rows import BatchRows
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
-from sessionlake.gold.rules.batch import Batch, Row, changed
-from sessionlake.gold.rules.patterns import MATCH, sought
+from sessionlake.gold.rules.batch import Batch, LogRow, log_changes
+from sessionlake.gold.rules.patterns import MATCH, events_to_find
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.gold.tables.expiry import Expiry
@@ -77,12 +77,12 @@ class RuleStep:
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
         matches = self._matched(spark, known, new, rows.part.report.read, txn)
         batch = self._batch(spark, rows, matches, before, begun=bool(known))
-        logged = changed(known, new, batch, StoredInLake(self._lake.reader(spark)))
+        logged = log_changes(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
             *self._log(spark, [row for row in logged if row.rule.name not in fresh], txn, txn),
             *self._log(spark, [row for row in logged if row.rule.name in fresh], txn.second, txn),
         ]
-        times = pa.Table.from_pylist([{"topic": t, "ts": ts} for t, ts in sorted(batch.after.items())], TIMES)
+        times = pa.Table.from_pylist([{"topic": t, "ts": ts} for t, ts in sorted(batch.times_after.items())], TIMES)
         replace_rows(spark, self._lake, RULE_TIMES, times, txn)
         return found
 
@@ -122,8 +122,8 @@ class RuleStep:
         if read.last is None or read.first is None:
             return MATCH.empty_table()
         reader, (begin, until) = self._lake.reader(spark), _read_by(read)
-        had = sought(known)
-        wider = {event: since for event, since in sought(new).items() if event not in had or since < had[event]}
+        had = events_to_find(known)
+        wider = {event: since for event, since in events_to_find(new).items() if event not in had or since < had[event]}
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
         for events, conditions, own in ((had, (begin, until), txn), (wider, (back_to, until), txn.second)):
@@ -134,7 +134,7 @@ class RuleStep:
                 found.append(rows)
         return pa.concat_tables([MATCH.empty_table(), *found])
 
-    def _log(self, spark: SparkSession, rows: Sequence[Row], own: Txn, txn: Txn) -> list[TableOutput]:
+    def _log(self, spark: SparkSession, rows: Sequence[LogRow], own: Txn, txn: Txn) -> list[TableOutput]:
         if not rows:
             return []
         append(spark, self._lake, RULE_EVENTS, _logged(rows, txn.version), own)
@@ -154,23 +154,23 @@ def _rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table
     return as_frame(rows.spark, found).select(*columns).toArrow()
 
 
-def _logged(rows: Sequence[Row], batch: int) -> pa.Table:
+def _logged(rows: Sequence[LogRow], batch: int) -> pa.Table:
     """Rows as `gold.rule_events` has them."""
     return pa.Table.from_pylist([_logged_row(row, batch) for row in rows], _LOGGED)
 
 
-def _logged_row(row: Row, batch: int) -> dict[str, object]:
-    alert, grounds = row.logged.alert, row.logged.grounds
-    start = None if grounds is None or grounds.start_ms is None else nearest_time(grounds.start_ms)
+def _logged_row(row: LogRow, batch: int) -> dict[str, object]:
+    alert, evidence = row.change.alert, row.change.evidence
+    start = None if evidence is None or evidence.start_ms is None else nearest_time(evidence.start_ms)
     return {
         "rule": alert.rule,
         "rule_version": row.rule.version,
         **dict(zip(KEY, alert.key, strict=True)),
-        "event": RETRACTED if row.logged.retracted else alert.event,
-        "retracts": alert.event if row.logged.retracted else None,
+        "event": RETRACTED if row.change.retracted else alert.event,
+        "retracts": alert.event if row.change.retracted else None,
         "window_start": start,
         "window_end": nearest_time(alert.at_ms),
-        "values": None if grounds is None else list(grounds.values.items()),
+        "values": None if evidence is None else list(evidence.values.items()),
         "late": row.late,
         "late_ts": None if row.late_ts is None else nearest_time(row.late_ts),
         "cause": str(row.cause),

@@ -17,10 +17,10 @@ from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, key_in
-from sessionlake.gold.rules.asked import Asked, Stored
-from sessionlake.gold.rules.patterns import MATCH, Event, narrowed
-from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
+from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, key_of_row
+from sessionlake.gold.rules.patterns import MATCH, Event, filter_by_keys
+from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, slices_from_rows
+from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -31,7 +31,7 @@ _MARKS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position", "ordin
 
 
 @dataclass(frozen=True)
-class StoredInLake(Stored):
+class StoredInLake(StoredData):
     """What the lake's tables hold, read by keys and times."""
 
     reader: TableReader
@@ -45,10 +45,10 @@ class StoredInLake(Stored):
                 found[day] = found.get(day, 0) + count
         return found
 
-    def slices(self, asked: Asked) -> Slices:
-        return gathered(self._rows(asked), asked.columns, asked.keys)
+    def slices(self, asked: SliceQuery) -> Slices:
+        return slices_from_rows(self._rows(asked), asked.columns, asked.keys)
 
-    def _rows(self, asked: Asked) -> Iterator[tuple[int, pa.Table]]:
+    def _rows(self, asked: SliceQuery) -> Iterator[tuple[int, pa.Table]]:
         conditions = _conditions(asked.topics, asked.keys)
         for length, ranges in asked.ends.items():
             for low, high in ranges:
@@ -73,7 +73,7 @@ class StoredInLake(Stored):
     def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
-        return pa.concat_tables([MATCH.empty_table(), *(narrowed(_whole([batch]), keys) for batch in batches)])
+        return pa.concat_tables([MATCH.empty_table(), *(filter_by_keys(_whole([batch]), keys) for batch in batches)])
 
     def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         within = (
@@ -85,7 +85,7 @@ class StoredInLake(Stored):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
             at = ms_of(row["window_end"])
-            yield Alert(row["rule"], key_in(KEY, row), at, event), retracted
+            yield Alert(row["rule"], key_of_row(KEY, row), at, event), retracted
 
 
 def times_of_all(reader: TableReader, declared: Declared) -> StreamTimes:
