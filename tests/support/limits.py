@@ -20,7 +20,7 @@ FORCED: dict[str, dict[str, int]] = {
     "bronze.silences": {"_AT_ONCE": 1},
     "bronze.verify": {"SLICE_OFFSETS": 1},
     "operations.forgetting.search": {"_PIECE_BYTES": 64},
-    "gold.alerts.stored": {"_NAMED": 0},
+    "gold.alerts.stored": {"_MAX_FILTER_VALUES": 0},
     "gold.verify.rules": {"_AT_ONCE": 1},
     "gold.fold.outputs": {"_PAYLOAD_ROWS": 1, "FEW_CHANGES": 0},
     "gold.fold.pack": {"_TASK_ROWS": 0},

@@ -24,8 +24,8 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
-from sessionlake.gold.alerts.book import in_force, wanted
-from sessionlake.gold.alerts.stored import StoredInLake, events_in, times_of_all
+from sessionlake.gold.alerts.book import enabled_rules, recorded_rules
+from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_stream_times
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import Batch, log_changes
@@ -87,10 +87,10 @@ def _said(row: dict[str, object] | None) -> tuple[object, object] | None:
 def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
     """What `gold.rules` has, and what gold makes of it."""
     declared = declared_in(settings)
-    taken = {one.name: one for one in in_force(reader, declared)} if reader.exists(RULE_STATUS) else {}
+    taken = {one.name: one for one in recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
     rows = []
     held = list(reader.rows(RULES))
-    for one in wanted(held, declared, -1, settings.gold.retention.least):
+    for one in enabled_rules(held, declared, -1, settings.gold.retention.shortest):
         now = taken.get(one.name)
         is_taken = now is not None and (now.rule, now.error) == (one.rule, one.error)
         state = "waits for gold" if not is_taken else "stopped" if one.error else "evaluated"
@@ -117,12 +117,12 @@ def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written],
     declared = declared_in(settings)
     if not reader.exists(RULES):
         raise UsageError("there is no history to hold rules against: `sessionlake run gold` begins it")
-    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or times_of_all(reader, declared)
+    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or read_stream_times(reader, declared)
     tried = [one.rule for one in rules]
     events = events_to_find(tried)
     begun = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
-    matches = events_in(reader, list(events), declared, once, begun) if events else MATCH.empty_table()
+    matches = find_events(reader, list(events), declared, once, begun) if events else MATCH.empty_table()
     batch = Batch(times, times, pa.table({}), matches, slices_begin(reader))
     rows = log_changes([], tried, batch, _Tried(reader, matches))
     show(

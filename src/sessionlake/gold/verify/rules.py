@@ -16,7 +16,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, PARTITION, Declared, text_field
-from sessionlake.gold.alerts.book import in_force
+from sessionlake.gold.alerts.book import recorded_rules
 from sessionlake.gold.changes import changes_of, declared_in, events_of, version_read
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
@@ -41,7 +41,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     """Compares the log with what the changes that gold has read come to; None if no rule is evaluated."""
     lake, declared = Lake(settings), declared_in(settings)
     reader = lake.reader(spark)
-    taken = in_force(reader, declared) if reader.exists(RULE_STATUS) else []
+    taken = recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
     rules = [one.rule for one in taken if one.rule is not None]
     if not rules:
         return None
