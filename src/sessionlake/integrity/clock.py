@@ -255,7 +255,7 @@ class Clock:
     """The stream times of a shard's topic-partitions.
 
     Attributes:
-        lanes: Stream time and offset of each topic-partition. Its index in this list is its *lane*, which cursors store.
+        lanes: Stream time and offset of each topic-partition. Its index here is its *lane*, which cursors store.
         since: For each topic-partition with messages in the batch, its last offset before the batch.
         first_times: For each lane whose stream time became known with the batch, that first time.
     """
