@@ -172,7 +172,7 @@ def _states(
     columns, live = settings.capture.declared, dict(shard_states(spark, settings))
     for shard, chunk in rebuilt:
         state = ShardState.decode(live.get(shard, chunk), columns)
-        state.graft(ShardState.decode(chunk, columns), selection)
+        state.replace_sessions(ShardState.decode(chunk, columns), selection)
         yield shard, state.encode(columns)
 
 
