@@ -23,11 +23,11 @@ from sessionlake.gold.batch.final import make_final_anew, places_of
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import changes_read, declared_in, events_of, version_read, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.making.states import note_making
-from sessionlake.gold.references.taken import enriched_rows
+from sessionlake.gold.references.applied import enriched_frame
 from sessionlake.gold.tables.expiry import above, due, note_floors
 from sessionlake.gold.tables.notes import LOGIC, hold_feeds
 from sessionlake.protocol.arrow import dense, stamped
@@ -153,8 +153,8 @@ def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings,
 
 
 def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
-    if isinstance(product, Enriched):
-        return enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
+    if isinstance(product, EnrichedTable):
+        return enriched_frame(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
     return recomputed(changes, product, declared_in(settings))
 
 
