@@ -15,7 +15,7 @@ from sessionlake.delta.storage.interface import Limits
 FORCED: dict[str, dict[str, int]] = {
     "bronze.archive.members": {"_CHUNK": 1},
     "bronze.archive.source": {"_SPLIT_BYTES": 1},
-    "bronze.job": {"_FEW_BYTES": 0},
+    "bronze.job": {"_IN_MEMORY_BYTES": 0},
     "bronze.polls": {"_FEW_MESSAGES": 0},
     "bronze.silences": {"_AT_ONCE": 1},
     "bronze.verify": {"SLICE_OFFSETS": 1},
@@ -76,9 +76,9 @@ FORCED: dict[str, dict[str, int]] = {
 
 OTHERS: dict[str, tuple[str, ...]] = {
     "what is larger is refused, or goes to where what cannot be used is: the limit is what is promised": (
-        "bronze.archive.files._LARGEST_DIRECTORY",
-        "bronze.archive.lines.LONGEST_LINE",
-        "bronze.archive.members.LONGEST_MEMBER",
+        "bronze.archive.files._MAX_DIRECTORY_BYTES",
+        "bronze.archive.lines.MAX_LINE_BYTES",
+        "bronze.archive.members.MAX_MEMBER_BYTES",
         "gold.references.lookup._MAX_BYTES",
         "gold.rules.parse.MAX_DEPTH",
         "gold.rules.parse.MAX_WINDOW_MINUTES",
@@ -92,11 +92,11 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "silver.fold.pack._NAMED",
     ),
     "how often something is tried, or how long it is waited for": (
-        "bronze.query._TRIES",
-        "bronze.topic_book._LOOKS",
+        "bronze.query._MAX_ATTEMPTS",
+        "bronze.topic_book._MAX_LOOKS",
         "operations.forgetting.publications._TRIGGERS",
         "operations.retention.removal._TIMEOUTS",
-        "bronze.topic_rules._STEADY_LOOKS",
+        "bronze.topic_rules._DELETED_AFTER_LOOKS",
         "gold.references.lookups._MAX_DOUBLINGS",
         "gold.references.lookups._MAX_UNKNOWN_ANSWERS",
         "delta.catalog.storage._ATTEMPTS",

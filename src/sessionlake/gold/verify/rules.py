@@ -26,7 +26,7 @@ from sessionlake.gold.verify.rule_columns import condition, event, has_points, m
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import Compared, compared
+from sessionlake.spark.compare import Compared, compare_rows
 from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], beg
         mine = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
         held = mine.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         expected = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
-        return compared(RULE_EVENTS, _IDENTITY, ["times"], held, expected)
+        return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], held, expected)
     finally:
         rows.unpersist()
 
