@@ -299,5 +299,5 @@ def test_every_table_named_exists():
 
 SETTINGS = {f"{section}.{key}" for section in ("bronze", "silver", "gold") for key in
             type(getattr(Settings(), section)).model_fields}  # fmt: skip
-MADE = {"silver.busy_times", "gold.per_session_1m_final"}
-"""Tables of the processor and the product that are shown."""
+MADE = {"silver.busy_times", "gold.per_session_1m_final", "gold.placed"}
+"""Tables of the processor, the product and the enriched table that are shown."""
