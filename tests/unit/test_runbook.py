@@ -15,7 +15,7 @@ from sessionlake.cli.app import INTERRUPTED
 from support.docs import ROOT
 
 PACKAGE = Path(sessionlake.__file__).parent
-PAGE = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "runbook.md").read_text(encoding="utf-8")
 
 
 def headed(pattern: str) -> list[str]:

@@ -197,7 +197,11 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         (
             Column("reference", "string", "Name of the reference table, without its schema"),
             Column("key", "string", "JSON array of the key's values"),
-            Column("error", "string", "Kind of failure, such as unknown, answer, raised or table (docs/enrichment.md)"),
+            Column(
+                "error",
+                "string",
+                "Kind of failure, such as unknown, answer, raised or table (docs/how-to/enrich-changes.md)",
+            ),
             Column("reason", "string", "The same in words"),
             Column("attempts", "int", "Number of requests for the key without success"),
             Column("failed_at", "timestamp", "Wall-clock time of the last request"),

@@ -38,7 +38,11 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         (
             TOPIC,
             Column("generation", "int", "0, and one more each time that a topic of this name was begun again"),
-            Column("state", "string", "active, inactive, deleted, recreated, cut or forgotten (docs/topics.md)"),
+            Column(
+                "state",
+                "string",
+                "active, inactive, deleted, recreated, cut or forgotten (docs/how-to/handle-topic-changes.md)",
+            ),
             Column("topic_id", "string", "Kafka's id of the topic; null if the broker gives none"),
             Column("first_seen", "timestamp", "Wall-clock time at which bronze first saw the generation"),
             Column(

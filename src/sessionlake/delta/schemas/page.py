@@ -19,11 +19,11 @@ _HEAD = """\
 
 Every table that each lake has, schema by schema. Storage has the same texts as comments of tables and columns, which
 `DESCRIBE` shows. Tables that a configuration declares (processors' tables, gold's products, enriched and reference
-tables) have such comments, too. Gold's two views are described in [gold](../gold.md).
+tables) have such comments, too. Gold's two views are described in [gold](gold.md).
 
 *Written by* names the module that usually commits the table's rows. Rebuilds, recovery, forgetting and retention also
-replace or remove rows: see [operations](../operations.md). Timestamps are instants, in UTC. Stream time, session, life,
-epoch and the project's other words are in the [glossary](../glossary.md). Only tables in a catalog are clustered.
+replace or remove rows. Timestamps are instants, in UTC. Stream time, session, life, epoch and the project's other words
+are in the [glossary](glossary.md). Only tables in a catalog are clustered.
 
 This page is made from the definitions in [`delta/schemas/`](../../src/sessionlake/delta/schemas): run `make tables`
 after a change.
