@@ -18,7 +18,7 @@ from sessionlake.gold.references.lookup import lookup_of
 from sessionlake.gold.references.lookups import Lookups
 from sessionlake.gold.references.step import EnrichStep
 from sessionlake.gold.references.taken import TakenRows
-from sessionlake.gold.tables.notes import mark_incomplete, whole
+from sessionlake.gold.tables.notes import complete_tables, mark_incomplete
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import own_session
 from sessionlake.streaming.errors import explain
@@ -45,7 +45,7 @@ def make_ready(spark: SparkSession, lake: Lake, settings: Settings) -> None:
         if not there or lake.storage.columns(spark, one.taken) != dict(taken_columns(one)):
             resting = [table for table, _ in joins_of(tables, one)]
             # Where it is lost, a table of other logic is not made anew without being asked for.
-            for table in resting if there else whole(spark, lake, resting):
+            for table in resting if there else complete_tables(spark, lake, resting):
                 mark_incomplete(spark, lake, table)
             if there:
                 lake.drop(spark, one.taken)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import Groups
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, with_order
 from sessionlake.gold.aggregate.sources import PARTITION, Declared, text_field, value_field
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, Grounds, key_in
 from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
@@ -75,7 +75,7 @@ class Event:
         Args:
             changes: `MARKS`, whether a row was `deleted`, and the declared columns (see `Declared`).
         """
-        of, changes = selection(self.condition), in_order(changes)
+        of, changes = selection(self.condition), with_order(changes)
         found = _each(changes["topic"], of.has_topic) & _met(self.condition, changes, declared)
         if of.rows:
             found &= _each(changes["row_id"], of.has_row)
