@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.state import ShardState, other_column
-from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
-from sessionlake.processors.shard import MessageProcessor
+from sessionlake.integrity.state import ShardState, changed_column
+from sessionlake.processors.memory import ProcessorMemory, shards_of
+from sessionlake.processors.shard import MessageByMessage
 from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split
@@ -61,7 +61,7 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
         LakeError: A state cannot be read.
     """
     judging, memory = split(state)
-    if (other := other_column(judging, processor.columns)) is not None:
+    if (other := changed_column(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(
             f"processor {name}: its states were written with a column {other}, which capture.columns no longer has "

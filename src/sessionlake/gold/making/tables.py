@@ -33,7 +33,7 @@ from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import dense, stamped
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import compared
+from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import EachBatch, map_groups
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.handover import next_batch
@@ -164,7 +164,7 @@ def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> s
     """The first row that is other than in the live table; None, too, where that was empty."""
     if live.isEmpty():
         return None
-    return compared(product.table, product.row_keys, product.results, live, rows).first
+    return compare_rows(product.table, product.row_keys, product.results, live, rows).first
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:

@@ -20,7 +20,7 @@ from sessionlake.gold.references.step import EnrichStep
 from sessionlake.gold.references.taken import TakenRows
 from sessionlake.gold.tables.notes import complete_tables, mark_incomplete
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import own_session
+from sessionlake.spark.session import separate_session
 from sessionlake.streaming.errors import explain
 from sessionlake.streaming.query import LayerQuery
 
@@ -72,7 +72,7 @@ class References:
         taken = TakenRows(lake, references)
         lookups = _lookups(spark, lake, settings, tables) if asks else []
         self.step = EnrichStep(lake, tables, taken, [one.note for one in lookups])
-        mine = own_session(spark) if references else spark
+        mine = separate_session(spark) if references else spark
         self._corrections = Corrections(mine, lake, references, tables, taken)
         self._corrections.begin()
         self.beside: list[Beside] = []
@@ -94,7 +94,7 @@ def _lookups(spark: SparkSession, lake: Lake, settings: Settings, tables: Sequen
         if lookup is not None and joins_of(tables, one):
             lake.ensure(spark, [LOOKUP_FAILURES])
             client = lookup_of(lookup, f"gold.references.{one.name}")
-            found.append(Lookups(own_session(spark), lake, one, lookup, client, tables))
+            found.append(Lookups(separate_session(spark), lake, one, lookup, client, tables))
     return found
 
 

@@ -30,7 +30,7 @@ from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import Compared, compared, size_of
+from sessionlake.spark.compare import Compared, compare_rows, magnitude_column
 from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             if table.lateness_ms is not None:
                 late.append(_late(events.where(is_late(table)), table))
         rows = lake.read_near(spark, table.table)
-        found.append(compared(table.table, table.row_keys, table.results, rows, truth))
+        found.append(compare_rows(table.table, table.row_keys, table.results, rows, truth))
         for final in finals_of([table]):
             # What is gone of either is not compared: of a topic-partition that lags, a row may go before it is final.
             gone = [floors.get(one, {}) for one in (table.table, final.table)]
@@ -73,11 +73,11 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
                 without_expired(side, *gone)
                 for side in (lake.read_near(spark, final.table), _final(truth, changes, final))
             )
-            found.append(compared(final.table, final.row_keys, table.results, rows, truth))
+            found.append(compare_rows(final.table, final.row_keys, table.results, rows, truth))
     if late:
         stored = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
-        found.append(compared(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
+        found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
         found.append(verify_restatements(spark, lake, averages, numbers))
     found += verify_references(spark, lake, settings, tables)
@@ -86,7 +86,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
 
 
 def by_sql(events: DataFrame, product: Product) -> DataFrame:
-    """The product's results, and `size_of` the name of one for how large the numbers were that it came from."""
+    """Returns the product's results. For sums it adds the column `magnitude_column`."""
     from pyspark.sql import functions as F
 
     if product.bucket_ms is not None:
@@ -95,7 +95,7 @@ def by_sql(events: DataFrame, product: Product) -> DataFrame:
         events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
     made = {name: one.sql() for name, one in product.aggregates.items()}
     sizes = {name: one.magnitude() for name, one in product.aggregates.items()}
-    made |= {size_of(name): size for name, size in sizes.items() if size is not None}
+    made |= {magnitude_column(name): size for name, size in sizes.items() if size is not None}
     keys = [*product.fields.values()]
     # Results get their names last: in an aggregation, the name of one result means that one to the others.
     unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
@@ -140,5 +140,5 @@ def _averages(points: DataFrame, series: RollingAverage) -> DataFrame:
     average = F.when(shown, F.avg("value").over(last))
     return with_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
-        F.avg(F.abs("value")).over(last).alias(size_of("average")),
+        F.avg(F.abs("value")).over(last).alias(magnitude_column("average")),
     )  # fmt: skip
