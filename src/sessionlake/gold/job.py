@@ -117,8 +117,8 @@ def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> di
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         reset_rules(spark, lake)
-    others = whole(spark, lake, tables_of(settings))
-    missed = left_out(spark, lake, others)  # the next start makes these anew
+    others = complete_tables(spark, lake, tables_of(settings))
+    missed = skipped_tables(spark, lake, others)  # the next start makes these anew
     others = [one for one in others if one not in missed]
     if last_planned(settings.checkpoint(LAYER)) is not None:
         _start_stream(spark, lake, others, once=True, asks=False).wait()

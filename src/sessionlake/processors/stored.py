@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState, changed_column
-from sessionlake.processors.memory import ProcessorMemory, shards_of
-from sessionlake.processors.shard import MessageByMessage
+from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
+from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split

@@ -26,18 +26,18 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     Raises:
         LakeError: The processor stopped within a batch, or its source lacks rows.
     """
-    first = f"run `sessionlake run processor {own.name} --once` first"
-    if not Lake(settings).exists(spark, own.into):
-        return f"{own.into} is not compared: it is yet to be made; {first}"
-    table = KeyedTable(spark, settings, own)
-    if not table.is_whole(spark):
-        return f"{own.into} is not compared: it is to be made anew, by `sessionlake rebuild {own.into}`"
-    now = table.lake.latest_version(spark, own.source)
-    if _has_unread(spark, settings, table, own, now):
-        return f"{own.into} is not compared: {own.source} has rows that it has yet to read; {first}"
-    work = ByProduct(own, table.lake.storage.columns(spark, own.source))
-    truth = work.truth(table.source(spark, now))
-    return compare_rows(own.into, work.keys, work.product.results, table.lake.read_near(spark, own.into), truth)
+    first = f"Run `sessionlake run processor {config.name} --once` first"
+    if not Lake(settings).exists(spark, config.into):
+        return f"{config.into} is not compared: it does not exist yet. {first}"
+    table = KeyedTable(spark, settings, config)
+    if not table.is_current(spark):
+        return f"{config.into} is not compared: it is incomplete. Run `sessionlake rebuild {config.into}`"
+    now = table.lake.latest_version(spark, config.source)
+    if _has_unread(spark, settings, table, config, now):
+        return f"{config.into} is not compared: {config.source} has rows that it has not read yet. {first}"
+    work = ByProduct(config, table.lake.storage.columns(spark, config.source))
+    truth = work.truth(table.read_source(spark, now))
+    return compare_rows(config.into, work.keys, work.product.results, table.lake.read_near(spark, config.into), truth)
 
 
 def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, now: int) -> bool:

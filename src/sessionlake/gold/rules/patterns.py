@@ -80,7 +80,7 @@ class Event:
                 under the
                 names that `Declared` gives them.
         """
-        of, changes = selection(self.condition), in_order(changes)
+        of, changes = selection(self.condition), with_order(changes)
         found = map_distinct(changes["topic"], of.has_topic) & _meets(self.condition, changes, declared)
         if of.rows:
             found &= map_distinct(changes["row_id"], of.has_row)
