@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
 from sessionlake.gold.declared.comments import product_comments
 from sessionlake.gold.declared.tables import product_of
-from sessionlake.gold.verify.tables import by_sql
+from sessionlake.gold.verify.tables import expected_rows
 from sessionlake.processors.computation import (
     Computation,
     compute_groups,
@@ -124,7 +124,7 @@ class ByProduct(Computation):
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
         place = F.row_number().over(Window.partitionBy(*map(quote, fields)).orderBy(*order))
-        return by_sql(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
+        return expected_rows(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
 
     def _needed(self) -> dict[str, Column]:
         """Returns the source columns that aggregates read, by the names that events give them."""

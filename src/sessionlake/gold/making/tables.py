@@ -23,11 +23,11 @@ from sessionlake.gold.batch.final import latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import declared_in, events_of, read_changes, version_read, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.making.states import restart_states
-from sessionlake.gold.references.taken import enriched_rows
+from sessionlake.gold.references.applied import enriched_frame
 from sessionlake.gold.tables.expiry import due_floors, store_floors, without_expired
 from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import dense, stamped
@@ -155,8 +155,8 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
 
 
 def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
-    if isinstance(product, Enriched):
-        return enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
+    if isinstance(product, EnrichedTable):
+        return enriched_frame(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
     return recompute_rows(changes, product, declared_in(settings))
 
 
