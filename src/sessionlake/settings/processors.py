@@ -20,6 +20,7 @@ class ProcessorSettings(Section):
     model_config = ConfigDict(populate_by_name=True)
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    """Names the processor and its table."""
     target: str = Field(alias="class", min_length=1)
     """An entry point of the group `sessionlake.processors`, or `module:Class`."""
     topics: Regex = ".*"
@@ -41,6 +42,7 @@ class ProcessorSettings(Section):
     max_records_per_call: int = Field(100_000, gt=0)
     """Most records and timers of one message or timer."""
     trigger: Duration = timedelta(seconds=1)
+    """How long after the start of a batch the next one starts."""
 
     @property
     def into(self) -> str:
