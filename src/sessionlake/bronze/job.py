@@ -39,12 +39,12 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_tables
-from sessionlake.streaming.manifest import note_going_on
+from sessionlake.streaming.manifest import clear_stop
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class _BronzeBatch:
         self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
         self._book.advance(_ranges(planned))  # offsets without a message are read, too
         if not self._has_gone_on:
-            note_going_on(self._settings, LAYER)
+            clear_stop(self._settings, LAYER)
             self._has_gone_on = True
         if self._on_batch:
             self._on_batch(entry)
@@ -268,7 +268,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     """
     if generation.app_id is None:
         return False
-    recorded, batch = require_as_new(spark, lake, generation), generation.newest
+    recorded, batch = require_as_new(spark, lake, generation), generation.last_planned_batch
     if batch is None or recorded == batch:
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in latest(read_topics(spark, lake)).items()}
@@ -294,7 +294,7 @@ def require_as_new(spark: SparkSession, lake: Lake, generation: Generation) -> i
         raise LossError(
             f"the checkpoint {generation.folder} goes on with batch {generation.next_batch}, the tables hold batches "
             f"up to {recorded}: it is older than they are",
-            fix=way_on(LAYER),
+            fix=recovery_hint(LAYER),
         )
     return recorded
 

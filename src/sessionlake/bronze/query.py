@@ -128,7 +128,7 @@ class BronzeQuery(LayerQuery):
         on_wait: Callable[[str], None],
         locate: Callable[[BaseException, Generation], SessionlakeError | None] = lambda *_: None,
     ) -> None:
-        super().__init__(layer, str(generations.present.folder))
+        super().__init__(layer, str(generations.current.folder))
         self._generations = generations
         self._book = book
         self._source = source
@@ -291,7 +291,7 @@ class BronzeQuery(LayerQuery):
         begins = number == failed_in and number > 0 and start.positions is not None
         if not (halt.of_kafka or begins):
             return False
-        at = number, start.generation.newest
+        at = number, start.generation.last_planned_batch
         self._tries = self._tries + 1 if self._tried == at else 1
         self._tried = at
         return self._tries <= _TRIES
@@ -310,7 +310,7 @@ class BronzeQuery(LayerQuery):
         """Brings topics, subscription and checkpoint together; whether topics call for another start than the last."""
         if self._batches is not None:
             self._batches.retire()
-        generation = self._generations.present
+        generation = self._generations.current
         self._generations.remove_superseded()
         settled = self._settle(generation)
         self._book.look()
@@ -323,7 +323,7 @@ class BronzeQuery(LayerQuery):
         if begun and not offsets.goes_on_at(positions, ends, settled=settled):
             as_before = settled and offsets.ended_at(positions)
             left, begun = generation, False
-            generation = self._generations.begin(left.next_batch, left.app_id)
+            generation = self._generations.start_new(left.next_batch, left.app_id)
             if not settled:
                 self._give_up(left)
                 if self._settle(left):  # it has come meanwhile, by another process

@@ -36,7 +36,7 @@ from sessionlake.ledger.silences import messages_of, silences
 from sessionlake.protocol.silence import Silence, decode, encode
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,7 +157,7 @@ class Silences:
 
     def _note(self) -> None:
         """Notes the last silences beside the checkpoint. One that is not, since the process died, may be told again."""
-        write_whole(self._notes, encode(self._noted.values()))
+        write_atomically(self._notes, encode(self._noted.values()))
 
     def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
         """Whether a silence before the offset `end` is to be told, for the first time or for the second."""

@@ -76,7 +76,7 @@ def explain_unreadable(
     Args:
         shifts: offset in bronze less that in Kafka, of topics where it is not 0.
     """
-    batch = generation.newest
+    batch = generation.last_planned_batch
     if batch is None or not is_unreadable(error):
         return None
 

@@ -119,11 +119,11 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     refuse_fresh_checkpoint(spark, lake, settings, own.layer)
     discard_building(settings, rebuild_of(own))
     _refuse_filled(spark, lake, own)
-    checkpoint, begin = settings.checkpoint(own.layer), handover.in_force(settings, own.layer)
+    checkpoint, begin = settings.checkpoint(own.layer), handover.read_active(settings, own.layer)
     require_readable_states(spark, settings, own.layer, processor)
     fold = fold_of(spark, lake, processor)
     if begin is not None:
-        fold = handover.HandedOver(fold, str(handover.folder(settings, own.layer)))
+        fold = handover.ResumedFold(fold, str(handover.active_folder(settings, own.layer)))
     first_batch = begin.first_batch if begin else 0
     log = offset_log(spark, lake, settings, own.layer, first_batch)
     times = StreamTimesLog.begin(spark, settings, own.layer, log.ends)
@@ -140,8 +140,8 @@ def _refuse_filled(spark: SparkSession, lake: Lake, own: ProcessorSettings) -> N
     Raises:
         LossError: naming the table.
     """
-    begun = Generations(lake.settings.checkpoint(own.layer), own.layer).present.app_id is not None
-    if not begun and handover.in_force(lake.settings, own.layer) is None and lake.reader(spark).any(own.into):
+    begun = Generations(lake.settings.checkpoint(own.layer), own.layer).current.app_id is not None
+    if not begun and handover.read_active(lake.settings, own.layer) is None and lake.reader(spark).any(own.into):
         raise LossError(
             f"{own.into} holds rows already, though {own.layer} has yet to begin: running on would add all once more",
             fix=f"`sessionlake rebuild processor:{own.name}` makes it of all of bronze; or name another table",

@@ -40,8 +40,14 @@ from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import can_be_told, is_ahead, other_column, place_read, table_id
-from sessionlake.streaming.stores import put_aside as put_checkpoint_aside
+from sessionlake.streaming.source_columns import (
+    can_read_last_version,
+    changed_column,
+    is_ahead_of_table,
+    last_planned_offset,
+    table_id,
+)
+from sessionlake.streaming.stores import archive_folders as put_checkpoint_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,7 +118,7 @@ class KeyedTable:
         if logic is None:
             self.refuse_other_key(spark)
         elif not self.is_whole(spark):
-            begun = Generations(self._settings.checkpoint(own.layer), own.layer).present.app_id is not None
+            begun = Generations(self._settings.checkpoint(own.layer), own.layer).current.app_id is not None
             if begun or (lake.exists(spark, own.into) and lake.reader(spark).any(own.into)):
                 raise LakeError(
                     f"{own.into} was made by other logic (now {logic}), or is not whole: "
@@ -128,9 +134,14 @@ class KeyedTable:
         of which it cannot be told, since the table was put back from a backup or what it has read last is gone.
         """
         own, checkpoint = self._own, self._settings.checkpoint(self._own.layer)
-        read, place = place_read(checkpoint), (spark, self.lake, own.source, checkpoint)
+        read, place = last_planned_offset(checkpoint), (spark, self.lake, own.source, checkpoint)
         of_another = read is not None and read.table != table_id(spark, self.lake, own.source)
-        if of_another or is_ahead(*place) or not can_be_told(*place) or other_column(*place) is not None:
+        if (
+            of_another
+            or is_ahead_of_table(*place)
+            or not can_read_last_version(*place)
+            or changed_column(*place) is not None
+        ):
             put_checkpoint_aside(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def begin_anew(self, spark: SparkSession) -> None:
@@ -197,13 +208,13 @@ def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, on
     table = KeyedTable(spark, settings, own)
     table.begin(spark)
     _refuse_older_checkpoint(table.lake.reader(spark), settings, own)
-    other = other_column(spark, table.lake, own.source, settings.checkpoint(own.layer))
+    other = changed_column(spark, table.lake, own.source, settings.checkpoint(own.layer))
     if other is not None:
         raise LakeError(
             f"{own.layer}: {own.source} had a column {other} when it was read last, and does not have it so any more: "
             f"run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now"
         )
-    if is_ahead(spark, table.lake, own.source, settings.checkpoint(own.layer)):
+    if is_ahead_of_table(spark, table.lake, own.source, settings.checkpoint(own.layer)):
         raise LossError(
             f"{own.layer} has read versions of {own.source} that are gone: it was put back from a backup",
             fix=f"Run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now",
@@ -221,7 +232,7 @@ def _refuse_older_checkpoint(reader: TableReader, settings: Settings, own: Proce
         LossError: the ledger has batches behind those of the checkpoint.
     """
     checkpoint = settings.checkpoint(own.layer)
-    app_id, planned = Generations(checkpoint, own.layer).present.app_id, last_planned(checkpoint)
+    app_id, planned = Generations(checkpoint, own.layer).current.app_id, last_planned(checkpoint)
     recorded = None if app_id is None else last_batch(reader, own.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(

@@ -11,7 +11,7 @@ from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.spark.compare import Compared, compared
-from sessionlake.streaming.handover import taken_in
+from sessionlake.streaming.handover import last_version_read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def verify_product(spark: SparkSession, settings: Settings, own: ProductProcesso
 def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, own: ProductProcessor, now: int) -> bool:
     """Whether rows came or changed behind the last version that was read: not every version has some."""
     feed = table.lake.storage.properties(spark, own.source).get(CHANGE_FEED) == "true"
-    version = taken_in(settings, own.layer, feed=feed)
+    version = last_version_read(settings, own.layer, feed=feed)
     if version is None:
         return not table.source(spark, now).isEmpty()
     if version >= now:
