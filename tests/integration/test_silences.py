@@ -83,7 +83,7 @@ class _Later:
 
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     """Bronze takes it to be so much later."""
-    monkeypatch.setattr("sessionlake.bronze.silences._now", _Later(by))
+    monkeypatch.setattr("sessionlake.bronze.silences._current_moment", _Later(by))
 
 
 @pytest.mark.soak
@@ -133,7 +133,7 @@ def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_ne
         assert [one.partition for one, _ in watch.found()] == [0, 1, 2]
         watch.advance([OffsetRange(topic, 0, 3, 3, 1)])
         with monkeypatch.context() as set_forward:
-            set_forward.setattr("sessionlake.bronze.silences._now", _Later(48 * HOUR, steady=2.5 * HOUR))
+            set_forward.setattr("sessionlake.bronze.silences._current_moment", _Later(48 * HOUR, steady=2.5 * HOUR))
             assert [one.partition for one, _ in watch.found()] == [1, 2]
         world.send("t", 3, 1, partition=1)
         found = watch.found()
@@ -175,6 +175,7 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
     assert_exact(world)
 
 
+@pytest.mark.soak
 def test_a_partition_of_a_topic_that_was_made_anew_without_it_falls_silent_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

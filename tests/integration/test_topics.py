@@ -137,7 +137,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
     world, monkeypatch
 ):
     world.create_and_read_until(power_cut_before="Ledger.write", monkeypatch=monkeypatch)  # the ledger row
-    with pytest.raises(TopicChangedError, match=rf"{world.name('a')} was deleted and created anew.*up to offset 2"):
+    with pytest.raises(TopicChangedError, match=rf"{world.name('a')} was deleted and created again.*up to offset 2"):
         world.run(world.settings)
     assert (world.state("a"), world.offsets("a")) == (TopicState.RECREATED, [0, 0, 1, 1, 2])
 
@@ -198,7 +198,7 @@ def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_
     world.delete("b")
     world.create("b")
     world.send("b", 3, 7)
-    with pytest.raises(TopicChangedError, match=rf"{world.name('b')} was deleted and created anew.*up to offset 2"):
+    with pytest.raises(TopicChangedError, match=rf"{world.name('b')} was deleted and created again.*up to offset 2"):
         world.run(world.settings)
     assert world.offsets("b") == [0, 1, 2]
 
@@ -215,6 +215,7 @@ def test_a_planned_batch_that_a_topic_made_anew_does_not_reach_to_is_planned_ane
     world.assert_one_query_read_everything_once(a=3)
 
 
+@pytest.mark.soak
 def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_of_it(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 3)
@@ -290,7 +291,7 @@ def power_cut(*_: Any) -> None:
 
 @pytest.mark.soak
 def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topic_speaks_again(world, monkeypatch):
-    monkeypatch.setattr("sessionlake.bronze.topic_book._SLOW_SECONDS", 0.5)
+    monkeypatch.setattr("sessionlake.bronze.topic_book._IDLE_CHECK_SECONDS", 0.5)
     for topic in ("gone", "stays", "quiet"):
         world.create(topic)
     world.send("quiet", 0, 2)
@@ -379,6 +380,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
     world.assert_one_query_read_everything_once(a=6, b=4, c=5)
 
 
+@pytest.mark.soak
 def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monkeypatch):
     world.send("a", 0, 3)
     world.dies("staged", world.settings, monkeypatch)
@@ -387,6 +389,7 @@ def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monk
     world.assert_one_query_read_everything_once(a=3, b=2)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(world, monkeypatch, partitions):
     world.send("a", 0, 3)
@@ -433,7 +436,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
 def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told(world, monkeypatch):
     """As by a cluster whose brokers do not all know of a topic yet."""
     monkeypatch.setattr("sessionlake.bronze.query._PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("sessionlake.bronze.query._TRIES", 2)
+    monkeypatch.setattr("sessionlake.bronze.query._MAX_ATTEMPTS", 2)
     real, refused = query.starting_offsets, iter(range(9))
     for topic in ("a", "b"):
         world.send(topic, 0, 3)

@@ -18,16 +18,16 @@ from sessionlake.gold.aggregate.order import (
     SESSION_MARK,
     TURN,
     OnceTopics,
-    in_turn,
     session_marks,
     with_sessions,
+    with_turn,
 )
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.fold.pack import ChangePacker, owners_of
-from sessionlake.gold.rules.patterns import MATCH, alerts, events_of
-from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
+from sessionlake.gold.rules.patterns import MATCH, evaluate_pattern, pattern_events
+from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.settings.capture import CaptureSettings
 from unit.test_points import _SCHEMA, METRICS, SERIES, Gold, change, left_sum
 
@@ -122,7 +122,7 @@ FIRST_AND_LAST = Product(
 def product_rows(product: Product, changes: Sequence[Change], rnd: random.Random) -> list[Change]:
     held = product.schema().empty_table()
     for batch in cut(changes, rnd):
-        part = product.of_changes(in_turn(pa.Table.from_pylist(list(batch), SCHEMA), ONCE), DECLARED)
+        part = product.of_changes(with_turn(pa.Table.from_pylist(list(batch), SCHEMA), ONCE), DECLARED)
         merged = {tuple(row[name] for name in product.row_keys): row for row in held.to_pylist()}
         merged |= {tuple(row[n] for n in product.row_keys): row for row in product.merged(part, held).to_pylist()}
         held = pa.Table.from_pylist([*merged.values()], product.schema())
@@ -160,15 +160,15 @@ PATTERNS = [
 
 
 def alerts_of(rule: Rule, changes: Sequence[Change]) -> set[Any]:
-    table = in_turn(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
+    table = with_turn(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
     table = table.append_column("deleted", pa.array([False] * table.num_rows))
-    matches = pa.concat_tables([MATCH.empty_table(), *(one.matches(table, DECLARED) for one in events_of(rule))])
-    return {*alerts(rule, matches, 0, 10**9)}
+    matches = pa.concat_tables([MATCH.empty_table(), *(one.matches(table, DECLARED) for one in pattern_events(rule))])
+    return {*evaluate_pattern(rule, matches, 0, 10**9)}
 
 
 @pytest.mark.parametrize(("when", "by"), PATTERNS)
 def test_patterns_of_shuffled_messages_raise_what_those_of_ordered_ones_raise(when: str, by: list[str]) -> None:
-    rule = rule_of(RuleSettings.model_validate({"name": "own", "when": when, "by": by}), DECLARED)
+    rule = compile_rule(RuleSettings.model_validate({"name": "own", "when": when, "by": by}), DECLARED)
     rnd, raised = random.Random(2), 0
     for _ in SEEDS:
         sent = messages(rnd)
@@ -183,9 +183,9 @@ def test_changes_of_other_classes_go_by_position(integrity: str) -> None:
     other = OnceTopics(CaptureSettings.model_validate({"integrity": integrity}))
     assert not other.may_be_any
     rows = pa.Table.from_pylist([change("s", "r", 7, 0, price=1.0) | {LIFE: 5, SEQ: 3}], SCHEMA)
-    [row] = in_turn(rows, other).select([LIFE, TURN]).to_pylist()
+    [row] = with_turn(rows, other).select([LIFE, TURN]).to_pylist()
     assert row == {LIFE: NO_LIFE, TURN: 7}
-    assert with_sessions(in_turn(rows, other))[SESSION_MARK].to_pylist() == [None]
-    [row] = in_turn(rows, ONCE).select([LIFE, TURN]).to_pylist()
+    assert with_sessions(with_turn(rows, other))[SESSION_MARK].to_pylist() == [None]
+    [row] = with_turn(rows, ONCE).select([LIFE, TURN]).to_pylist()
     assert row == {LIFE: 5, TURN: 3}
-    assert with_sessions(in_turn(rows, ONCE))[SESSION_MARK].to_pylist() == session_marks(pa.array(["s"])).tolist()
+    assert with_sessions(with_turn(rows, ONCE))[SESSION_MARK].to_pylist() == session_marks(pa.array(["s"])).tolist()

@@ -74,7 +74,7 @@ def test_a_note_that_cannot_be_read_is_named_with_what_to_do_and_stays(settings,
     note = Path(f"{settings.checkpoint('silver')}.json")
     note.write_text(content)
     with (
-        pytest.raises(LakeError, match=r"silver.json cannot be read .*recover silver.*backup.*remove the file and run again"),
+        pytest.raises(LakeError, match=r"silver.json cannot be read .*recover silver.*backup.*remove the file and run"),
         committing(settings, "silver", 3, "a", RANGES),
     ):
         pytest.fail("begun")

@@ -117,7 +117,7 @@ _decoder = msgspec.msgpack.Decoder(_EncodedSegments)
 
 
 def encode_segments(segments: Segments) -> bytes:
-    """Encodes segments compactly: a few bytes each, as every second offset can be missing (transactions, compaction)."""
+    """Encodes segments in a few bytes each: there are many where offsets are missing (transactions, compaction)."""
     columns = np.stack([getattr(segments, name) for name in _FIELDS])
     known = np.stack([segments.before, segments.since])
     silent = np.stack([getattr(segments, name) for name in _SILENT])

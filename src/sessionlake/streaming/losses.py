@@ -20,8 +20,8 @@ from sessionlake.ledger.retained import heads
 from sessionlake.ledger.silences import NO_MESSAGE
 from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import failure_of
-from sessionlake.spark.frames import read_whole
+from sessionlake.spark.failures import parse_failure
+from sessionlake.spark.frames import read_all_columns
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, read_planned, recovery_hint
 from sessionlake.streaming.generations import Generations, require_intact_checkpoint
@@ -189,10 +189,10 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     if committed is None:
         return
     try:
-        read_whole(read_states(spark, checkpoint, committed))
+        read_all_columns(read_states(spark, checkpoint, committed))
     except Exception as error:
         raise LossError(
-            f"the states in {checkpoint} cannot be read ({failure_of(error)})", fix=recovery_hint(layer)
+            f"the states in {checkpoint} cannot be read ({parse_failure(error)})", fix=recovery_hint(layer)
         ) from error
 
 
@@ -238,7 +238,7 @@ def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None
             lake.storage.lost_files(spark, table)
         except Exception as error:
             raise LakeError(
-                f"the log of {table} cannot be read: {failure_of(error)}",
+                f"the log of {table} cannot be read: {parse_failure(error)}",
                 fix=f"Run this again. If the error stays, remove the table ({lake.identifier(table)}) and run this "
                 "again, which makes it from the start",
             ) from error
@@ -255,9 +255,9 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
             raise LossError(f"{table} is gone", fix=repair_hint(table))
         refuse_lost_files(spark, lake, table)
         try:
-            read_whole(lake.read(spark, table))
+            read_all_columns(lake.read(spark, table))
         except Exception as error:
-            raise LossError(f"{table} cannot be read ({failure_of(error)})", fix=repair_hint(table)) from error
+            raise LossError(f"{table} cannot be read ({parse_failure(error)})", fix=repair_hint(table)) from error
 
 
 def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.spark.session import on_platform
+from sessionlake.spark.session import on_databricks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ def archive_folders(spark: SparkSession, lake: Lake, folders: Iterable[Path], re
         ClaimedError: Another process has taken over a claim of this process.
     """
     existing = [folder for folder in folders if folder.exists()]
-    if existing and (on_platform() or not _in_one_process(spark)):
+    if existing and (on_databricks() or not _in_one_process(spark)):
         jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
         time.sleep(_WAITED_INTERVALS * upkeep / 1000)
