@@ -14,7 +14,7 @@ import msgspec
 
 from sessionlake.errors import LakeError
 from sessionlake.processors.api import Processor
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.chunk import is_chunk
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import TopicPartition
@@ -111,14 +111,14 @@ def without(stored: bytes, topic: str, session_id: str) -> bytes:
     """A memory without the sessions of a topic that have an id, whatever their partitions."""
     found, memory = _open(stored), ProcessorMemory.decode(stored)
     for key in [*memory.sessions]:
-        if parts_of_key(key)[::2] == (topic, session_id):
+        if split_session_key(key)[::2] == (topic, session_id):
             del memory.sessions[key]
     return memory.encode(found.processor, found.shards)
 
 
 def due_of(key: str, kept: Kept, session_timeout: int) -> tuple[TopicPartition, int]:
     """A session's topic-partition, and the stream time past which it has something to do. Times in ms."""
-    topic = parts_of_key(key)[0]
+    topic = split_session_key(key)[0]
     return (topic, kept.partition), min([kept.last + 2 * session_timeout, *kept.timers.values()])
 
 
@@ -130,7 +130,7 @@ def next_due(sessions: Mapping[str, Kept], timeout_of: Callable[[str], int]) -> 
     """
     found: dict[TopicPartition, int] = {}
     for key, kept in sessions.items():
-        lane, time = due_of(key, kept, timeout_of(parts_of_key(key)[0]))
+        lane, time = due_of(key, kept, timeout_of(split_session_key(key)[0]))
         found[lane] = min(found.get(lane, time), time)
     return found
 

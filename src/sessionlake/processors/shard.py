@@ -26,7 +26,7 @@ from sessionlake.processors.outputs import (
     write_report,
 )
 from sessionlake.processors.session import Life, Limits, ProcessorStoppedError, Results, Workings, workings
-from sessionlake.protocol.arrow import codes, parts_of_key, session_keys
+from sessionlake.protocol.arrow import dictionary_codes, session_keys, split_session_key
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -144,7 +144,7 @@ class _ShardBatch:
 
     def _follow(self, key: str, spans: list[_LifeSpan], applied: _Applied) -> None:
         """Follows a session from life to life."""
-        topic, _, session_id = parts_of_key(key)
+        topic, _, session_id = split_session_key(key)
         kept = self.memory.sessions.pop(key, None)
         if kept is not None and (not spans or spans[0].life != kept.life):
             spans = [_LifeSpan(kept.life, kept.partition, kept.last, kept.last, kept.last), *spans]
@@ -177,7 +177,7 @@ class _ShardBatch:
         judged, released = self._judged, self._judged.released
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
         arrived = arrived[arrived >= released]
-        owner = codes(self._keys)[0][arrived]
+        owner = dictionary_codes(self._keys)[0][arrived]
         life = judged.outcome.life[arrived]
         starts = np.flatnonzero(np.append(True, (np.diff(owner) != 0) | (np.diff(life) != 0))[: len(arrived)])
         first, last = arrived[starts], arrived[np.append(starts[1:], len(arrived))[: len(starts)] - 1]
@@ -197,7 +197,7 @@ class _ShardBatch:
         """Key, life, index and message of all that is applied, by key and order of application."""
         outcome = self._judged.outcome
         applied = np.flatnonzero(outcome.verdict == Verdict.APPLIED)
-        owner, keys = codes(self._keys.take(pa.array(applied)))
+        owner, keys = dictionary_codes(self._keys.take(pa.array(applied)))
         names = keys.to_pylist()
         rank = np.empty(len(names), np.int64)
         rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
@@ -216,7 +216,7 @@ class _ShardBatch:
         if all(time >= self._now.get(lane, time) for lane, time in self.memory.due.items()):
             return []
         sessions = self.memory.sessions.items()
-        found = ((key, *due_of(key, kept, self._timeout_of(parts_of_key(key)[0]))) for key, kept in sessions)
+        found = ((key, *due_of(key, kept, self._timeout_of(split_session_key(key)[0]))) for key, kept in sessions)
         return [key for key, lane, time in found if time < self._now[lane]]
 
     def _next_due(self) -> dict[TopicPartition, int]:

@@ -12,7 +12,7 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState, changed_column
 from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.shard import MessageByMessage
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.states import has_state, state_frame
@@ -77,4 +77,4 @@ def read_all(state: bytes, processor: MessageByMessage) -> None:
     codec = processor.workings.codec
     for key, kept in ProcessorMemory.decode(memory).sessions.items():
         if kept.state:
-            codec.read(kept.state, kept.version, parts_of_key(key)[2])
+            codec.read(kept.state, kept.version, split_session_key(key)[2])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sessionlake.protocol.chunk import COMPRESSED, LARGE, compressed, read_ipc, write_compressed
+from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES, COMPRESSED, compress, read_ipc, write_compressed
 from sessionlake.protocol.types import Payloads
 
 Emissions = Sequence[tuple[str, bytes | pa.Table]]
@@ -35,7 +35,7 @@ class Files:
     """
 
     folder: Path | None
-    least: int = LARGE
+    least: int = COMPRESS_ABOVE_BYTES
 
     @classmethod
     def of(cls, scratch: Path | None, query: str) -> Files:
@@ -68,7 +68,7 @@ NO_FILES = Files(None)
 def sent(emitted: Emissions, files: Files = NO_FILES) -> Payloads:
     """What is handed to Spark in the place of what was emitted."""
     return [
-        (kind, compressed(content) if isinstance(content, bytes) else files.put(content)) for kind, content in emitted
+        (kind, compress(content) if isinstance(content, bytes) else files.put(content)) for kind, content in emitted
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sessionlake.databricks.bundle.files import Target, Tree
 from sessionlake.databricks.bundle.job_rules import JobFault
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 
 # The bundle's own levels are translated to each resource's. Schemas and volumes have grants instead.
 LEVELS = {
@@ -24,7 +24,7 @@ _IDENTITIES = ("service_principal_name", "group_name", "user_name")
 
 def permission_faults(target: Target, kind: str, resource: Tree) -> Iterator[JobFault]:
     """What is wrong with a resource's permissions, resolved, and with what it may use as whom it runs."""
-    for who in twice(_identity(given) for given in resource.get("permissions", [])):
+    for who in repeated_names(_identity(given) for given in resource.get("permissions", [])):
         # With a warning, which `bundle validate --strict` does not let through.
         yield ("permissions",), f"{who} has two levels, here or by the bundle's own: one is passed over"
     if kind == "alerts" and "run_as" in resource:

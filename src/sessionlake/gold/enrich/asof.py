@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes, combined
+from sessionlake.protocol.arrow import combine_codes, dictionary_codes
 from sessionlake.protocol.types import Int64s
 
 OPEN = (1 << 63) - 1
 """The end of a span that has none, in ms."""
 
 
-def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> list[Int64s]:
+def number_combinations(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> list[Int64s]:
     """Numbers of rows, the same for equal rows of any of the tables; one NaN equals another.
 
     Args:
@@ -26,9 +26,9 @@ def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> li
     coded = []
     for columns in zip(*tables, strict=True):
         chunks = [chunk for column in columns for chunk in column.chunks]
-        code, values = codes(_one_nan(pa.chunked_array(chunks, columns[0].type)))
+        code, values = dictionary_codes(_one_nan(pa.chunked_array(chunks, columns[0].type)))
         coded.append((code + 1, range(len(values) + 1)))
-    whole = combined(coded, sum(lengths))
+    whole = combine_codes(coded, sum(lengths))
     if not nulls:
         whole = np.where(np.any([code == 0 for code, _ in coded], axis=0), -1, whole)
     return np.split(whole, np.cumsum(lengths)[:-1])

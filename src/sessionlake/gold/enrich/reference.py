@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.enrich.asof import OPEN, as_of, begins, ends, micros, row_codes
+from sessionlake.gold.enrich.asof import OPEN, as_of, begins, ends, micros, number_combinations
 from sessionlake.protocol.names import internal
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -69,7 +69,7 @@ class Reference:
 
     def codes(self, *tables: pa.Table) -> list[Int64s]:
         """Numbers of the rows' keys, the same for equal ones; -1 where one is null."""
-        return row_codes([[table[name] for name in self.key_names] for table in tables], nulls=False)
+        return number_combinations([[table[name] for name in self.key_names] for table in tables], nulls=False)
 
 
 def taken_columns(reference: Reference) -> tuple[tuple[str, str], ...]:
@@ -158,7 +158,7 @@ def difference(reference: Reference, taken: pa.Table, now: pa.Table) -> tuple[Di
     else:
         compared = taken
     before = compared.select(reference.names).cast(reference.schema())
-    held, wanted = row_codes([before.columns, sound.columns], nulls=True)
+    held, wanted = number_combinations([before.columns, sound.columns], nulls=True)
     gone, new = ~np.isin(held, wanted), ~np.isin(wanted, held)
     return Difference(compared.filter(pa.array(gone)), sound.filter(pa.array(new))), faults
 
@@ -173,7 +173,7 @@ def touched_spans(reference: Reference, found: Difference) -> pa.Table:
     old, new = reference.codes(*sides)
     said = [[side[FROM], *(side[name] for name, _ in reference.columns)] for side in sides]
     bounds = [(begins(side[FROM]), ends(side[TO])) for side in sides]
-    says = row_codes(said, nulls=True)
+    says = number_combinations(said, nulls=True)
     code = np.concatenate([old, old, new, new])
     at = np.concatenate([bound for pair in bounds for bound in pair])
     row = np.concatenate([np.arange(len(old))] * 2 + [np.arange(len(new)) + len(old)] * 2)
@@ -195,5 +195,5 @@ def touched_spans(reference: Reference, found: Difference) -> pa.Table:
 
 def within_spans(reference: Reference, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
     """Which rows lie in one of the spans."""
-    mine, known = row_codes([list(keys), [spans[name] for name in reference.key_names]], nulls=False)
+    mine, known = number_combinations([list(keys), [spans[name] for name in reference.key_names]], nulls=False)
     return as_of(mine, ts, known, spans[BEGIN].to_numpy(), spans[END].to_numpy()) >= 0

@@ -9,7 +9,7 @@ from hashlib import sha256
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.enrich.asof import as_of, begins, ends, row_codes
+from sessionlake.gold.enrich.asof import as_of, begins, ends, number_combinations
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
 
 IDENTITY = ("topic", "partition", "offset", "ordinal")
@@ -68,7 +68,7 @@ class Join:
         """
         known = self._narrowed(changes, versions)
         keys = [[changes[name] for name in self.on], [known[name] for name in self.reference.key_names]]
-        mine, theirs = row_codes(keys, nulls=False)
+        mine, theirs = number_combinations(keys, nulls=False)
         place = as_of(mine, changes["ts"].to_numpy(), theirs, begins(known[FROM]), ends(known[TO]))
         taken = pa.array(place, mask=place < 0)
         sources = (*self.take, (self.version, FROM))
