@@ -61,7 +61,7 @@ class GoldScene(Outgoing):
         """Where a table goes: no other test's."""
         return f"{name}.{self.file.parent.name}"
 
-    def failure_of(self, table: GoldTable | FinalTable) -> str:
+    def parse_failure(self, table: GoldTable | FinalTable) -> str:
         """Why the table could not be published; empty if it was."""
         try:
             self.publish(table.table, self.topic(table.name))
@@ -169,7 +169,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     scene.configure(change_feed=fed)
     feed.run()
     for table in had:  # Delta tells of the gap, or of what was written in it by its files
-        told = scene.failure_of(table)
+        told = scene.parse_failure(table)
         assert not told or "or its change feed was off for a while" in told
         if not told:
             scene.require_sent(table)

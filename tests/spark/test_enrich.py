@@ -113,7 +113,7 @@ def test_random_changes_and_corrections_come_to_what_sql_makes_of_them(
             write_reference(feed, "reference.states", [r for key in keys for r in history(rng, key, bad=[True, None])])
         if i == rounds - 1:
             limit(monkeypatch, driver_changes=0, driver_bytes=4_000)
-        monkeypatch.setattr("sessionlake.gold.references.corrections._SLICE", rng.choice([6, 10_000]))
+        monkeypatch.setattr("sessionlake.gold.references.corrections._SLICE_ROWS", rng.choice([6, 10_000]))
         feed.run()
         assert require_exact(feed) == done
 

@@ -105,6 +105,7 @@ def property_of(feed: Feed) -> str | None:
     return feed.lake.storage.properties(feed.spark, "gold.own_final").get(APPEND_ONLY)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("batches", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_any_batches_and_deaths_append_each_final_row_once_and_it_stays(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, batches: int

@@ -146,7 +146,7 @@ def test_one_that_is_made_from_another_products_rows_has_no_lateness(tmp_path, m
     (tmp_path / "own_late.py").write_text(text + 'OWN = replace(METRICS_1D, name="own", lateness_ms=1)\n')
     monkeypatch.chdir(tmp_path)
     gold = GoldSettings.model_validate({"products": [{"name": "own", "python": "own_late:OWN"}]})
-    with pytest.raises(ConfigError, match=r"is made from gold.metrics_1h, which does not tell what is late"):
+    with pytest.raises(ConfigError, match=r"is computed from gold.metrics_1h, which does not say"):
         products_of(Settings(home=tmp_path, gold=gold))
 
 

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.properties import listed, names_listed
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import Declared, order_field
 from sessionlake.gold.declared.tables import product_of, schemas_of
-from sessionlake.gold.enrich.reference import FROM, TO, Reference, touched_spans
+from sessionlake.gold.enrich.reference import FROM, TO, Reference, changed_spans
 from sessionlake.gold.enrich.reference import difference as reference_difference
 from sessionlake.gold.enrich.table import Join
 from sessionlake.gold.rules.parse import Scope, parse
@@ -176,8 +176,8 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
             {key: "a", more: 1, FROM: 5_000, TO: None, said: 2.0},
         ]
         versions = pa.Table.from_pylist(rows, reference.schema())
-        found = Join(reference, "r", ("on", "too"), ((taken, said),)).found(changes, versions)
-        spans = touched_spans(reference, reference_difference(reference, versions.slice(0, 0), versions)[0])
+        found = Join(reference, "r", ("on", "too"), ((taken, said),)).added_values(changes, versions)
+        spans = changed_spans(reference, reference_difference(reference, versions.slice(0, 0), versions)[0])
         return [*map(pa.ChunkedArray.to_pylist, found.values())], spans.rename_columns(list("abcd")).to_pylist()
 
     changes = pa.table({"on": ["a", "a", "b"], "too": [1, 1, 1], "ts": [1, 7, 1]})

@@ -21,7 +21,7 @@ from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 from sessionlake.spark.reading_plan import Name, Reads, reads_of
-from sessionlake.spark.session import own_session
+from sessionlake.spark.session import separate_session
 from sessionlake.streaming.errors import refused
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
         raise _refuse_now(other[0])
     point = as_of_batch(spark, settings, batch)
-    own = own_session(spark)  # its views hide nothing from others
+    own = separate_session(spark)  # its views hide nothing from others
     try:
         for table in named:
             point.read(own, f"silver.{table}").createOrReplaceTempView(table)

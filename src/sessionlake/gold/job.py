@@ -29,13 +29,13 @@ from sessionlake.gold.declared.tables import (
     tables_of,
     with_finals,
 )
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept
 from sessionlake.gold.making.states import kept, shard_of
 from sessionlake.gold.making.tables import Made, make_anew
-from sessionlake.gold.references.keeping import AccompaniedQuery, References, make_ready
+from sessionlake.gold.references.runtime import QueryWithBackground, ReferenceRuntime, prepare_tables
 from sessionlake.gold.sql.definitions import keep_definitions
 from sessionlake.gold.tables.expiry import Expiry, begun_expiry
 from sessionlake.gold.tables.notes import (
@@ -67,7 +67,7 @@ _IDLE_TIMEOUTS = 2
 _RESTING = timedelta(days=7)
 
 
-def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> AccompaniedQuery:
+def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackground:
     """Starts the gold stream.
 
     Args:
@@ -106,7 +106,7 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
     require_uninterrupted(lake.settings, LAYER)
     lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
-    make_ready(spark, lake, lake.settings)
+    prepare_tables(spark, lake, lake.settings)
     hold_shards(spark, lake, lake.settings.gold.shards)
 
 
@@ -122,8 +122,8 @@ def _make(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[
     others = [one for one in others if one not in missed]
     if last_planned(settings.checkpoint(LAYER)) is not None:
         _run(spark, lake, others, once=True, asks=False).wait()
-    if any(isinstance(table, Enriched) for table in tables):
-        References(spark, lake, settings, others, asks=False).catch_up()
+    if any(isinstance(table, EnrichedTable) for table in tables):
+        ReferenceRuntime(spark, lake, settings, others, asks=False).apply_all()
     made = {table.table: make_anew(spark, lake, settings, table) for table in tables}
     note_kept_up(spark, lake, [*others, *tables])
     return made
@@ -131,7 +131,7 @@ def _make(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[
 
 def _run(
     spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, asks: bool = True
-) -> AccompaniedQuery:
+) -> QueryWithBackground:
     """Starts the stream that keeps tables up, and what is done beside it.
 
     Args:
@@ -139,8 +139,8 @@ def _run(
     """
     settings, begin = lake.settings, in_force(lake.settings, LAYER)
     note_kept_up(spark, lake, tables)
-    query = AccompaniedQuery(LAYER, settings.checkpoint(LAYER))
-    references = References(spark, lake, settings, tables, asks=asks)
+    query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
+    references = ReferenceRuntime(spark, lake, settings, tables, asks=asks)
     expiry = begun_expiry(spark, lake, tables, is_new=begin is None and last_planned(query.checkpoint) is None)
     batch = _GoldBatch(spark, lake, tables, references, expiry)
     averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
@@ -152,7 +152,7 @@ def _run(
         once=once,
         txn=lambda name, number: Txn(name, first_batch + number),
     )
-    return query.accompany(references.beside, once=once)
+    return query.start_background(references.background, once=once)
 
 
 def folded(
@@ -185,7 +185,7 @@ class _GoldBatch:
     """Commits one micro-batch: table by table, then the ledger row."""
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: References, expiry: Expiry
+        self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry
     ) -> None:
         self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
         self._files = Files.of(lake.storage.scratch, LAYER)

@@ -22,7 +22,7 @@ from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
 from sessionlake.gold.changes import changes_of, declared_in, events_of, is_late, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, tables_of
-from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
+from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import floors_in, told
 from sessionlake.gold.tables.notes import LOGIC
@@ -239,7 +239,7 @@ def _explained(
 
 def _is_whole(table: GoldTable, row: Row, events: int) -> bool:
     """Whether the row itself says that it is made of so many events."""
-    if isinstance(table, Enriched):
+    if isinstance(table, EnrichedTable):
         return events == 1
     return isinstance(table, RollingAverage) and bool(events == row["points"])
 
@@ -274,8 +274,8 @@ def _of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
     """The events that a row is made of."""
     from pyspark.sql import functions as F
 
-    if isinstance(table, Enriched):
-        own = (F.col(SOURCES.get(name, name)).alias(name) for name in table.row_keys)
+    if isinstance(table, EnrichedTable):
+        own = (F.col(SILVER_NAMES.get(name, name)).alias(name) for name in table.row_keys)
         found = changes.rows.select(*own, F.col(BATCH).alias("batch"))
         return found.where(reduce(and_, (F.col(quote(name)) == F.lit(row[name]) for name in table.row_keys)))
     if isinstance(table, RollingAverage):

@@ -14,7 +14,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
 from sessionlake.gold.declared.comments import product_comments
 from sessionlake.gold.declared.tables import product_of
-from sessionlake.gold.verify.tables import by_sql
+from sessionlake.gold.verify.tables import expected_rows
 from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
 from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -107,7 +107,7 @@ class ByProduct(Computation):
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
         place = F.row_number().over(Window.partitionBy(*map(quote, fields)).orderBy(*order))
-        return by_sql(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
+        return expected_rows(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
 
     def _needed(self) -> dict[str, Column]:
         """Of the source's columns those that events are made of, less the keys, by the names that these have."""

@@ -10,7 +10,7 @@ from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.spark.compare import Compared, compared
+from sessionlake.spark.compare import Compared, compare_rows
 from sessionlake.streaming.handover import taken_in
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def verify_product(spark: SparkSession, settings: Settings, own: ProductProcesso
         return f"{own.into} is not compared: {own.source} has rows that it has yet to read; {first}"
     work = ByProduct(own, table.lake.storage.columns(spark, own.source))
     truth = work.truth(table.source(spark, now))
-    return compared(own.into, work.keys, work.product.results, table.lake.read_near(spark, own.into), truth)
+    return compare_rows(own.into, work.keys, work.product.results, table.lake.read_near(spark, own.into), truth)
 
 
 def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, own: ProductProcessor, now: int) -> bool:

@@ -24,7 +24,7 @@ _WIDEST = 1 << 62
 def contiguous(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece: `combine_chunks` gives a chunked array of one chunk for some types."""
     combined: Any = column.combine_chunks()
-    return combined if isinstance(combine_codes, pa.Array) else pa.concat_arrays(combined.chunks)
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
 def dictionary_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:

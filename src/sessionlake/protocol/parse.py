@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import UNSET
 
 from sessionlake.protocol.columns import ID, Column, JsonType
-from sessionlake.protocol.jsontext import InvalidJsonError, load_json
+from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.message import (
     INT64_MAX,
     INT64_MIN,
@@ -93,7 +93,7 @@ def _load(value: bytes | None, max_bytes: int) -> Any:
     except UnicodeDecodeError:
         raise _Refused(Reason.NOT_UTF8) from None
     try:
-        return load_json(text)
+        return parse_json(text)
     except InvalidJsonError as error:
         raise _Refused(error.reason) from None
 

@@ -28,7 +28,7 @@ from typing import Protocol
 
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.local.home import Holder, refusal
+from sessionlake.local.home import Holder, claimed_error
 from sessionlake.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ class Lease:
 
     def refusal(self, settings: Settings) -> ClaimedError:
         """What is told to one that wants it, too."""
-        way_on = f"stop it first; if it is gone for good, {self.name} can be taken over after {_told(self.expires_at)}"
-        return refusal(settings, self._holder, self.name, way_on)
+        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_told(self.expires_at)}"
+        return claimed_error(settings, self._holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
@@ -146,7 +146,7 @@ class Claim:
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
         self.name, self.overtook = name, False
-        self._renewed, self._lease = self._acquire(Holder.here(doing))
+        self._renewed, self._lease = self._acquire(Holder.this_process(doing))
 
     @property
     def token(self) -> int:

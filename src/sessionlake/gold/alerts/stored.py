@@ -113,8 +113,7 @@ def merge_text_times(
         times: stream times in ms by topic; changed in place.
         parts: rows of `gold.distinct_values`.
         conditions: select the changes behind these rows. The changes are read if the last time of a row is out of
-            range,
-            because the row does not hold the last time within it.
+            range, because the row does not hold the last time within it.
     """
     unknown = False
     for rows in parts:

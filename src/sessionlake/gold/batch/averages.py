@@ -25,7 +25,7 @@ from sessionlake.gold.fold.outputs import RowRange, SeriesOutput, reported
 from sessionlake.gold.fold.pack import ReadChanges, place_of
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
-from sessionlake.gold.references.taken import PART
+from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants, semi_join
 from sessionlake.protocol.names import ddl_of, quote
@@ -162,7 +162,7 @@ def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAvera
         return None
     conditions = of_keys(beyond, series.keys, held.schema(series.table))
     try:
-        most = limits.driver_bytes // PART
+        most = limits.driver_bytes // MEMORY_FACTOR
         rows = held.table(series.table, *conditions, columns=_history_columns(series), at_most=most)
     except TooLargeError:
         return None

@@ -23,17 +23,17 @@ from sessionlake.gold.batch.final import make_final_anew, places_of
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import changes_read, declared_in, events_of, version_read, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.making.states import note_making
-from sessionlake.gold.references.taken import enriched_rows
+from sessionlake.gold.references.applied import enriched_frame
 from sessionlake.gold.tables.expiry import above, due, note_floors
 from sessionlake.gold.tables.notes import LOGIC, hold_feeds
 from sessionlake.protocol.arrow import add_constants, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import compared
+from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import EachBatch, map_groups
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.handover import next_batch
@@ -153,8 +153,8 @@ def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings,
 
 
 def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
-    if isinstance(product, Enriched):
-        return enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
+    if isinstance(product, EnrichedTable):
+        return enriched_frame(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
     return recomputed(changes, product, declared_in(settings))
 
 
@@ -162,7 +162,7 @@ def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | 
     """The first row that is other than in the live table; None, too, where that was empty."""
     if live.isEmpty():
         return None
-    return compared(product.table, product.row_keys, product.results, live, rows).first
+    return compare_rows(product.table, product.row_keys, product.results, live, rows).first
 
 
 def recomputed(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:

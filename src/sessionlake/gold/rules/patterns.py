@@ -77,8 +77,7 @@ class Event:
 
         Args:
             changes: the columns of `MARKS`, `deleted` (whether the change deleted its row), and the declared columns
-                under the
-                names that `Declared` gives them.
+                under the names that `Declared` gives them.
         """
         of, changes = selection(self.condition), in_order(changes)
         found = map_distinct(changes["topic"], of.has_topic) & _meets(self.condition, changes, declared)
@@ -134,8 +133,7 @@ def evaluate_pattern(
 
     Args:
         matches: the pattern's events, with the columns of `MATCH`, from the pattern's time before `first_ms` on.
-            Repeated
-            rows are allowed.
+            Repeated rows are allowed.
         until: stream time in ms by topic, or one for all topics. It decides which `not followed by` patterns are over.
     """
     pattern, (one, other) = rule.tree, pattern_events(rule)

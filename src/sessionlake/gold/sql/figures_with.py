@@ -19,7 +19,7 @@ from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.changes import declared_in, late
 from sessionlake.gold.declared.tables import GoldTable, tables_of
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -154,7 +154,7 @@ def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
     keys = ", ".join(map(quote, table.row_keys))
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([text(table.table), *own])
-    if isinstance(table, Enriched):
+    if isinstance(table, EnrichedTable):
         return _ENRICHED.format(columns=columns, changes=_changes(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
         return _of_averages(lake, table, columns, keys)

@@ -16,7 +16,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join, split
 from sessionlake.silver.states import has_state, last_batches, state_frame
-from sessionlake.spark.failures import failure_of
+from sessionlake.spark.failures import parse_failure
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.handover import Handover
@@ -48,7 +48,8 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
             pass
     except Exception as error:
         what = (
-            f"{layer}: its states cannot be read ({failure_of(error)}), so the session could not be taken out of them"
+            f"{layer}: its states cannot be read ({parse_failure(error)}), "
+            "so the session could not be taken out of them"
         )
         raise LossError(what, fix=f"Nothing was changed. {way_on(layer)}") from error
 
