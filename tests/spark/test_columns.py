@@ -198,7 +198,7 @@ def test_processors_are_told_to_be_rebuilt_and_go_on_with_the_columns_that_are_d
     for layer in (Layer.SILVER, Layer.PROCESSOR):
         counted.run(layer)
     declare(counted, {"x": "double", "more": "string"})
-    with pytest.raises(LakeError, match=r"given a column x \(bigint\).*`sessionlake rebuild processor:counted`"):
+    with pytest.raises(LakeError, match=r"with a column x \(bigint\).*`sessionlake rebuild processor:counted`"):
         counted.run()
     assert not rebuild_processor(spark, counted.settings, "counted").different
     rebuild(spark, counted.settings)

@@ -24,7 +24,7 @@ from sessionlake.gold.enrich.table import Join
 from sessionlake.gold.rules.parse import Scope, parse
 from sessionlake.gold.rules.tree import Selection, leaves
 from sessionlake.processors.output import OutputColumns
-from sessionlake.processors.typed import module_of
+from sessionlake.processors.typed import types_module
 from sessionlake.protocol.arrow import semi_join, sort_rows
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
@@ -132,7 +132,7 @@ def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
 @given(some(DECLARABLE, 5))
 def test_the_module_of_types_has_the_columns_under_their_names(names: list[str]) -> None:
     types = dict.fromkeys(names, "string")
-    tree = ast.parse(module_of(Settings(capture=CaptureSettings(columns=types))))
+    tree = ast.parse(types_module(Settings(capture=CaptureSettings(columns=types))))
     keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
     assert {*names} <= {*keys}
 
@@ -187,7 +187,7 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
 @given(some(usable(EVERY, "_batch", "ordinal"), 4))
 def test_a_processors_records_have_its_columns(names: list[str]) -> None:
     output = OutputColumns(dict.fromkeys(names, "bigint"), (("ordinal", "int"),))
-    found = output.own([output.check({name: place for place, name in enumerate(names)}), output.check({})])
+    found = output.declared_arrays([output.check({name: place for place, name in enumerate(names)}), output.check({})])
     assert {name: column.to_pylist() for name, column in found.items()} == {
         name: [place, None] for place, name in enumerate(names)
     }

@@ -103,13 +103,13 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
         commands: of the command line, whose words jobs give.
     """
     from sessionlake.cli.job import refusal
-    from sessionlake.databricks.bundle.rules import bundle_faults, models_are_here
+    from sessionlake.databricks.bundle.rules import bundle_faults, models_are_installed
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
     faults = bundle_faults(folder, given, partial(refusal, commands))
     found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
-    if not models_are_here():
+    if not models_are_installed():
         text = "keys of resources are not checked: install databricks-bundles (`uv sync`)"
         found.append(Finding(Level.WARN, "models", text))
     return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]

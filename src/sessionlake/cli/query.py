@@ -15,7 +15,7 @@ from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.sql.definitions import METRICS_BETWEEN, create_metrics_between
 from sessionlake.gold.sql.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.sql.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
-from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -67,8 +67,8 @@ def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat
     kept = [one.table for one in settings.gold.products] + [tier.table for tier in TIERS]
     through = [tier.table for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
     named = [table for table in kept if table in {*read, *through}]
-    for table, floors in floors_in(Lake(settings).reader(spark), named).items():
-        say(told(table, floors))
+    for table, floors in read_floors(Lake(settings).reader(spark), named).items():
+        say(describe_floors(table, floors))
 
 
 def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:

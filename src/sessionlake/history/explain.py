@@ -20,11 +20,11 @@ from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
-from sessionlake.gold.changes import changes_of, declared_in, events_of, is_late, with_seq_order
+from sessionlake.gold.changes import declared_in, events_of, is_late, select_changes, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, tables_of
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import rebuilt_by
 from sessionlake.ledger.progress import changes_taken_in
@@ -150,7 +150,7 @@ def explain(
         raise LakeError(f"{table} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
     rows, reader = _rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
-        begins = "".join(f"; {told(*found)}" for found in floors_in(reader, [table]).items())
+        begins = "".join(f"; {describe_floors(*found)}" for found in read_floors(reader, [table]).items())
         raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
     changes = _taken_in(spark, lake, reader)
     logic = lake.storage.properties(spark, table).get(LOGIC)
@@ -311,7 +311,7 @@ def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
     for name in names:
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
-    found = changes_of(found, changes.settings)
+    found = select_changes(found, changes.settings)
     return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
 
 

@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.names import MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LossError
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, without
+from sessionlake.processors.memory import ProcessorMemory, without_session
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join, split
@@ -82,6 +82,6 @@ def left_of(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]
     """A shard's state without a topic's sessions of one id, in any partition; all others stay as they were."""
     judging, memory = split(stored)
     state = ShardState.decode(judging, columns)
-    left = None if memory is None else without(memory, *session)
+    left = None if memory is None else without_session(memory, *session)
     state.replace_sessions(ShardState(), lambda topic, _, own: (topic, own) == session, ProcessorMemory.due_of(left))
     return join(state.encode(columns), left)

@@ -13,7 +13,7 @@ from sessionlake.gold.changes import refuse_shorter
 from sessionlake.gold.declared.tables import schemas_of, tables_of, with_finals
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
-from sessionlake.gold.tables.notes import kept_up
+from sessionlake.gold.tables.notes import maintained_names
 from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted
@@ -67,7 +67,7 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
 
 def _only_declared(spark: SparkSession, lake: Lake) -> set[str]:
     """The tables that gold has yet to begin: they are not lost."""
-    noted = kept_up(spark, lake) if lake.exists(spark, AVERAGES) else None
+    noted = maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()
     new = [table for table in tables_of(lake.settings) if table.name not in noted]
