@@ -36,7 +36,7 @@ from sessionlake.ledger.silences import messages_of, silences
 from sessionlake.protocol.silence import Silence, decode, encode
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -176,7 +176,7 @@ class Silences:
 
     def _save_noted(self) -> None:
         """Saves the last silences to a file beside the checkpoint. If a crash prevents it, one may be written twice."""
-        write_whole(self._notes, encode(self._noted.values()))
+        write_atomically(self._notes, encode(self._noted.values()))
 
     def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
         """Returns True if a silence is to be written, for the first or the second time.

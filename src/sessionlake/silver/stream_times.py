@@ -30,7 +30,7 @@ from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.streaming.checkpoint import last_planned, write_whole
+from sessionlake.streaming.checkpoint import last_planned, write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,8 +95,8 @@ class StreamTimesLog:
 
     def _store(self, times: StreamTimes) -> None:
         if times.settled is not self._times.settled:
-            write_whole(self._folder / _SETTLED, write_ipc(times.settled))
-        write_whole(self._folder / _RECENT, write_ipc(times.recent))
+            write_atomically(self._folder / _SETTLED, write_ipc(times.settled))
+        write_atomically(self._folder / _RECENT, write_ipc(times.recent))
         self._times = times
 
 

@@ -31,8 +31,8 @@ from sessionlake.protocol.arrow import add_constants, semi_join
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import as_frame, map_groups, mapped
-from sessionlake.streaming.carried import sent
-from sessionlake.streaming.sharded import FOLDED_SCHEMA, folded_table
+from sessionlake.streaming.payload_files import encode_payloads
+from sessionlake.streaming.sharded import FOLDED_SCHEMA, payload_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,7 +150,7 @@ def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAver
     def call(rows: pa.Table) -> pa.Table:
         is_new = rows["fresh"]
         points = points_of(series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns))
-        return folded_table(_emitted(points, series))
+        return payload_table(_emitted(points, series))
 
     return map_groups(both, series.keys, shards, call, FOLDED_SCHEMA)
 
@@ -212,7 +212,7 @@ def _as_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
 
 
 def _emitted(points: pa.Table, series: RollingAverage) -> Payloads:
-    return sent(with_report(ReadChanges(), 0, recompute(points, series)))
+    return encode_payloads(with_report(ReadChanges(), 0, recompute(points, series)))
 
 
 def _in_touched_files(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:

@@ -93,7 +93,7 @@ class Finals:
         if not self._tables:
             return
         self._times = latest(self._times, times)
-        _, is_whole = handover.reached(self._lake.settings, GOLD, txn.version - self._first)
+        _, is_whole = handover.version_reached(self._lake.settings, GOLD, txn.version - self._first)
         if not is_whole:
             return
         for closing in self._tables.values():
@@ -182,7 +182,7 @@ def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPart
     batch = last_committed(lake.settings.checkpoint(GOLD))
     if batch is None:
         return {}
-    version, is_whole = handover.reached(lake.settings, GOLD, batch)
+    version, is_whole = handover.version_reached(lake.settings, GOLD, batch)
     if is_whole:
         return {}
     changes = lake.read(spark, CHANGES, version)

@@ -147,7 +147,7 @@ def write_late(
 ) -> Iterator[TableOutput]:
     """Appends the batch's late points of these products."""
     tables = [product.table for product in written if product.lateness_ms is not None]
-    if not tables or part.folded.at_hand([KIND]) == []:
+    if not tables or part.folded.inline_payloads([KIND]) == []:
         return
 
     def late(rows: pa.Table) -> pa.Table:

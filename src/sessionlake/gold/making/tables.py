@@ -147,7 +147,7 @@ def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTab
 
 def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
     """Has a batch that the rows are of change nothing, should it be repeated, as where Spark's note of it is lost."""
-    app_id = Generations(settings.checkpoint(GOLD), GOLD).present.app_id
+    app_id = Generations(settings.checkpoint(GOLD), GOLD).current.app_id
     if app_id is not None:
         last = Txn(app_id, next_batch(settings, GOLD) - 1)
         for txn in (last, last.second):
