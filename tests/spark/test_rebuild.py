@@ -26,7 +26,7 @@ from sessionlake.operations.rebuild.compare_states import VerifiedStates, compar
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import (
     CaptureSettings,
     GoldSettings,
@@ -248,7 +248,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
         state = ShardState.decode(file.read_bytes(), settings.capture.declared)
         wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
-            topic, partition, session = parts_of_key(key)
+            topic, partition, session = split_session_key(key)
             if (topic, session.encode()) not in came:
                 wrong.cursors["end_seq"][place] = 77
                 due = state.cursors["end_seq"][place]

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from sessionlake.protocol.backtracking import hostile
+from sessionlake.protocol.backtracking import find_slow_matching
 from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.payload import PayloadFormat
 
@@ -51,7 +51,7 @@ def _regex(value: str) -> str:
         re.compile(value)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
-    if why := hostile(value):
+    if why := find_slow_matching(value):
         raise ValueError(
             f"a topic's name (of up to 249 characters) could make this expression take hours: {why}; write it simpler"
         )

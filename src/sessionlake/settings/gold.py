@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.capture import Duration, Section
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
@@ -324,7 +324,7 @@ class GoldSettings(Section):
     @model_validator(mode="after")
     def _apart(self) -> Self:
         tables = [*self.declared, *self.of_tables, *(one.applied_table for one in self.references)]
-        if repeated := twice(table.removeprefix("gold.") for table in tables):
+        if repeated := repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two products have the name {', '.join(repeated)}")
         return self
 

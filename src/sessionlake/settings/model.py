@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from sessionlake.errors import ConfigError
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.settings.capture import (
     CaptureSettings,
     Duration,
@@ -234,7 +234,7 @@ class Settings(BaseSettings):
             if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
                 raise ValueError(f"{own.name}: {min(idle)} is for processors with{'out' if own.key else ''} a key")
         for what in ("name", "into"):
-            if repeated := twice(getattr(processor, what) for processor in value):
+            if repeated := repeated_names(getattr(processor, what) for processor in value):
                 called = "name" if what == "name" else "table"
                 raise ValueError(f"two processors have the {called} {', '.join(repeated)}")
         return value
@@ -247,7 +247,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _tables_are_apart(self) -> Self:
-        if repeated := twice(self.own_tables):
+        if repeated := repeated_names(self.own_tables):
             raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
         return self
 

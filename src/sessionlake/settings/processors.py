@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.settings.capture import Duration, OnViolation, Regex, Section
 from sessionlake.settings.gold import SOURCE, GoldSettings, ProductSettings
 
@@ -89,9 +89,9 @@ def with_products(processors: Iterable[ProcessorSettings], gold: GoldSettings) -
     """
     named = [own for own in processors if not isinstance(own, ProductProcessor)]
     every = [*named, *(_run_as(one, gold.trigger) for one in gold.products if one.source is not None)]
-    if repeated := twice(own.name for own in every):
+    if repeated := repeated_names(own.name for own in every):
         raise ValueError(f"a processor and a product of gold with a source have the name {', '.join(repeated)}")
-    if repeated := twice(own.into for own in every):
+    if repeated := repeated_names(own.into for own in every):
         raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
     by_table = {own.into: own for own in every}
     sources = {own.into: [own.source] if own.key and own.source in by_table else [] for own in every}

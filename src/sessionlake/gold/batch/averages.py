@@ -27,7 +27,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import among_keys, stamped
+from sessionlake.protocol.arrow import add_constants, semi_join
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import as_frame, map_groups, mapped
@@ -91,7 +91,7 @@ class AverageWriter:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
-        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: stamped(some, stamps), _STAMPED)
+        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
         append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
@@ -192,7 +192,7 @@ def points_of(series: RollingAverage, new: pa.Table, held: pa.Table | None = Non
     """
     parts = [_as_points(series, new, fresh=True)]
     if held is not None:
-        parts.insert(0, among_keys(_as_points(series, held, fresh=False), series.keys, parts[0]))
+        parts.insert(0, semi_join(_as_points(series, held, fresh=False), series.keys, parts[0]))
     return pa.concat_tables(parts, promote_options="default")
 
 

@@ -34,7 +34,7 @@ from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import finals_of
 from sessionlake.gold.tables.expiry import Expiry, Floors, without_expired_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import stamped
+from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches, mapped
@@ -129,7 +129,9 @@ def _final_rows(
     Its result has the columns of the final rows' table.
     """
     names, stamps = [name for name, _ in final.shown], {BATCH: pa.scalar(batch, pa.int64())}
-    return lambda rows: stamped(without_expired_rows(newly_final(rows.select(names), since, until), *floors), stamps)
+    return lambda rows: add_constants(
+        without_expired_rows(newly_final(rows.select(names), since, until), *floors), stamps
+    )
 
 
 def rebuild_final_rows(

@@ -22,7 +22,7 @@ from sessionlake.gold.fold.outputs import (
     total,
 )
 from sessionlake.gold.fold.series import OF_SESSION
-from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import Mapped, Rows, as_frame
@@ -149,4 +149,4 @@ def read_rows(payloads: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
         encoded: texts that came as dictionaries stay so.
     """
     tables = map(read_payload, payloads)
-    return pa.concat_tables(tables if encoded else map(dense, tables))
+    return pa.concat_tables(tables if encoded else map(decode_dictionaries, tables))
