@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -227,11 +227,18 @@ def _rescued(feed: Feed, part: Rows, element: Any) -> str | None:
     return json_text(extra) if extra else None
 
 
+def session_of(texts: Sequence[str]) -> str | None:
+    """The id of a session: its text, or of several texts a JSON array. None if that is no id."""
+    session = texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+    fits = 1 <= len(session.encode()) <= MAX_KEY_BYTES and not any(unicodedata.category(c) == "Cc" for c in session)
+    return session if fits else None
+
+
 def _session(paths: tuple[Path, ...], place: Place) -> str:
     texts = [_text(path, place) for path in paths]
-    session = texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
-    if not 1 <= len(session.encode()) <= MAX_KEY_BYTES or any(unicodedata.category(c) == "Cc" for c in session):
-        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {_shown(session)}"
+    session = session_of(texts)
+    if session is None:
+        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {_shown(texts)}"
         raise _RefusedError(Reason.BAD_VALUE, ", ".join(path.text for path in paths), why)
     return session
 

@@ -49,7 +49,7 @@ def parse_json(
         InvalidJsonError: also for NaN, numbers beyond a double, integers of more than 4,300 digits and lone surrogates;
             TOO_DEEP, before anything else is checked, where brackets open more than `MAX_DEPTH` levels.
     """
-    if _is_too_deep(text):
+    if is_too_deep(text):
         raise InvalidJsonError(Reason.TOO_DEEP)
     try:
         loaded = json.loads(
@@ -65,7 +65,7 @@ def parse_json(
     return loaded
 
 
-def _is_too_deep(text: str) -> bool:
+def is_too_deep(text: str) -> bool:
     """Whether brackets outside strings open more than `MAX_DEPTH` levels, in a text that need not be JSON.
 
     One pass in C over the text: the parser must not be asked to nest as deeply as a hostile text can.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
@@ -198,7 +199,7 @@ def _feed(settings: FeedSettings) -> Feed:
         time=settings.time.made() if settings.time else Time(),
         order=_order(settings.order) or Order(Ordering.ARRIVAL),
         rules=tuple(_rule(number, rule, settings, columns, key) for number, rule in enumerate(settings.messages, 1)),
-        unavailable=tuple(settings.unavailable),
+        unavailable=tuple(map(_exact, settings.unavailable)),
         refuse_repeats=settings.repeats == "refuse",
         keep=_keep(settings.keep, columns),
         check=None if check is None else Check(check.checksum, check.with_, check.rows),
@@ -267,12 +268,17 @@ def _rule(
 
 def _when(item: tuple[str, Any]) -> Condition:
     name, wanted = item
-    values = tuple(wanted) if isinstance(wanted, list) else (wanted,)
+    values = tuple(map(_exact, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
         return Condition(None, tuple(Body(value) for value in values))
     if wanted in {Presence.PRESENT.value, Presence.ABSENT.value} if isinstance(wanted, str) else False:
         return Condition(parse_path(name), Presence(wanted))
     return Condition(parse_path(name), values)
+
+
+def _exact(value: Scalar) -> Any:
+    """A value to compare with; a number with a point by its digits, as a message's numbers are read."""
+    return Decimal(repr(value)) if isinstance(value, float) else value
 
 
 def _rows(

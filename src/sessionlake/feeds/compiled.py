@@ -1,0 +1,485 @@
+"""Reads many messages by a feed with code made for it. What that code does not plainly take, the interpreter reads.
+
+The code is a function with one loop: it decodes a value, tries the rules in order, and appends to `EventLists`. Names,
+constants and paths come into it as arguments or as `repr` of a text, never as text of the configuration. A message that
+meets anything unusual (a wrong type, a missing part, a part of its own) is taken back and given to the interpreter, so
+that both give the same events by construction of the second and by test of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
+from sessionlake.feeds.interpret import session_of
+from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.paths import MISSING, Access, Constant, Each, Field, Index, Path, Slice, Start
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
+from sessionlake.feeds.values import FeedColumn, milliseconds_of, row_id_of, typed_constant
+from sessionlake.protocol.jsontext import is_too_deep
+from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
+
+_REMEMBERED = 100_000
+"""Row ids and values of a kind that are kept, so that those which come often are made once."""
+_OF_EVENT = (
+    "message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows",
+)  # fmt: skip
+_OF_ROW = ("deletes", "row_id", "rescued", "expect")
+_SAFE_MS: Final = 2**53
+_INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+class _UnusualError(Exception):
+    """Raised in the made code: the interpreter reads this message."""
+
+
+class _CannotError(Exception):
+    """The feed has something that no code is made for: the interpreter reads all of its messages."""
+
+
+@dataclass
+class Compiled:
+    """A feed with the function made for it.
+
+    Attributes:
+        source: The function's code; None if the interpreter reads all messages.
+        slow: How many messages the interpreter has read since.
+    """
+
+    feed: Feed
+    source: str | None
+    _function: Callable[..., None] | None
+    slow: int = 0
+
+    @classmethod
+    def of(cls, feed: Feed) -> Compiled:
+        """Makes the function for a feed."""
+        try:
+            writer = _Writer(feed)
+            source = writer.function()
+        except _CannotError:
+            return cls(feed, None, None)
+        names = writer.names
+        exec(compile(source, f"<feed {feed.name}>", "exec"), names)  # noqa: S102 - of texts by repr alone, see above
+        return cls(feed, source, names["read_all"])
+
+    def read(self, records: Sequence[KafkaRecord], *, max_bytes: int = MAX_BYTES) -> EventLists:
+        """Reads messages. Equal, message by message, to what `reader.read` gives."""
+        out = EventLists.of(self.feed)
+        unusual = [*range(len(records))] if self._function is None else []
+        if self._function is not None:
+            self._function(records, max_bytes, out, unusual)
+        self.slow += len(unusual)
+        for number in unusual:
+            out.add(self.feed, number, read(self.feed, records[number], max_bytes=max_bytes))
+        return out
+
+
+class _Writer:
+    """Writes the function of one feed, line by line.
+
+    Attributes:
+        names: What the code calls by name.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        if feed.needs_digits:
+            raise _CannotError
+        self._feed = feed
+        exact = any(_is_exact(column) for column in feed.columns.values()) or any(
+            part.rescue for rule in feed.rules for part in rule.rows
+        )
+        exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
+        decoder = msgspec.json.Decoder(float_hook=Decimal) if exact else msgspec.json.Decoder()
+        self.names: dict[str, Any] = {
+            "Decimal": Decimal, "M": MISSING, "Unusual": _UnusualError, "is_too_deep": is_too_deep,
+            "loads": decoder.decode, "milliseconds_of": milliseconds_of, "row_id_of": row_id_of,
+            "session_of": session_of,
+        }  # fmt: skip
+        self._lines: list[str] = []
+        self._depth = 0
+        self._temporary = 0
+
+    def function(self) -> str:
+        """The code of `read_all(records, max_bytes, out, unusual)`."""
+        feed = self._feed
+        self._line("def read_all(records, max_bytes, out, unusual):")
+        self._depth += 1
+        for name in (*_OF_EVENT, *_OF_ROW):
+            self._line(f"add_{name} = out.{name}.append")
+        for number in range(len(feed.columns)):
+            self._line(f"add_c{number} = out.values[{number}].append")
+        self._line("sessions, row_ids, row_id_list = {}, {}, out.row_id")
+        self._line(f"events = [{', '.join(f'out.{name}' for name in _OF_EVENT)}]")
+        self._line(f"per_row = [{', '.join(f'out.{name}' for name in _OF_ROW)}, *out.values]")
+        self._line("for number, record in enumerate(records):")
+        self._depth += 1
+        self._line("raw = record.value")
+        self._line("n_events, n_rows = len(out.rows), len(row_id_list)")
+        self._line("try:")
+        self._depth += 1
+        self._line("if raw is None or len(raw) > max_bytes: raise Unusual")
+        self._line(f'if raw.count(b"[") + raw.count(b"{{") > {MAX_DEPTH} and is_too_deep(raw.decode()): raise Unusual')
+        self._line("d = loads(raw)")
+        self._rules()
+        self._depth -= 1
+        self._line("except Exception:")
+        self._depth += 1
+        self._line("for one in events: del one[n_events:]")
+        self._line("for one in per_row: del one[n_rows:]")
+        self._line("unusual.append(number)")
+        return "\n".join(self._lines) + "\n"
+
+    def _line(self, text: str) -> None:
+        self._lines.append("    " * self._depth + text)
+
+    def _name(self) -> str:
+        self._temporary += 1
+        return f"v{self._temporary}"
+
+    def _constant(self, value: Any) -> str:
+        name = f"k{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    # -- rules
+
+    def _rules(self) -> None:
+        """A block for each rule, in a loop of one turn that a rule leaves when it has read the message."""
+        self._line("while True:")
+        self._depth += 1
+        for rule in self._feed.rules:
+            self._rule(rule)
+        self._line("raise Unusual")
+        self._depth -= 1
+
+    def _rule(self, rule: Rule) -> None:
+        conditions = [self._condition(one) for one in rule.when]
+        self._line(f"if {' and '.join(conditions) or 'True'}:")
+        self._depth += 1
+        order = rule.order or self._feed.order
+        if rule.split is not None or rule.scope or order.chain is not None or order.modulo is not None:
+            self._line("raise Unusual")
+        elif rule.kind is Kind.IGNORE:
+            self._line("break")
+        else:
+            self._event(rule, order)
+            self._line("break")
+        self._depth -= 1
+
+    def _condition(self, condition: Condition) -> str:
+        if condition.path is None:
+            types = {Body.ARRAY: "list", Body.OBJECT: "dict", Body.TEXT: "str"}
+            wanted = condition.wanted if isinstance(condition.wanted, tuple) else ()
+            return f"type(d) in ({''.join(f'{types[one]}, ' for one in wanted if one in types)})"
+        value = self._find(condition.path, element=None)
+        if isinstance(condition.wanted, Presence):
+            return f"{value} is {'' if condition.wanted is Presence.ABSENT else 'not '}M"
+        tests = []
+        for one in condition.wanted:
+            if one is None:
+                tests.append(f"{value} is None")
+            elif isinstance(one, bool):
+                tests.append(f"{value} is {one}")
+            else:
+                tests.append(f"({value} == {self._constant(one)} and {value} is not True and {value} is not False)")
+        return f"({' or '.join(tests)})"
+
+    def _event(self, rule: Rule, order: Order) -> None:
+        feed = self._feed
+        sent = "None"
+        if feed.check is not None:
+            found = self._find(feed.check.sent, element=None)
+            sent = f"None if {found} is M else {found}"
+        self._line(f"sent = {sent}")
+        self._session(rule.session or feed.session)
+        self._time(rule.time or feed.time)
+        self._interval(order)
+        for part in rule.rows:
+            self._part(part)
+        if feed.refuse_repeats:
+            self._line("if len(set(row_id_list[n_rows:])) != len(row_id_list) - n_rows: raise Unusual")
+        is_link = order.kind is Ordering.LINK and not rule.restart
+        self._line("add_message(number); add_session(session); add_ts(ts); add_seq(seq); add_sent(sent)")
+        self._line(f"add_kind({rule.kind.value!r}); add_after({'None' if rule.restart else 'after'})")
+        self._line(f"add_is_link({is_link}); add_restart({rule.restart}); add_chain(None); add_scope({{}})")
+        self._line("add_rows(len(row_id_list) - n_rows)")
+
+    def _session(self, paths: tuple[Path, ...]) -> None:
+        parts = [self._find(path, element=None) for path in paths]
+        for path, part in zip(paths, parts, strict=True):
+            numbers = {Start.PARTITION, Start.OFFSET, Start.TIMESTAMP}
+            if all(isinstance(one, Access) and one.start in numbers for one in path.alternatives):
+                self._line(f"{part} = str({part})")
+            self._line(f"if type({part}) is not str: raise Unusual")
+        self._line(f"parts = ({''.join(f'{part}, ' for part in parts)})")
+        self._line("session = sessions.get(parts)")
+        self._line("if session is None:")
+        self._line(f"    if len(sessions) > {_REMEMBERED}: sessions.clear()")
+        self._line("    session = sessions[parts] = session_of(parts)")
+        self._line("    if session is None: raise Unusual")
+
+    def _time(self, time: Time) -> None:
+        if time.path is None:
+            self._line("ts = record.timestamp")
+            return
+        value = self._find(time.path, element=None)
+        if time.or_kafka:
+            self._line(f"if {value} is M or {value} is None: ts = record.timestamp")
+            self._line("else:")
+        else:
+            self._line("if True:")
+        self._depth += 1
+        if time.how in {"epoch_ms", "epoch_us"} and not time.from_text:
+            self._line(f"if type({value}) is not int: raise Unusual")
+            self._line(f"ts = {value}{'' if time.how == 'epoch_ms' else ' // 1000'}")
+        else:
+            self._line(f"ts = milliseconds_of({value}, {time.how!r}, from_text={time.from_text})")
+        self._line(f"if not {-_SAFE_MS} < ts < {_SAFE_MS}: raise Unusual")
+        self._depth -= 1
+
+    def _interval(self, order: Order) -> None:
+        if order.kind is Ordering.ARRIVAL or order.seq is None:
+            self._line("seq, after = record.offset, None")
+            return
+        self._line(f"seq = {self._whole(order.seq)}")
+        match order.kind:
+            case Ordering.STEP:
+                self._line("after = seq - 1")
+            case Ordering.LINK if order.other is not None:
+                self._line(f"after = {self._whole(order.other)}")
+            case Ordering.RANGE if order.other is not None:
+                self._line(f"after = {self._whole(order.other)} - 1")
+            case _:
+                self._line("after = None")
+
+    def _whole(self, path: Path) -> str:
+        value = self._find(path, element=None)
+        self._line(f"if type({value}) is not int or not {-INT64_MAX - 1} < {value} <= {INT64_MAX}: raise Unusual")
+        return value
+
+    # -- rows
+
+    def _part(self, part: Rows) -> None:
+        if part.each and part.source is not None:
+            self._each(part, part.source)
+            return
+        element = "d"
+        if part.source is not None:
+            element = self._find(part.source, element=None)
+            self._line(f"if {element} is M or {element} is None: raise Unusual")
+        self._row(part, element)
+
+    def _each(self, part: Rows, source: Path) -> None:
+        """Loops over the elements that a path gives."""
+        if len(source.alternatives) != 1 or not isinstance(one := source.alternatives[0], Access):
+            raise _CannotError
+        if one.entries or one.start is not Start.MESSAGE or _uses_parent(part):
+            raise _CannotError
+        depth, value, steps = self._depth, "d", list(one.steps)
+        while steps:
+            step = steps.pop(0)
+            if not isinstance(step, Each):
+                value = self._step(value, step)
+                continue
+            self._line(f"if {value} is not M and {value} is not None:")
+            self._depth += 1
+            self._line(f"if type({value}) is not list: raise Unusual")
+            item = self._name()
+            self._line(f"for {item} in {value}:")
+            self._depth += 1
+            value = item
+        if not isinstance(one.steps[-1], Each):
+            self._line(f"if {value} is M or {value} is None: raise Unusual")
+        self._row(part, value)
+        self._depth = depth
+
+    def _row(self, part: Rows, element: str) -> None:
+        feed = self._feed
+        places = {name: number for number, name in enumerate(feed.columns)}
+        raw = {column.name: (column, self._value(column, path, element)) for column, path in part.values}
+        if part.by_name:
+            self._line(f"if type({element}) is not dict: raise Unusual")
+            for column in part.by_name:
+                name = self._name()
+                self._line(f"{name} = {element}.get({column.name!r}, M)")
+                raw[column.name] = (column, self._converted(column, name))
+        if part.rescue:
+            self._refuse_undeclared(element)
+        key = [raw[column.name][1] for column in feed.key]
+        self._line(f"if {' or '.join(f'{one} is M or {one} is None' for one in key)}: raise Unusual")
+        self._row_id(feed.key, key)
+        deleted = self._deleted(part, raw)
+        added = {places[name]: value for name, (_, value) in raw.items()}
+        for number, name in enumerate(feed.columns):
+            value = added.get(number, "M")
+            if part.absent_is_null and number in added:
+                value = f"None if {value} is M else {value}"
+            if deleted != "False" and feed.columns[name] not in feed.key and number in added:
+                value = f"M if deleted else ({value})" if deleted != "True" else "M"
+            self._line(f"add_c{number}({value})")
+        self._line(f"add_deletes({'deleted' if deleted not in {'True', 'False'} else deleted})")
+        self._line("add_row_id(row_id); add_rescued(None)")
+        self._line(f"add_expect({None if part.expect is None else part.expect.value!r})")
+
+    def _refuse_undeclared(self, element: str) -> None:
+        """A row that has fields of no column is read by the interpreter, which keeps their text."""
+        declared = self._constant(frozenset(self._feed.columns))
+        self._line(f"if not {element}.keys() <= {declared}: raise Unusual")
+
+    def _deleted(self, part: Rows, raw: dict[str, tuple[FeedColumn, str]]) -> str:
+        """Sets `deleted` where it depends on the row; returns its value, or the name."""
+        if isinstance(part.delete, bool):
+            return str(part.delete)
+        tests = []
+        for column, wanted in part.delete:
+            value = raw[column.name][1]
+            if wanted is None:
+                tests.append(f"({value} is None or {value} is M)" if part.absent_is_null else f"{value} is None")
+            else:
+                tests.append(f"{value} == {self._constant(wanted)}")
+        self._line(f"deleted = {' and '.join(tests)}")
+        return "deleted"
+
+    def _row_id(self, key: tuple[FeedColumn, ...], values: list[str]) -> None:
+        if len(key) == 1 and key[0].sql == "string":
+            self._line(f"row_id = {values[0]}")
+            self._line(f"if not 0 < len(row_id) <= {MAX_ID_BYTES // 4}: raise Unusual")
+            return
+        self._line(f"key = ({''.join(f'{value}, ' for value in values)})")
+        self._line("row_id = row_ids.get(key)")
+        self._line("if row_id is None:")
+        self._line(f"    if len(row_ids) > {_REMEMBERED}: row_ids.clear()")
+        self._line("    row_id = row_ids[key] = row_id_of(key)")
+        self._line(f"    if len(row_id) > {MAX_ID_BYTES // 4}: raise Unusual")
+
+    def _value(self, column: FeedColumn, path: Path, element: str) -> str:
+        """The name of a column's value at a path."""
+        if len(path.alternatives) == 1 and isinstance(one := path.alternatives[0], Constant):
+            return self._constant(typed_constant(one, column))
+        if any(isinstance(one, Constant) for one in path.alternatives):
+            raise _CannotError
+        return self._converted(column, self._find(path, element))
+
+    def _converted(self, column: FeedColumn, raw: str) -> str:
+        """Lines that make a column's value of a message's; missing and null stay as they are."""
+        if self._feed.unavailable:
+            wanted = self._constant(tuple(self._feed.unavailable))
+            self._line(f"if {raw} is None or type({raw}) in (str, int, float, Decimal, bool) and {raw} in {wanted}:")
+            self._line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
+        name, base = self._name(), column.sql
+        if base == "string":
+            self._line(f"if type({raw}) is not str and {raw} is not M and {raw} is not None: raise Unusual")
+            return raw
+        if base == "boolean":
+            self._line(f"if type({raw}) is not bool and {raw} is not M and {raw} is not None: raise Unusual")
+            return raw
+        if base in _INTEGERS and column.how is None:
+            top = 2 ** (_INTEGERS[base] - 1)
+            self._line(f"if type({raw}) is int:")
+            self._line(f"    if not {-top} <= {raw} < {top}: raise Unusual")
+            self._line(f"elif {raw} is not M and {raw} is not None: raise Unusual")
+            return raw
+        if base == "double" and column.how is None:
+            self._line(f"if type({raw}) is float or {raw} is M or {raw} is None: {name} = {raw}")
+            self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
+            return name
+        self._line(f"if {raw} is M or {raw} is None: {name} = {raw}")
+        if column.how == "text":
+            memory = self._constant({})
+            self._line(f"elif type({raw}) is not str: raise Unusual")
+            self._line("else:")
+            self._line(f"    {name} = {memory}.get({raw})")
+            self._line(f"    if {name} is None:")
+            self._line(f"        if len({memory}) > {_REMEMBERED}: {memory}.clear()")
+            self._line(f"        {name} = {memory}[{raw}] = {self._constant(column.convert)}({raw})")
+        else:
+            self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
+        return name
+
+    # -- paths
+
+    def _find(self, path: Path, element: str | None) -> str:
+        """Lines that find the value at a path, and its name."""
+        found = self._name()
+        for number, one in enumerate(path.alternatives):
+            if isinstance(one, Constant) or one.entries:
+                raise _CannotError
+            if number:
+                self._line(f"if {found} is M:")
+                self._depth += 1
+            value = self._begin(one, element)
+            steps = one.steps[1:] if one.start is Start.HEADERS else one.steps
+            for step in steps:
+                value = self._step(value, step)
+            if one.separator is not None:
+                value = self._split(value, one.separator, one.part)
+            self._line(f"{found} = {value}")
+            self._depth -= bool(number)
+        return found
+
+    def _begin(self, one: Access, element: str | None) -> str:
+        match one.start:
+            case Start.MESSAGE:
+                return "d"
+            case Start.ELEMENT if element is not None:
+                return element
+            case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
+                return f"record.{one.start.value}"
+            case Start.KEY if not one.steps:
+                name = self._name()
+                self._line(f"{name} = M if record.key is None else record.key.decode(errors='replace')")
+                return name
+            case Start.HEADERS if isinstance(one.steps[0], Field):
+                name = self._name()
+                self._line(f"{name} = record.headers.get({one.steps[0].name!r}, M)")
+                self._line(f"{name} = {name} if {name} is M else ({name} or b'').decode(errors='replace')")
+                return name
+            case _:
+                raise _CannotError
+
+    def _step(self, value: str, step: Field | Index | Slice | Each) -> str:
+        name = self._name()
+        match step:
+            case Field(field):
+                self._line(f"{name} = {value}.get({field!r}, M) if type({value}) is dict else M")
+            case Index(number):
+                has = f"len({value}) > {number}" if number >= 0 else f"len({value}) >= {-number}"
+                self._line(f"{name} = {value}[{number}] if type({value}) is list and {has} else M")
+            case Slice(first, end):
+                self._line(f"{name} = {value}[{'' if first is None else first}:{'' if end is None else end}]"
+                           f" if type({value}) is list else M")  # fmt: skip
+            case _:
+                raise _CannotError
+        return name
+
+    def _split(self, value: str, separator: str, part: int) -> str:
+        name = self._name()
+        self._line(f"{name} = {value}.split({separator!r}) if type({value}) is str else []")
+        has = f"len({name}) > {part}" if part >= 0 else f"len({name}) >= {-part}"
+        self._line(f"{name} = {name}[{part}] if {has} else M")
+        return name
+
+
+def _wanted(feed: Feed) -> list[Any]:
+    """The values of conditions, and those that stand for "not sent"."""
+    conditions = [one for rule in feed.rules for one in rule.when if isinstance(one.wanted, tuple)]
+    return [*feed.unavailable, *(value for one in conditions for value in one.wanted)]
+
+
+def _is_exact(column: FeedColumn) -> bool:
+    """True if the column needs a number's digits, and not only its double."""
+    return (column.sql.startswith(("decimal", "variant", "array", "timestamp")) and column.how is None) or (
+        column.how or ""
+    ).startswith("epoch")
+
+
+def _uses_parent(part: Rows) -> bool:
+    return any(
+        isinstance(one, Access) and one.start is Start.PARENT for _, path in part.values for one in path.alternatives
+    )

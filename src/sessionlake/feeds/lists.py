@@ -1,0 +1,73 @@
+"""Events of many messages as lists, one for each field: what both readers fill, and what a chunk is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessionlake.feeds.events import Decoded, Delete, Refusal
+from sessionlake.feeds.feed import Feed
+from sessionlake.feeds.paths import MISSING
+
+
+@dataclass
+class EventLists:
+    """The events of a batch of messages, in the order in which they were added.
+
+    Attributes:
+        message: The place in the batch of each event's message.
+        session, kind, ts, seq, after, is_link, restart, chain, scope, sent: As in `Event`.
+        rows: How many rows each event has.
+        deletes: Whether each row is deleted. Rows of all events follow one another.
+        row_id, rescued, expect: As in `Put` and `Delete`.
+        values: By column, the value of each row; `MISSING` where the row does not set it. A deleted row has the
+            values of its key alone.
+        refused: By message, why it is refused.
+    """
+
+    columns: tuple[str, ...]
+    message: list[int] = field(default_factory=list)
+    session: list[str] = field(default_factory=list)
+    kind: list[str] = field(default_factory=list)
+    ts: list[int] = field(default_factory=list)
+    seq: list[int | None] = field(default_factory=list)
+    after: list[int | None] = field(default_factory=list)
+    is_link: list[bool] = field(default_factory=list)
+    restart: list[bool] = field(default_factory=list)
+    chain: list[str | None] = field(default_factory=list)
+    scope: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    deletes: list[bool] = field(default_factory=list)
+    row_id: list[str] = field(default_factory=list)
+    rescued: list[str | None] = field(default_factory=list)
+    expect: list[str | None] = field(default_factory=list)
+    values: list[list[Any]] = field(default_factory=list)
+    refused: dict[int, Refusal] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, feed: Feed) -> EventLists:
+        """Empty lists for a feed's columns."""
+        return cls(tuple(feed.columns), values=[[] for _ in feed.columns])
+
+    def add(self, feed: Feed, message: int, found: Decoded | Refusal) -> None:
+        """Adds what a message was read as."""
+        if isinstance(found, Refusal):
+            self.refused[message] = found
+            return
+        keys = [column.name for column in feed.key]
+        for event in found.events:
+            self.message.append(message)
+            self.rows.append(len(event.rows))
+            for name in ("session", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent"):
+                getattr(self, name).append(getattr(event, name))
+            self.kind.append(event.kind.value)
+            for row in event.rows:
+                deletes = isinstance(row, Delete)
+                said = dict(zip(keys, row.key, strict=True)) if isinstance(row, Delete) else row.values
+                self.deletes.append(deletes)
+                self.row_id.append(row.row_id)
+                self.rescued.append(None if isinstance(row, Delete) else row.rescued)
+                self.expect.append(None if row.expect is None else row.expect.value)
+                for name, values in zip(self.columns, self.values, strict=True):
+                    values.append(said.get(name, MISSING))
