@@ -182,15 +182,15 @@ def test_frames_as_they_are_need_no_interpreter(name):
 
 def test_texts_of_the_configuration_never_become_code():
     hostile = "x'];import os;os.abort()#\"\\\n"
-    named = json.dumps(hostile)
+    named, column = json.dumps(hostile), json.dumps("x'+__import__\"#\\\\")
     text = f"""
 name: hostile
 topics: h
 session: '"x'';raise SystemExit#"'
 key: [id]
-columns: {{id: string, {named}: string}}
+columns: {{id: string, {column}: string}}
 messages:
-  - {{when: {{kind: {named}}}, is: update, rows: [{{row: {{id: id, {named}: '"a\\"b''c"'}}}}]}}
+  - {{when: {{kind: {named}}}, is: update, rows: [{{row: {{id: id, {column}: '"a\\"b''c"'}}}}]}}
   - {{is: ignore}}
 """
     given = feed(text)
