@@ -42,7 +42,7 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
     lake = Lake(settings)
     if lake.storage.needs_session:
         lake.storage.purge_vectors(table)  # which says what to do there
-    known = [name for name in [*TABLES, *settings.own_tables] if lake.storage.exists(None, name)]
+    known = [name for name in [*TABLES, *settings.added_tables] if lake.storage.exists(None, name)]
     if table not in known:
         raise UsageError(f"maintain: there is no table {table!r}; there are: {', '.join(known) or 'none yet'}")
     with lake.storage.claim(None, CLAIM, "maintains the tables"):

@@ -157,7 +157,7 @@ def placed(lake: Lake, sql: str) -> str:
 
 def tables(settings: Settings) -> list[str]:
     """Names of the lake's tables and views, those that the configuration adds among them."""
-    return [*TABLES, *DEFINITIONS, *settings.own_tables]
+    return [*TABLES, *DEFINITIONS, *settings.added_tables]
 
 
 def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:

@@ -155,7 +155,7 @@ class Maintenance:
             self.error = error
 
     def _tables(self) -> list[str]:
-        return [table for table in [*TABLES, *self._settings.own_tables] if self._lake.exists(self._spark, table)]
+        return [table for table in [*TABLES, *self._settings.added_tables] if self._lake.exists(self._spark, table)]
 
     def _maintain(self, table: str, *, at_leisure: bool) -> Maintained:
         """One table: rows, merging, files. At leisure, files that have expired are removed only if they are many."""

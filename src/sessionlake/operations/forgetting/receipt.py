@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.operations.forgetting.publications import publications
 from sessionlake.operations.forgetting.search import pattern, search
 from sessionlake.protocol.names import quote
-from sessionlake.publish.outlets import outlets
+from sessionlake.publish.publishable import publishable_tables
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.operation import FORGET
@@ -36,7 +36,7 @@ def proof(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != own})
     asked: list[str] = []
     if lake.storage.needs_session:
-        asked = [table for table in (*TABLES, *settings.own_tables) if lake.exists(spark, table)]
+        asked = [table for table in (*TABLES, *settings.added_tables) if lake.exists(spark, table)]
         found += [f"{table}, column {name}" for table in asked for name in _columns_with(spark, lake, table, session)]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)
     unread = sorted({place for part in searched for place in part.unread})
@@ -72,7 +72,7 @@ def _of_source(settings: Settings, topic: str) -> str:
 
 def _unknown(spark: SparkSession, lake: Lake) -> list[str]:
     """Gold's tables that the configuration leaves out: they are not emptied, and may be of the session."""
-    known = {*TABLES, *lake.settings.own_tables}
+    known = {*TABLES, *lake.settings.added_tables}
     return [table for table in lake.storage.tables(spark, GOLD) if table not in known]
 
 
@@ -85,7 +85,7 @@ def remains(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
     ]
     left += [
         f"{reader.name}: the tombstones are sent; its topic drops the rows before them when Kafka compacts it"
-        for table in outlets(settings)
+        for table in publishable_tables(settings)
         for reader in publications(settings, table)
     ]
     left += [
