@@ -1,7 +1,7 @@
 # Needs Java 17 or later, Python 3.11 to 3.13 with pip, and make. Every target installs the rest itself.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace tables errors plain jupyter wheel clean-home clean
+.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace reference plain jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -62,11 +62,8 @@ bench-catalog: $(READY) ## measure CPU time and Spark jobs of a million messages
 trace: $(READY) ## count the modules on the path of a message, a start or a command
 	@$(BIN)/python tests/perf/trace_modules.py
 
-tables: $(READY) ## write docs/reference/tables.md, which describes every table and column
-	@$(BIN)/python -m sessionlake.delta.schemas.page > docs/reference/tables.md
-
-errors: $(READY) ## write docs/reference/errors.md, which lists every error with its remedy
-	@PYTHONPATH=tests $(BIN)/python -m support.errors_page > docs/reference/errors.md
+reference: $(READY) ## write the pages of docs/reference that are made from the code
+	@PYTHONPATH=tests $(BIN)/python -m support.reference
 
 plain: $(READY) ## list long sentences, and words that have a plainer alternative, in code and docs
 	@PYTHONPATH=tests $(BIN)/python -m support.plain_english src docs notebooks README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md

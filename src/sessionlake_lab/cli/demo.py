@@ -29,7 +29,7 @@ from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.model import DEFAULT_FILE, Integrity, OnViolation, PayloadSettings, Settings
 from sessionlake.spark.session import spark_session, stop_spark
-from sessionlake.streaming.errors import read_at_once
+from sessionlake.streaming.errors import explain_errors
 from sessionlake_lab.cli.demo_late import LatePoints, send_late_points
 from sessionlake_lab.cli.demo_view import Progress
 from sessionlake_lab.compare import verify
@@ -89,7 +89,7 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
     scenario = {"duration": seconds, "rate": rate, "seed": seed, **FAULTS}
     with _exclusive_home(settings), StopFlag() as stop:
         try:
-            with read_at_once():
+            with explain_errors():
                 code = _Demo(own, out, stop, scenario).play()
         except _InterruptedError:
             out.print(f"interrupted: everything was stopped, and committed data stays in {_short(own.home)}")
