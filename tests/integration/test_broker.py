@@ -162,6 +162,7 @@ def test_a_broker_that_cannot_start_says_why(own):
     assert status(own).state == "stopped"
 
 
+@pytest.mark.soak
 def test_two_ups_at_once_start_one_broker(own):
     command = [sys.executable, "-c", _UP]
     environment = os.environ | {

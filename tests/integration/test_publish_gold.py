@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.names import CHANGES, METRICS_1M
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.declared.tables import GoldTable, finals_of, product_of, tables_of
-from sessionlake.gold.job import make_tables
+from sessionlake.gold.job import rebuild_tables
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import load_settings
 from spark.test_expiry import HOUR, stream
@@ -157,7 +157,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
 
     scene.configure(retention={"metrics_1m": "1 hour"})
     anew = [table for table in tables_of(scene.settings) if table.name in {*fed, "closed"}]
-    make_tables(scene.spark, scene.settings, anew)
+    rebuild_tables(scene.spark, scene.settings, anew)
     for table in scene.tables():
         scene.publish(table.table, scene.topic(table.name))
         scene.require_sent(table)

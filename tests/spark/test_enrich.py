@@ -210,7 +210,7 @@ def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed,
         assert asked.most_at_once <= 2
         requests = len(asked.requests)
         require_exact(feed)
-        job.make_tables(feed.spark, feed.settings, [one for one in tables_of(feed.settings) if one.table == PLACED])
+        job.rebuild_tables(feed.spark, feed.settings, [one for one in tables_of(feed.settings) if one.table == PLACED])
         assert (len(asked.requests), placed(feed)[4]) == (requests, "here")
         recover.empty(feed.spark, feed.settings)
         assert failures(feed) == {}

@@ -224,7 +224,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     monkeypatch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
     with pytest.raises(_DeathError):
         rebuild(counted.spark, counted.settings, "counted")
-    refused = "was interrupted while .* run `sessionlake rebuild processor:counted`"
+    refused = "was interrupted while .* Run `sessionlake rebuild processor:counted`"
     with pytest.raises(LakeError, match=refused):
         counted.run()
     with pytest.raises(LakeError, match=refused):
@@ -396,7 +396,9 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
         arrive(("t", "b", 6, -1))
     assert table() == [*anew, ("b", 0, None, None, 1)]
 
-    with pytest.raises(ConfigError, match=r"the rows of silver\.changes are by topic, row_id, and not by topic"):
+    with pytest.raises(
+        ConfigError, match=r"silver\.changes was written with the key topic, row_id, the configuration has topic"
+    ):
         keyed.rebuild(counted.spark, counted.settings, own.model_copy(update={"key": ("topic",)}))
 
 

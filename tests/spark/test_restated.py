@@ -191,6 +191,7 @@ def test_nothing_is_found_whatever_the_batches_and_each_forgery_of_one_topic_is(
     assert done == {*FORGERIES}
 
 
+@pytest.mark.soak
 def test_it_is_said_in_words(spark: Any) -> None:
     history = History(random.Random(3))
     table, told = history.of(BY_SESSION)

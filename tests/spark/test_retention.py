@@ -104,6 +104,7 @@ def aging(three_batches: Aging, tmp_path: Path) -> Aging:
     return three_batches.copied(tmp_path / "copy")
 
 
+@pytest.mark.soak
 def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, aging: Aging) -> None:
     # Of each session silver has written another row of its progress since.
     found = {table: Retention(spark, aging.settings).remove(table, aging.moments[1]) for table in CUT}
@@ -398,7 +399,7 @@ def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str
     assert events.cut(0) == 1
     spark.sql(f"RESTORE TABLE {events.lake.identifier(RETAINED)} TO VERSION AS OF 1")
     waits = Retention(spark, events.settings).remove(EVENTS, events.moments[2] + SPAN).waits
-    assert re.match(rf"{RETAINED} was set back: .* Bring the newer version back", waits)
+    assert re.match(rf"{RETAINED} has lost its latest changes: .* Bring the newer version back", waits)
     assert events.left() == 3
 
 

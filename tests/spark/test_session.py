@@ -272,7 +272,7 @@ def _talks_to_it(process: psutil.Process) -> bool:
     ("number", "begun"),
     [
         (signal.SIGINT, _talks_to_it),
-        (signal.SIGTERM, _has_a_jvm),
+        pytest.param(signal.SIGTERM, _has_a_jvm, marks=pytest.mark.soak),
         pytest.param(signal.SIGINT, _has_a_jvm, marks=pytest.mark.soak),
         pytest.param(signal.SIGTERM, _talks_to_it, marks=pytest.mark.soak),
     ],

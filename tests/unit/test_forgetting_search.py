@@ -24,13 +24,13 @@ from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import topics_of
 from sessionlake.operations.forgetting.search import Found, search
 from sessionlake.operations.forgetting.states import left_of
-from sessionlake.processors.memory import Kept, ProcessorMemory
+from sessionlake.processors.memory import ProcessorMemory, SessionState
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join, split
-from sessionlake.streaming import aside
+from sessionlake.streaming import pause_requests
 from support.lakes import folder_of
 
 ID = "chamber-7"
@@ -126,7 +126,7 @@ def test_parquet_is_searched_by_value_before_it_has_its_name_and_named_if_it_can
 
 
 def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were() -> None:
-    kept = Kept(1, b"s", 3, 0, 17)
+    kept = SessionState(1, b"s", 3, 0, 17)
     memory = ProcessorMemory(
         {("t", 0): 5}, {session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
@@ -184,10 +184,10 @@ def test_a_session_is_known_by_topic_and_id_together() -> None:
 
 def test_layers_are_asked_as_long_as_the_one_who_asks_lives(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert aside.asked(settings) is None
-    with aside.asking(settings, "why"):
-        assert aside.asked(settings) == "why"
+    assert pause_requests.pause_reason(settings) is None
+    with pause_requests.request_pause(settings, "why"):
+        assert pause_requests.pause_reason(settings) == "why"
         (request,) = (tmp_path / "checkpoints").glob("aside*")
         os.utime(request, (0, 0))  # who asked has died
-        assert aside.asked(settings) is None
-    assert aside.asked(settings) is None
+        assert pause_requests.pause_reason(settings) is None
+    assert pause_requests.pause_reason(settings) is None

@@ -24,10 +24,10 @@ from sessionlake.gold.enrich.table import Join
 from sessionlake.gold.rules.parse import Scope, parse
 from sessionlake.gold.rules.tree import Selection, leaves
 from sessionlake.processors.output import OutputColumns
-from sessionlake.processors.typed import module_of
-from sessionlake.protocol.arrow import among_keys, sort_rows
-from sessionlake.protocol.columns import PUBLISHED
-from sessionlake.protocol.names import INTERNAL, check_columns, folded, internal
+from sessionlake.processors.typed import types_module
+from sessionlake.protocol.arrow import semi_join, sort_rows
+from sessionlake.protocol.columns import BUILT_IN_COLUMNS
+from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 from sessionlake_lab.simulate.generate import generate
@@ -37,7 +37,7 @@ from support.folding import fold, of_silver, of_truth, truth_of
 from support.names import STRANGE, own_names, usable
 
 EVERY = usable([*STRANGE, *own_names()])
-DECLARABLE = usable(EVERY, *PUBLISHED)
+DECLARABLE = usable(EVERY, *BUILT_IN_COLUMNS)
 KINDS = [kind.value for kind in AggregateKind if kind is not AggregateKind.APPROX_DISTINCT]
 
 
@@ -132,7 +132,7 @@ def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
 @given(some(DECLARABLE, 5))
 def test_the_module_of_types_has_the_columns_under_their_names(names: list[str]) -> None:
     types = dict.fromkeys(names, "string")
-    tree = ast.parse(module_of(Settings(capture=CaptureSettings(columns=types))))
+    tree = ast.parse(types_module(Settings(capture=CaptureSettings(columns=types))))
     keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
     assert {*names} <= {*keys}
 
@@ -187,7 +187,7 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
 @given(some(usable(EVERY, "_batch", "ordinal"), 4))
 def test_a_processors_records_have_its_columns(names: list[str]) -> None:
     output = OutputColumns(dict.fromkeys(names, "bigint"), (("ordinal", "int"),))
-    found = output.own([output.check({name: place for place, name in enumerate(names)}), output.check({})])
+    found = output.declared_arrays([output.check({name: place for place, name in enumerate(names)}), output.check({})])
     assert {name: column.to_pylist() for name, column in found.items()} == {
         name: [place, None] for place, name in enumerate(names)
     }
@@ -198,7 +198,7 @@ def test_rows_are_sorted_and_looked_up_whatever_their_columns_are_called(names: 
     rows = pa.table([["b", "a", "b"], [2, 1, 1], [1.0, 2.0, 3.0]], names)
     assert sort_rows(rows, names[:2])[names[2]].to_pylist() == [2.0, 3.0, 1.0]
     others = pa.table([["b", "c"], [1, 1]], names[:2])
-    assert among_keys(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
+    assert semi_join(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
 
 
 # -- what names are refused in other places
@@ -236,7 +236,7 @@ def test_a_name_that_a_table_of_gold_has_itself_is_refused(gold: dict[str, Any],
 
 
 def test_internal_names_are_no_user_s() -> None:
-    assert all(not folded(name).startswith(INTERNAL) for name in EVERY)
+    assert all(not fold_case(name).startswith(INTERNAL) for name in EVERY)
 
 
 @given(some([name for name in DECLARABLE if name != "deleted"], 2))

@@ -15,14 +15,14 @@ from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.sql.definitions import METRICS_BETWEEN, create_metrics_between
 from sessionlake.gold.sql.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.sql.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
-from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 from sessionlake.spark.reading_plan import Name, Reads, reads_of
 from sessionlake.spark.session import separate_session
-from sessionlake.streaming.errors import refused
+from sessionlake.streaming.errors import explain_sql_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,8 +67,8 @@ def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat
     kept = [one.table for one in settings.gold.products] + [tier.table for tier in TIERS]
     through = [tier.table for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
     named = [table for table in kept if table in {*read, *through}]
-    for table, floors in floors_in(Lake(settings).reader(spark), named).items():
-        say(told(table, floors))
+    for table, floors in read_floors(Lake(settings).reader(spark), named).items():
+        say(describe_floors(table, floors))
 
 
 def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
@@ -99,7 +99,7 @@ def _asked(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str]
     try:
         return named, cells_of(spark.sql(text).toArrow())
     except (PySparkException, Py4JError) as error:  # what is raised while it is computed need not be one of Spark's
-        told = refused("query", error)
+        told = explain_sql_error("query", error)
         if isinstance(told, UsageError) and not named:
             told = UsageError(f"{told} Tables: {', '.join(tables(settings))}")
         raise told from error
@@ -184,7 +184,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
             point.read(own, f"silver.{table}").createOrReplaceTempView(table)
         show_table(own.sql(bare).toArrow(), form)
     except (PySparkException, Py4JError) as error:
-        raise refused("query", error) from error
+        raise explain_sql_error("query", error) from error
     return point.batch
 
 

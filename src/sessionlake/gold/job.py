@@ -19,8 +19,8 @@ from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import Finals
 from sessionlake.gold.batch.products import ProductMerger, write_late
-from sessionlake.gold.batch.rows import BatchRows, Part
-from sessionlake.gold.changes import declared_in, marks
+from sessionlake.gold.batch.rows import BatchRows, FoldResult
+from sessionlake.gold.changes import change_columns, declared_in
 from sessionlake.gold.declared.tables import (
     GoldTable,
     averages_of,
@@ -32,29 +32,29 @@ from sessionlake.gold.declared.tables import (
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, Kept
-from sessionlake.gold.making.states import kept, shard_of
-from sessionlake.gold.making.tables import Made, make_anew
+from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
+from sessionlake.gold.making.states import shard_of, tracked_averages
+from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import QueryWithBackground, ReferenceRuntime, prepare_tables
-from sessionlake.gold.sql.definitions import keep_definitions
-from sessionlake.gold.tables.expiry import Expiry, begun_expiry
+from sessionlake.gold.sql.definitions import create_definitions
+from sessionlake.gold.tables.expiry import Expiry, start_expiry
 from sessionlake.gold.tables.notes import (
-    hold_properties,
-    hold_shards,
-    left_out,
+    complete_tables,
     mark_incomplete,
-    note_kept_up,
-    tables_to_make,
-    whole,
+    require_same_shards,
+    set_table_properties,
+    skipped_tables,
+    store_maintained,
+    tables_to_rebuild,
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.streaming.carried import Files
-from sessionlake.streaming.checkpoint import from_first_batch, last_planned
+from sessionlake.streaming.checkpoint import last_planned, starting_options
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.handover import HandedOver, Handover, folder, in_force
+from sessionlake.streaming.handover import Handover, ResumedFold, active_folder, read_active
 from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.payload_files import PayloadFiles
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ LAYER = GOLD
 # Silver forgets a session at twice its timeout, too.
 _IDLE_TIMEOUTS = 2
 # A row that tells something once a day is not looked up each time.
-_RESTING = timedelta(days=7)
+_ROW_IDLE = timedelta(days=7)
 
 
 def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackground:
@@ -80,16 +80,16 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
     with lake.storage.remembering():
         _prepare(spark, lake)
-        new = tables_to_make(spark, lake, tables)
+        new = tables_to_rebuild(spark, lake, tables)
         lake.ensure(spark, [table.table for table in with_finals(table for table in tables if table not in new)])
         if new:
-            _make(spark, lake, new)
-        hold_properties(spark, lake, tables)
-        keep_definitions(spark, lake)
-        return _run(spark, lake, tables, once=once)
+            _rebuild(spark, lake, new)
+        set_table_properties(spark, lake, tables)
+        create_definitions(spark, lake)
+        return _start_stream(spark, lake, tables, once=once)
 
 
-def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, Made]:
+def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
     """Makes tables of all that silver holds, once all others that are whole have it.
 
     Raises:
@@ -98,7 +98,7 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     lake = Lake(settings, schemas_of(settings))
     with lake.storage.remembering():
         _prepare(spark, lake)
-        return _make(spark, lake, tables)
+        return _rebuild(spark, lake, tables)
 
 
 def _prepare(spark: SparkSession, lake: Lake) -> None:
@@ -107,29 +107,29 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
     require_uninterrupted(lake.settings, LAYER)
     lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_tables(spark, lake, lake.settings)
-    hold_shards(spark, lake, lake.settings.gold.shards)
+    require_same_shards(spark, lake, lake.settings.gold.shards)
 
 
-def _make(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, Made]:
+def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
     """Makes tables anew, behind a run of the stream that brings all others up to the same changes."""
     settings = lake.settings
     for table in tables:
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         reset_rules(spark, lake)
-    others = whole(spark, lake, tables_of(settings))
-    missed = left_out(spark, lake, others)  # the next start makes these anew
+    others = complete_tables(spark, lake, tables_of(settings))
+    missed = skipped_tables(spark, lake, others)  # the next start makes these anew
     others = [one for one in others if one not in missed]
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        _run(spark, lake, others, once=True, asks=False).wait()
+        _start_stream(spark, lake, others, once=True, asks=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables):
         ReferenceRuntime(spark, lake, settings, others, asks=False).apply_all()
-    made = {table.table: make_anew(spark, lake, settings, table) for table in tables}
-    note_kept_up(spark, lake, [*others, *tables])
+    made = {table.table: rebuild_table(spark, lake, settings, table) for table in tables}
+    store_maintained(spark, lake, [*others, *tables])
     return made
 
 
-def _run(
+def _start_stream(
     spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, asks: bool = True
 ) -> QueryWithBackground:
     """Starts the stream that keeps tables up, and what is done beside it.
@@ -137,16 +137,16 @@ def _run(
     Args:
         asks: whether lookups ask for what reference tables lack.
     """
-    settings, begin = lake.settings, in_force(lake.settings, LAYER)
-    note_kept_up(spark, lake, tables)
+    settings, begin = lake.settings, read_active(lake.settings, LAYER)
+    store_maintained(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, asks=asks)
-    expiry = begun_expiry(spark, lake, tables, is_new=begin is None and last_planned(query.checkpoint) is None)
+    expiry = start_expiry(spark, lake, tables, is_new=begin is None and last_planned(query.checkpoint) is None)
     batch = _GoldBatch(spark, lake, tables, references, expiry)
-    averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
+    averages = [tracked_averages(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
     first_batch = 0 if begin is None else begin.first_batch
     query.start(
-        folded(spark, lake, settings, averages, begin),
+        folded_stream(spark, lake, settings, averages, begin),
         batch,
         trigger=settings.gold.trigger,
         once=once,
@@ -155,8 +155,8 @@ def _run(
     return query.start_background(references.background, once=once)
 
 
-def folded(
-    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[Kept], begin: Handover | None
+def folded_stream(
+    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], begin: Handover | None
 ) -> DataFrame:
     """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
     declared, owners = declared_in(settings), owners_of(one.series for one in averages)
@@ -168,17 +168,17 @@ def folded(
         with suppress(LakeError):  # gold does not depend on the order
             options |= lake.storage.first_read(spark, CHANGES)
     else:
-        options |= from_first_batch(settings.checkpoint(LAYER))
+        options |= starting_options(settings.checkpoint(LAYER))
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.may_be_any else None)
-    packed = read.select(*shards, *marks(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
+    packed = read.select(*shards, *change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
-    resting_ms = max(idle_ms, milliseconds(_RESTING))
-    fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, resting_ms)
+    row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
+    fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, row_idle_ms)
     if begin is not None:
-        fold = HandedOver(fold, str(folder(settings, LAYER)))
-    return fold_shards(packed, fold, Files.of(lake.storage.scratch, LAYER))
+        fold = ResumedFold(fold, str(active_folder(settings, LAYER)))
+    return fold_shards(packed, fold, PayloadFiles.for_query(lake.storage.scratch, LAYER))
 
 
 class _GoldBatch:
@@ -188,7 +188,7 @@ class _GoldBatch:
         self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry
     ) -> None:
         self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
-        self._files = Files.of(lake.storage.scratch, LAYER)
+        self._files = PayloadFiles.for_query(lake.storage.scratch, LAYER)
         self._files.clear()
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
@@ -198,12 +198,12 @@ class _GoldBatch:
         # Rules read all of these: batches of which one misses something are made up for by all rules being new.
         self._rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
 
-    def __call__(self, folded: DataFrame, txn: Txn) -> None:
-        started, spark = datetime.now(UTC), folded.sparkSession
+    def __call__(self, folded_stream: DataFrame, txn: Txn) -> None:
+        started, spark = datetime.now(UTC), folded_stream.sparkSession
         inline, few = self._lake.limits.inline_bytes, self._lake.limits.few_changes
-        folded.persist()
+        folded_stream.persist()
         try:
-            part = Part.collect(folded, inline)
+            part = FoldResult.collect(folded_stream, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
             with interpreted(spark, when=part.report.read.changes <= few):
                 averages = writer.write(self._averages)
@@ -216,7 +216,7 @@ class _GoldBatch:
                 if self._rules is not None:
                     outputs += self._rules(spark, rows, txn)
         finally:
-            folded.unpersist()
+            folded_stream.unpersist()
             self._files.clear()
         report = part.report
         entry = LedgerEntry(

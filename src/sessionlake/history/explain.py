@@ -20,11 +20,11 @@ from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
-from sessionlake.gold.changes import changes_of, declared_in, events_of, is_late, with_seq_order
+from sessionlake.gold.changes import declared_in, events_of, is_late, select_changes, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, tables_of
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import rebuilt_by
 from sessionlake.ledger.progress import changes_taken_in
@@ -33,9 +33,9 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import require_condition
-from sessionlake.streaming.checkpoint import is_at_first, last_committed
-from sessionlake.streaming.errors import refused
-from sessionlake.streaming.handover import reached
+from sessionlake.streaming.checkpoint import last_committed, reads_initial_snapshot
+from sessionlake.streaming.errors import explain_sql_error
+from sessionlake.streaming.handover import version_reached
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,7 +150,7 @@ def explain(
         raise LakeError(f"{table} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
     rows, reader = _rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
-        begins = "".join(f"; {told(*found)}" for found in floors_in(reader, [table]).items())
+        begins = "".join(f"; {describe_floors(*found)}" for found in read_floors(reader, [table]).items())
         raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
     changes = _taken_in(spark, lake, reader)
     logic = lake.storage.properties(spark, table).get(LOGIC)
@@ -173,7 +173,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
         rows = rows.where(where) if where else rows
         return _rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
     except PySparkException as error:
-        raise refused("explain", error) from error
+        raise explain_sql_error("explain", error) from error
 
 
 def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
@@ -193,13 +193,13 @@ def _is_level(settings: Settings) -> bool:
     Raises:
         LakeError: nobody can tell, as it is still at what was there when it began.
     """
-    if is_at_first(settings.checkpoint(GOLD)):
+    if reads_initial_snapshot(settings.checkpoint(GOLD)):
         raise LakeError(
             f"{GOLD} is still at what {CHANGES} held when it began, which need not come in order: what its figures "
             "are made of can be told once it has read that"
         )
     batch = last_committed(settings.checkpoint(GOLD))
-    return batch is None or reached(settings, GOLD, batch)[1]
+    return batch is None or version_reached(settings, GOLD, batch)[1]
 
 
 def _explained(
@@ -311,7 +311,7 @@ def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
     for name in names:
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
-    found = changes_of(found, changes.settings)
+    found = select_changes(found, changes.settings)
     return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
 
 

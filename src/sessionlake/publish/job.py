@@ -28,7 +28,7 @@ from sessionlake.spark.frames import map_batches
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.checkpoint import require_readable
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import is_ahead, other_column
+from sessionlake.streaming.source_columns import changed_column, is_ahead_of_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,14 +128,14 @@ def _require_same(spark: SparkSession, lake: Lake, publication: Publication, que
         LakeError: a column has changed since.
         LossError: the table was restored from a backup.
     """
-    other = other_column(spark, lake, publication.table, query.checkpoint)
+    other = changed_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
         raise LakeError(
             f"publish: {publication.table} had a column {other} when it was published last, and no longer has it",
             why="A change feed cannot be read across such a change",
             fix=f"Publish the table from the start: {query.restart_hint}",
         )
-    if is_ahead(spark, lake, publication.table, query.checkpoint):
+    if is_ahead_of_table(spark, lake, publication.table, query.checkpoint):
         raise LossError(
             f"publish: versions of {publication.table} that were published are gone: it was restored from a backup",
             fix=f"Publish the table from the start: {query.restart_hint}",

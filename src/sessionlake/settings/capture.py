@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from sessionlake.protocol.backtracking import hostile
+from sessionlake.protocol.backtracking import find_slow_matching
 from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.payload import PayloadFormat
 
@@ -48,7 +48,7 @@ def _regex(value: str) -> str:
         re.compile(value)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
-    if why := hostile(value):
+    if why := find_slow_matching(value):
         raise ValueError(
             f"matching a topic name of up to 249 characters could take hours: {why}; simplify the expression"
         )
@@ -92,9 +92,13 @@ class TopicRule(Section):
     """Overrides for topics whose whole name matches `pattern`. The first matching rule applies."""
 
     pattern: Regex
+    """Regular expression of the whole names of the topics."""
     integrity: Integrity | None = None
+    """In place of `capture.integrity`."""
     on_violation: OnViolation | None = None
+    """In place of `capture.on_violation`."""
     lateness: Duration | None = None
+    """In place of `capture.lateness`."""
 
 
 class PayloadSettings(Section):
@@ -133,16 +137,25 @@ class CaptureSettings(Section):
     """What messages contain, and how strictly a session's stream is judged."""
 
     format: PayloadFormat = PayloadFormat.JSON
+    """How the values of messages are encoded."""
     payload: PayloadSettings = PayloadSettings()
     columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
+    """The columns of a row, with Spark's names of their types."""
     integrity: Integrity = Integrity.STRICT
+    """The class by which the stream of a session is judged."""
     on_violation: OnViolation = OnViolation.FAIL
+    """When a session breaks its class, the job stops, the session is isolated, or the event is recorded."""
     by_topic: tuple[TopicRule, ...] = ()
     lateness: Duration = timedelta(minutes=10)
+    """Under `window`: how far behind the highest event time a message may still be applied."""
     gap_timeout: Duration = timedelta(minutes=10)
+    """Under `once`: how long, in stream time, a missing message may take before it is a violation."""
     session_timeout: Duration = timedelta(hours=1)
+    """A session without a message for longer, in stream time, has expired."""
     max_future_skew: Duration = timedelta(days=1)
+    """How far an event time may be ahead of the message's Kafka timestamp, and that ahead of the time of reading."""
     max_message_bytes: int = Field(10 * 1024 * 1024, gt=0)
+    """Longer values go to quarantine."""
     max_held_messages: int = Field(10_000, ge=1)
     """Most messages of a session that class `window` holds back. One more is a violation."""
     max_held_bytes: int = Field(64 * 1024 * 1024, ge=1)

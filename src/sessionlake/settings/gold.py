@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.capture import Duration, Section
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
@@ -119,6 +119,7 @@ class ProductSettings(Section):
     """A declared table of gold, with one row per key and bucket of event time."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    """Names the table: `gold.<name>`."""
     python: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
     """A `sessionlake.gold.Product` as `module:NAME`, instead of the settings below."""
     source: str | None = Field(None, pattern=SOURCE)
@@ -130,6 +131,7 @@ class ProductSettings(Section):
     order: tuple[str, ...] = ()
     """With a source: its columns that order rows of the same time, for `first` and `last`."""
     of: EventKind = EventKind.NUMBERS
+    """The columns whose changes are aggregated."""
     keys: tuple[str, ...] = ()
     """Some of `topic, session_id, row_id` and `metric` (for texts: `column` and `value`). With a source: its columns.
     """
@@ -237,6 +239,7 @@ class AverageSettings(Section):
     """A table of averages over the last points of each series, with one row per point."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    """Names the table: `gold.<name>`."""
     keys: tuple[str, ...] | None = None
     """`topic` and `metric`, and `session_id` or `row_id` or both. The two standard tables have fixed keys."""
     points: int | None = Field(None, ge=1, le=1024)
@@ -277,8 +280,11 @@ class TierSettings(Section):
     """How long rows of the standard tiers are kept after their bucket's end, in stream time of their topic."""
 
     metrics_1m: Duration | None = _RETENTION
+    """How long rows of `gold.metrics_1m` stay; unless set, for good."""
     metrics_1h: Duration | None = _RETENTION
+    """How long rows of `gold.metrics_1h` stay; unless set, for good."""
     metrics_1d: Duration | None = _RETENTION
+    """How long rows of `gold.metrics_1d` stay; unless set, for good."""
 
     @model_validator(mode="after")
     def _coarser_is_longer(self) -> Self:
@@ -311,6 +317,7 @@ class GoldSettings(Section):
     averages: tuple[AverageSettings, ...] = ()
     """Further tables of averages, and overrides for the standard ones."""
     shards: int = Field(64, gt=0, le=65_536)
+    """In how many parts averages are computed at once."""
     products: tuple[ProductSettings, ...] = ()
     """Further tables of aggregates."""
     retention: TierSettings = TierSettings()
@@ -325,7 +332,7 @@ class GoldSettings(Section):
     @model_validator(mode="after")
     def _apart(self) -> Self:
         tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
-        if repeated := twice(table.removeprefix("gold.") for table in tables):
+        if repeated := repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}")
         return self
 

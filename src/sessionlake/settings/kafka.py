@@ -37,6 +37,7 @@ class KinesisSettings(Section):
     streams: str = Field(min_length=1)
     """Stream names, separated by commas. Each is a topic."""
     region: str = Field(min_length=1)
+    """AWS region of the streams."""
     options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Any further option of the connector: a login, or `serviceCredential`."""
 
@@ -83,15 +84,21 @@ class KafkaSecurity(Section):
     """How clients reach a secured broker. The same settings apply to Java and Python clients."""
 
     protocol: Protocol
+    """How the broker is spoken to."""
     mechanism: Mechanism | None = None
+    """How the client logs in, where the protocol is SASL."""
     username: str | None = Field(None, min_length=1)
+    """With `password`, for PLAIN and SCRAM."""
     password: SecretStr | None = Field(None, min_length=1)
     """With `username`, for PLAIN and SCRAM."""
     token_url: str | None = Field(None, pattern=r"^https?://\S+$")
     """Where OAUTHBEARER gets its tokens, by the client credentials grant."""
     client_id: str | None = Field(None, min_length=1)
+    """Names the client to `token_url`."""
     client_secret: SecretStr | None = Field(None, min_length=1)
+    """Proves the client to `token_url`."""
     scope: str | None = Field(None, min_length=1)
+    """What the token is asked for, where `token_url` needs that."""
     ca: str | None = Field(None, min_length=1)
     """Authorities that sign brokers' certificates: a PEM file, or its text. Default: those that the client trusts."""
     certificate: str | None = Field(None, min_length=1)
@@ -99,6 +106,7 @@ class KafkaSecurity(Section):
     key: SecretStr | None = Field(None, min_length=1)
     """The key of `certificate`, in PKCS#8: a PEM file, or its text."""
     key_password: SecretStr | None = Field(None, min_length=1)
+    """Opens `key`, where it is encrypted."""
 
     @property
     def tls(self) -> bool:
@@ -142,7 +150,9 @@ class KafkaSettings(Section):
     """Where messages come from, and how Kafka is reached."""
 
     bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
+    """Brokers to ask first, as `host:port`, with commas between them."""
     topic_pattern: Regex = r"capture\..+"
+    """Regular expression of the whole names of the topics that bronze reads."""
     options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Any further client option, without the prefix `kafka.`, as in `security.protocol: SASL_SSL`.
 
@@ -196,10 +206,13 @@ class BronzeSettings(Section):
     """Settings of the layer that copies a source to `bronze.messages`."""
 
     source: SourceKind = SourceKind.KAFKA
+    """Where messages come from."""
     archive: ArchiveSettings | None = None
     kinesis: KinesisSettings | None = None
     max_offsets_per_trigger: int = Field(1_000_000, gt=0)
+    """Most messages of a batch."""
     trigger: Duration = timedelta(seconds=1)
+    """How long after the start of a batch the next one starts."""
     topic_refresh: Duration = timedelta(seconds=3)
     """How soon a new topic or partition is noticed."""
     silent_after: Duration | None = timedelta(hours=1)

@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from sessionlake.errors import ConfigError
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.settings.capture import (
     CaptureSettings,
     Duration,
@@ -98,10 +98,13 @@ class SilverSettings(Section):
     """Settings of the layer that turns `bronze.messages` into session tables."""
 
     shards: int = Field(64, gt=0, le=65_536)
+    """In how many parts sessions are judged at once. `sessionlake reshard` changes it."""
     trigger: Duration = timedelta(seconds=1)
+    """How long after the start of a batch the next one starts."""
     snapshot_interval: Duration = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
     """In stream time: a changed session is cut, as a whole table, at the next multiple of this interval."""
     max_files_per_trigger: int = Field(1000, gt=0)
+    """Most files of bronze that a batch reads."""
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
     """Size of bronze's stored files per batch, at least one file. Also applies to processors."""
     merge_interval: Duration = timedelta(seconds=5)
@@ -170,10 +173,15 @@ class SchemaSettings(Section):
     """Names of the schemas in the catalog. Development targets add a prefix to them."""
 
     bronze: str = Field("bronze", min_length=1)
+    """Name of the schema of bronze's tables."""
     silver: str = Field("silver", min_length=1)
+    """Name of the schema of silver's tables."""
     gold: str = Field("gold", min_length=1)
+    """Name of the schema of gold's tables."""
     ops: str = Field("ops", min_length=1)
+    """Name of the schema of the ledger and all else that operators read."""
     reference: str = Field("reference", min_length=1)
+    """Name of the schema of reference tables."""
 
     def name_of(self, schema: str) -> str:
         """Returns the catalog name of one of the schemas."""
@@ -186,6 +194,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
     home: Path = Path(".sessionlake")
+    """Folder of everything that sessionlake writes on a laptop: tables, checkpoints, the embedded broker's data."""
     catalog: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")
     """Unity Catalog name. None on a laptop, where tables are in `home/warehouse`."""
     checkpoints: str | None = None
@@ -228,7 +237,7 @@ class Settings(BaseSettings):
             if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
                 raise ValueError(f"{own.name}: only processors with{'out' if own.key else ''} a key have {min(idle)}")
         for what in ("name", "into"):
-            if repeated := twice(getattr(processor, what) for processor in value):
+            if repeated := repeated_names(getattr(processor, what) for processor in value):
                 called = "name" if what == "name" else "table"
                 raise ValueError(f"two processors have the {called} {', '.join(repeated)}")
         return value
@@ -241,7 +250,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _tables_differ(self) -> Self:
-        if repeated := twice(self.added_tables):
+        if repeated := repeated_names(self.added_tables):
             raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
         return self
 

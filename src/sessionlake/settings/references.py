@@ -51,6 +51,7 @@ class ReferenceSettings(Section):
     """A slowly changing table, `reference.<name>`, with one row per key and span of time (SCD type 2)."""
 
     name: str = Field(pattern=_NAME)
+    """Names the table: `reference.<name>`."""
     keys: dict[str, str]
     """The key columns and their Spark SQL types."""
     columns: dict[str, str]
@@ -89,6 +90,7 @@ class JoinSettings(Section):
     """A reference table that changes are joined with, as of their event time."""
 
     reference: str
+    """The reference table, by its name in `gold.references`."""
     name: str | None = Field(None, pattern=_NAME)
     """Prefix of the column `<name>_valid_from`. Default: the reference table's name."""
     keys: dict[str, str]
@@ -113,6 +115,7 @@ class EnrichedSettings(Section):
     """A table of gold with one row per change, joined with reference tables as of its event time."""
 
     name: str = Field(pattern=_NAME)
+    """Names the table: `gold.<name>`."""
     columns: tuple[str, ...] | None = None
     """The declared columns that it has; default: all. Columns that are joined on are always included."""
     join: tuple[JoinSettings, ...] = Field(min_length=1)

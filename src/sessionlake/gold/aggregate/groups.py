@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import codes, combined
+from sessionlake.protocol.arrow import combine_codes, dictionary_codes
 from sessionlake.protocol.types import Int64s
 
 Columns = Mapping[str, Any]
@@ -32,7 +32,7 @@ class Groups:
     @staticmethod
     def of(rows: pa.Table, keys: Iterable[str]) -> Groups:
         """Groups rows by columns that have no nulls: texts, whole numbers or times."""
-        number = combined((codes(rows[name]) for name in keys), rows.num_rows)
+        number = combine_codes((dictionary_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
         return Groups(order, np.diff(starts, append=len(order)))
@@ -60,10 +60,10 @@ class Groups:
         Args:
             combine: what two rows come to, for many pairs at once; in whatever order, it must come to the same.
         """
-        whole = {name: column[self.firsts] for name, column in columns.items()}
+        result = {name: column[self.firsts] for name, column in columns.items()}
         several, rounds = self._rounds
         if not rounds:
-            return whole
+            return result
         held = {name: column[several.order] for name, column in columns.items()}
         for first, second in rounds:
             one = {name: column[first] for name, column in held.items()}
@@ -72,8 +72,8 @@ class Groups:
                 held[name][first] = column
         groups = np.flatnonzero(self.lengths > 1)
         for name, column in held.items():
-            whole[name][groups] = column[several.starts]
-        return whole
+            result[name][groups] = column[several.starts]
+        return result
 
     @cached_property
     def _rounds(self) -> tuple[Groups, list[tuple[Int64s, Int64s]]]:

@@ -18,7 +18,7 @@ from sessionlake.gold.references.corrections import Corrections
 from sessionlake.gold.references.lookup import create_lookup
 from sessionlake.gold.references.lookups import Lookups
 from sessionlake.gold.references.step import EnrichStep
-from sessionlake.gold.tables.notes import mark_incomplete, whole
+from sessionlake.gold.tables.notes import complete_tables, mark_incomplete
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
 from sessionlake.streaming.errors import explain
@@ -45,7 +45,7 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
         if not exists or lake.storage.columns(spark, one.applied_table) != dict(applied_columns(one)):
             dependent = [table for table, _ in joins_with(tables, one)]
             # If it is lost, only complete tables of current logic are rebuilt; others wait for a command.
-            for table in dependent if exists else whole(spark, lake, dependent):
+            for table in dependent if exists else complete_tables(spark, lake, dependent):
                 mark_incomplete(spark, lake, table)
             if exists:
                 lake.drop(spark, one.applied_table)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import Groups
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, with_order
 from sessionlake.gold.aggregate.sources import PARTITION, Declared, text_field, value_field
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, Evidence, key_of_row
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
@@ -32,7 +32,7 @@ from sessionlake.gold.rules.tree import (
     PatternKind,
     selection,
 )
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import dictionary_codes
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -79,7 +79,7 @@ class Event:
             changes: the columns of `MARKS`, `deleted` (whether the change deleted its row), and the declared columns
                 under the names that `Declared` gives them.
         """
-        of, changes = selection(self.condition), in_order(changes)
+        of, changes = selection(self.condition), with_order(changes)
         found = map_distinct(changes["topic"], of.has_topic) & _meets(self.condition, changes, declared)
         if of.rows:
             found &= map_distinct(changes["row_id"], of.has_row)
@@ -256,12 +256,12 @@ def _sort_ranks(column: pa.ChunkedArray) -> Int64s:
     """Returns numbers that sort like the column's values."""
     if pa.types.is_integer(column.type):
         return column.to_numpy().astype(np.int64)
-    code, distinct = codes(column)
+    code, distinct = dictionary_codes(column)
     rank = np.empty(len(distinct), np.int64)
     rank[pc.sort_indices(distinct).to_numpy()] = np.arange(len(distinct))
     return rank[code]
 
 
 def _map_to_int(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
-    code, distinct = codes(column)
+    code, distinct = dictionary_codes(column)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]

@@ -17,7 +17,7 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import create_table_function, relation
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.changes import declared_in, late
+from sessionlake.gold.changes import declared_in, late_condition
 from sessionlake.gold.declared.tables import GoldTable, tables_of
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -170,7 +170,7 @@ def _of_product(product: Product, columns: str, keys: str, retained: str | None)
         kind="numbers" if product.source.numbers else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
-        late=late(product),
+        late_condition=late_condition(product),
         kept=_KEPT.format(retained=retained, table=text(product.table), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )

@@ -15,7 +15,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.making.states import made_behind
+from sessionlake.gold.making.states import rebuilt_up_to
 from sessionlake.protocol.names import quote
 from sessionlake.spark.compare import Compared
 from sessionlake.spark.frames import gathered
@@ -44,7 +44,7 @@ def verify_restatements(
 
     rows, different, first = 0, 0, None
     for series in averages:
-        since = (F.col("table") == series.table) & (F.col("_batch") > made_behind(spark, lake, series))
+        since = (F.col("table") == series.table) & (F.col("_batch") > rebuilt_up_to(spark, lake, series))
         restatements = lake.read_near(spark, RESTATEMENTS).where(since)
         found = inconsistencies(series, lake.read_near(spark, series.table), restatements, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]

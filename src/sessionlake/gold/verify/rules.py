@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, PARTITION, Declared, text_field
 from sessionlake.gold.alerts.book import recorded_rules
-from sessionlake.gold.changes import changes_of, declared_in, events_of, version_read
+from sessionlake.gold.changes import declared_in, events_of, select_changes, version_read
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
@@ -52,7 +52,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     from pyspark.sql import functions as F
 
     raw = lake.read(spark, CHANGES, version_read(settings)).where("change != 'clear'")
-    changes = gathered(changes_of(raw, settings, (F.col("change") == "delete").alias("deleted")))
+    changes = gathered(select_changes(raw, settings, (F.col("change") == "delete").alias("deleted")))
     numbers = events_of(changes, declared, MARKS, numbers=True)
     texts = events_of(changes, declared, MARKS, numbers=False)
     in_range = F.col("ts").between(FIRST_MS, LAST_MS)

@@ -12,18 +12,18 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
 from sessionlake.gold.changes import (
-    changes_read,
     declared_in,
     events_of,
     is_late,
-    refuse_removed,
+    read_changes,
+    require_all_changes,
     version_read,
     with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import above, floors_in
+from sessionlake.gold.tables.expiry import read_floors, without_expired
 from sessionlake.gold.verify.averages import verify_restatements
 from sessionlake.gold.verify.references import expected_enriched_rows, verify_references
 from sessionlake.gold.verify.rules import verify_rules
@@ -46,12 +46,12 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         LakeError: gold stopped in the middle of a version of silver's table, or retention has removed rows of it.
     """
     lake, declared = Lake(settings), declared_in(settings)
-    refuse_removed(lake, spark)
-    changes = changes_read(spark, lake, settings)
+    require_all_changes(lake, spark)
+    changes = read_changes(spark, lake, settings)
     if changes is None:
         return []
     numbers, texts = (gathered(events_of(changes, declared, WITH_PLACE, numbers=kind)) for kind in (True, False))
-    floors = floors_in(lake.reader(spark), [table.table for table in with_finals(tables)])
+    floors = read_floors(lake.reader(spark), [table.table for table in with_finals(tables)])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, EnrichedTable):
@@ -61,7 +61,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             averages.append(table)
         else:
             events = numbers if table.source.numbers else texts
-            truth = above(expected_rows(events.where(~is_late(table)), table), floors.get(table.table, {}))
+            truth = without_expired(expected_rows(events.where(~is_late(table)), table), floors.get(table.table, {}))
             if table.lateness_ms is not None:
                 late.append(_expected_late(events.where(is_late(table)), table))
         rows = lake.read_near(spark, table.table)
@@ -71,7 +71,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             # is final.
             gone = [floors.get(one, {}) for one in (table.table, final.table)]
             rows, truth = (
-                above(side, *gone)
+                without_expired(side, *gone)
                 for side in (lake.read_near(spark, final.table), _expected_final(truth, changes, final))
             )
             found.append(compare_rows(final.table, final.row_keys, table.results, rows, truth))

@@ -28,7 +28,7 @@ from sessionlake.operations.rebuild.publishing import Plan, bronze_ledger_entry,
 from sessionlake.operations.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.job import configured, fold_of, load, row_ddl, table_of
+from sessionlake.processors.job import fold_of, load, processor_settings, row_ddl, table_schema
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
@@ -40,9 +40,9 @@ from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, building, require_uninterrupted
+from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
 from sessionlake.streaming.operation import rebuild_of
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +115,7 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
         LakeError: as `rebuild`, or one was interrupted: what it has yet to publish is where this would be made.
         ProcessorError: likewise.
     """
-    own = configured(settings, name)
+    own = processor_settings(settings, name)
     require_uninterrupted(settings, own.layer)
     work = _Rebuild(spark, settings, name, None)
     with interpreted(spark, when=is_small(spark, work.lake)):
@@ -138,12 +138,12 @@ class _Rebuild:
 
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
-        self.own: ProcessorSettings = configured(settings, name)
+        self.own: ProcessorSettings = processor_settings(settings, name)
         self._operation = rebuild_of(self.own)
         self._processor = load(settings, name)
         self._made, self._failed = made_beside(name)
         self._tables = {ProcessorOutput.RECORDS: self._made, ProcessorOutput.ERRORS: self._failed}
-        records, errors = table_of(self.own, self._processor.workings.output), TABLES[PROCESSOR_ERRORS]
+        records, errors = table_schema(self.own, self._processor.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
         self.lake = Lake(settings, {self.own.into: records, self._made: records, self._failed: errors})
         self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
         if not self.lake.exists(spark, self.own.into):
@@ -161,7 +161,7 @@ class _Rebuild:
     def done(self, *, start_over: bool = False) -> RebuiltProcessor:
         """Makes and publishes it, or finishes what was interrupted."""
         settings, own = self._settings, self.own
-        require_uninterrupted(settings, own.layer, but=[self._operation], from_bronze=True)
+        require_uninterrupted(settings, own.layer, except_for=[self._operation], from_bronze=True)
         journal = None if start_over else Journal.read(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
@@ -169,7 +169,7 @@ class _Rebuild:
         started = datetime.now(UTC)
         ends = OffsetLog.load(self._spark, self.lake, own.layer).ends
         version = self.lake.latest_version(self._spark, MESSAGES)
-        with building(settings, self._operation, version):
+        with record_building(settings, self._operation, version):
             self.replay(version)
             found = self.difference()
             plan = self._plan(started)
@@ -183,7 +183,7 @@ class _Rebuild:
         """Fills the tables beside from a version of bronze; by `ends` up to these offsets alone."""
         spark, own = self._spark, self.own
         require_whole_bronze(self.lake.reader(spark), own.into)
-        refuse_set_back(spark, self.lake, [MESSAGES, RETAINED])
+        refuse_restored(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
         self._beside.ensure(spark, self._tables.values())
         self._version = version
@@ -197,7 +197,7 @@ class _Rebuild:
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
-                    ddl = row_ddl(kind, self._processor.workings.output)
+                    ddl = row_ddl(kind, self._processor.loaded_processor.output)
                     append(spark, self._beside, table, rows_of(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states
@@ -230,8 +230,8 @@ class _Rebuild:
         spark, own, lake, plan = self._spark, self.own, self.lake, journal.inputs
         handover.require_prepared(self._settings, plan.rebuild, own.layer, self._operation.damaged)
         retire_query(spark, lake, own.layer, [own.into])
-        told = journal.take(own.into, lambda: self._replace(plan))
-        journal.take(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
+        told = journal.run_step(own.into, lambda: self._replace(plan))
+        journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(own.into, told["version"], told["rows"])
         Ledger(lake).write(spark, bronze_ledger_entry(own.layer, plan, [output], config_hash_of(self._settings, own)))
         finish(spark, lake, own.layer, journal, self.clear)
