@@ -110,7 +110,7 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
     ):
         with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
             refused()
-    with pytest.raises(LakeError, match=f"{REFUSED}: sessions cannot be rebuilt one by one into other columns"):
+    with pytest.raises(LakeError, match=f"{REFUSED}, so single sessions cannot be rebuilt"):
         rebuild(spark, settings, selection=Selection(first[0].topic))
 
     assert other_column(spark, pipeline.lake, CHANGES, read) is None

@@ -22,7 +22,7 @@ from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.state import stats_of
 from sessionlake.integrity.state import ShardState
-from sessionlake.operations.rebuild.compare_states import VerifiedStates, compare_states
+from sessionlake.operations.rebuild.compare_states import StatesComparison, compare_states
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
@@ -213,12 +213,12 @@ def wrong_row(spark: Any, lake: Lake) -> tuple[Any, Any]:
 def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]:
     """Leaves the states that are handed over wrong; returns what is to be found."""
     honest = state_frame(spark, settings).localCheckpoint()
-    assert compare_states(spark, settings, honest) == VerifiedStates(remembered(spark, settings))
+    assert compare_states(spark, settings, honest) == StatesComparison(remembered(spark, settings))
     wrong = tamper(settings, came)
     assert compare_states(spark, settings, honest).first == wrong[0]
 
     other = settings.model_copy(update={"silver": SilverSettings(shards=5)})
-    assert compare_states(spark, other, honest).skipped == "they are of 3 shards, and silver.shards is 5"
+    assert compare_states(spark, other, honest).skipped == "they have 3 shards, but silver.shards is 5"
     batch, last = last_batches(spark, settings)
     with pytest.MonkeyPatch.context() as patch:  # as where a stream has died before its checkpoint
         patch.setattr("sessionlake.operations.rebuild.compare_states.last_batches", lambda *_: (batch, last + 1))

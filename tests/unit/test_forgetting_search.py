@@ -23,7 +23,7 @@ from sessionlake.ledger.erasures import hashed
 from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import topics_of
 from sessionlake.operations.forgetting.search import Found, search
-from sessionlake.operations.forgetting.states import left_of
+from sessionlake.operations.forgetting.states import state_without_session
 from sessionlake.processors.memory import ProcessorMemory, SessionState
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.chunk import write_ipc
@@ -130,7 +130,7 @@ def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were(
     memory = ProcessorMemory(
         {("t", 0): 5}, {session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
-    left = left_of(join(ShardState().encode(()), memory.encode("p", 4)), (), ("t", "a"))
+    left = state_without_session(join(ShardState().encode(()), memory.encode("p", 4)), (), ("t", "a"))
     _, found = split(left)
     assert ProcessorMemory.decode(found) == ProcessorMemory(
         {("t", 0): 5}, {session_key("t", number, "b"): kept for number in (0, 1)}

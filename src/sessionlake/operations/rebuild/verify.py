@@ -1,4 +1,4 @@
-"""`sessionlake verify silver`: built once more beside the live tables, and compared with them and with the state."""
+"""`sessionlake verify silver`: builds silver again beside the live tables, and compares tables and states."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> Verified:
-    """Builds silver once more, from the messages that it has taken in, and compares the tables, and the states.
+    """Builds silver again from the messages that it has read, and compares tables and states.
 
     Raises:
-        LakeError: there is nothing to compare, or a batch is half committed.
+        LakeError: Silver does not exist yet, or a batch is half committed.
     """
     require_uninterrupted(settings, LAYER)
     refuse_half_committed(settings, LAYER)
