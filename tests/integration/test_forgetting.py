@@ -117,8 +117,8 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
 
     erased = [row["offset"] for row in rows_of(spark, lake, MESSAGES) if row["key"] == KEY]
     assert sorted(erased) == [0, 2, 4, 6, 8]
-    compared = verify_bronze(spark, settings).compared
-    assert (compared.messages, compared.erased, compared.first) == (5, 5, None)
+    compared = verify_bronze(spark, settings).comparison
+    assert (compared.messages, compared.erased, compared.first_difference) == (5, 5, None)
     verified = verify(spark, settings)
     assert verified.exact, verified
     for table, column in ((ROWS, "qty"), (METRICS_1M, "last")):

@@ -18,7 +18,7 @@ from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer
 from sessionlake.operations.rebuild.processors import rebuild as rebuild_processor
 from sessionlake.operations.rebuild.replay import REPLAYED, Selection
-from sessionlake.operations.rebuild.silver import Rebuilt, rebuild
+from sessionlake.operations.rebuild.silver import RebuildResult, rebuild
 from sessionlake.operations.resharding.reshard import reshard
 from sessionlake.processors import keyed
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
@@ -67,8 +67,8 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return die_at
 
 
-def finished(pipeline: Pipeline) -> Rebuilt:
-    """Rebuilt, however often that dies."""
+def finished(pipeline: Pipeline) -> RebuildResult:
+    """RebuildResult, however often that dies."""
     while True:
         try:
             return rebuild(pipeline.spark, pipeline.settings)

@@ -144,7 +144,7 @@ def test_gold_that_is_behind_is_computed_anew_though_a_rebuild_changes_no_row(
     taken_in(spark, looking_up)
     run(spark, looking_up, batches[0][40:80])
     done = rebuild(spark, looking_up)
-    assert (done.verified and done.verified.first, done.empties_gold) == (None, True)
+    assert (done.verified and done.verified.first_difference, done.empties_gold) == (None, True)
     taken_in(spark, looking_up)
     assert rows_of(spark, Lake(looking_up), RULE_EVENTS)
 
@@ -196,8 +196,10 @@ def test_one_session_is_rebuilt_with_its_state_and_what_is_wrong_in_states_and_r
     row, _ = wrong_row(spark, lake)
     found = verify(spark, settings, slice_messages=SLICE)
     assert (found.different, found.tables) == (1, {"silver.session_rows"})
-    assert f"row_id {row['row_id']!r}, qty: found {row['qty'] - 1}, expected {row['qty']}" in (found.first or "")
-    assert (found.exact, found.states.first in wrong) == (False, True)
+    assert f"row_id {row['row_id']!r}, qty: found {row['qty'] - 1}, expected {row['qty']}" in (
+        found.first_difference or ""
+    )
+    assert (found.exact, found.states.first_difference in wrong) == (False, True)
 
 
 def wrong_row(spark: Any, lake: Lake) -> tuple[Any, Any]:
@@ -215,7 +217,7 @@ def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tupl
     honest = state_frame(spark, settings).localCheckpoint()
     assert compare_states(spark, settings, honest) == StatesComparison(remembered(spark, settings))
     wrong = tamper(settings, came)
-    assert compare_states(spark, settings, honest).first == wrong[0]
+    assert compare_states(spark, settings, honest).first_difference == wrong[0]
 
     other = settings.model_copy(update={"silver": SilverSettings(shards=5)})
     assert compare_states(spark, other, honest).skipped == "they have 3 shards, but silver.shards is 5"

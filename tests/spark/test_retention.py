@@ -70,7 +70,7 @@ from sessionlake.operations.rebuild.replay import Selection, replay
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.retention import by_session
 from sessionlake.operations.retention import removal as module
-from sessionlake.operations.retention.removal import Removed, Retention
+from sessionlake.operations.retention.removal import RemovalResult, Retention
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
@@ -247,8 +247,8 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     assert rebuilt.verified.exact
     assert retained(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
-    unread = {CHANGES: Removed(waits="gold has not read anything yet, and is computed from all changes")}
-    assert aging.cut(1) | {MESSAGES: Removed()} == dict.fromkeys(CUT, Removed()) | unread
+    unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
+    assert aging.cut(1) | {MESSAGES: RemovalResult()} == dict.fromkeys(CUT, RemovalResult()) | unread
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False, cut={MESSAGES})
     assert _check_row_counts(spark, aging.lake).startswith("hold what the ledger says")
@@ -268,8 +268,8 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     reader = cut.reader
     before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
     held = reader.table(LEDGER).num_rows
-    assert cut.cut(1, LEDGER) == {LEDGER: Removed(8)}
-    assert cut.cut(1, LEDGER) == {LEDGER: Removed(0)}
+    assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(8)}
+    assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(0)}
     assert reader.table(LEDGER).num_rows == held - 8
     assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
     assert _check_row_counts(cut.spark, cut.lake).endswith(
@@ -568,10 +568,10 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
     maintain_once(spark, events.settings, EVENTS, OutputFormat.CSV)
     assert capsys.readouterr().out.splitlines()[1].split(",")[-2:] == ["2", ""]
     beside = Retention(spark, events.settings)
-    assert late(beside, EVENTS, now, only_if_due=True) == Removed(0)
+    assert late(beside, EVENTS, now, only_if_due=True) == RemovalResult(0)
     soon = max(events.moments[3] + SPAN, now)
-    assert late(beside, EVENTS, soon, only_if_due=True) == Removed(0)  # looked at just now
-    assert late(beside, EVENTS, soon + SPAN / 24, only_if_due=True) == Removed(2)
+    assert late(beside, EVENTS, soon, only_if_due=True) == RemovalResult(0)  # looked at just now
+    assert late(beside, EVENTS, soon + SPAN / 24, only_if_due=True) == RemovalResult(2)
     assert describe(TableMaintenance(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
 
 

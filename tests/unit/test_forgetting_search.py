@@ -22,7 +22,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.erasures import hashed
 from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import topics_of
-from sessionlake.operations.forgetting.search import Found, search
+from sessionlake.operations.forgetting.search import Match, search
 from sessionlake.operations.forgetting.states import state_without_session
 from sessionlake.processors.memory import ProcessorMemory, SessionState
 from sessionlake.protocol.arrow import session_key
@@ -84,7 +84,7 @@ def test_an_id_is_found_as_json_writes_it_and_as_json_in_json_does(tmp_path: Pat
 @pytest.mark.parametrize("raw", [True, False])
 def test_what_spark_has_packed_is_unpacked(tmp_path: Path, raw: bool) -> None:
     (tmp_path / "1.delta").write_bytes(packed(b"abc " * 200 + f"\x09{ID}\0".encode() + b"abc " * 200, raw=raw))
-    assert search(tmp_path, ID).found == (Found("1.delta", None, 1),)
+    assert search(tmp_path, ID).found == (Match("1.delta", None, 1),)
 
 
 def test_what_is_packed_inside_a_handed_over_state_is_unpacked(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_receipt_says_where_dropped_tables_can_be_restored(
 ) -> None:
     monkeypatch.setattr(receipt, "_unknown", lambda *_: [])
     lake = Lake(Settings(home=tmp_path, catalog=catalog))
-    assert any("UNDROP" in told for told in receipt.remains(NO_SPARK, lake, "t")) == (catalog is not None)
+    assert any("UNDROP" in told for told in receipt.left_to_others(NO_SPARK, lake, "t")) == (catalog is not None)
 
 
 def test_a_session_is_known_by_topic_and_id_together() -> None:

@@ -224,7 +224,10 @@ def test_what_the_run_refuses_is_shown_and_exits_with_1(workspace, remote, tmp_p
     result = remote("resolve", "--session", "s", "--isolate")
     assert result.exit_code == 1
     assert "nothing stopped at session 's'" in result.stdout
-    assert "ended as RUN_EXECUTION_ERROR: task main failed; https://page/1000" in result.stderr
+    assert (
+        "ended as RUN_EXECUTION_ERROR: task main failed. Look at its output above, or at https://page/1000"
+        in result.stderr
+    )
 
 
 def test_words_that_a_run_does_not_take_are_refused_before_it_is_started(workspace, remote):

@@ -78,4 +78,6 @@ def _length(text: str | None) -> timedelta | None:
     try:
         return TypeAdapter[timedelta](Duration).validate_python(text)
     except ValidationError as error:
-        raise UsageError(f"--step {text!r}: {error.errors()[0]['msg']}") from None
+        raise UsageError(
+            f"--step {text!r} is not a length of time: {error.errors()[0]['msg']}", fix="Write it as in '15 minutes'"
+        ) from None

@@ -103,7 +103,7 @@ def _run(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], 
     except (PySparkException, Py4JError) as error:  # errors during the computation can be Py4J's
         refusal = refused("query", error)
         if isinstance(refusal, UsageError) and not named:
-            refusal = UsageError(f"{refusal} Tables: {', '.join(table_names(settings))}")
+            refusal = UsageError(str(refusal), fix=f"Tables of the lake are: {', '.join(table_names(settings))}")
         raise refusal from error
 
 

@@ -11,7 +11,7 @@ from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.operations.rebuild.replay import Selection
-from sessionlake.operations.rebuild.silver import EVERYTHING, Rebuilt, cancel, rebuild
+from sessionlake.operations.rebuild.silver import EVERYTHING, RebuildResult, cancel, rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import Settings
 
@@ -25,12 +25,12 @@ def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Compares silver with a rebuild from bronze, and says the result. Returns True if they are equal."""
     with claimed(spark, settings, Layer.SILVER, "verifies silver", CLAIM):
         found = verify(spark, settings)
-    if found.first is None:
+    if found.first_difference is None:
         say(f"exact: {found.sessions} sessions, every row of every silver table")
     else:
         what = f"{found.different} of {found.sessions} sessions differ from a rebuild"
-        say(f"{what}; the first difference:\n  {found.first}")
-    for removed in found.cut:
+        say(f"{what}; the first difference:\n  {found.first_difference}")
+    for removed in found.not_compared:
         say(f"{removed}: only later rows are compared")
     if found.states is not None:
         say(_describe_states(found.states))
@@ -40,10 +40,10 @@ def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
 def _describe_states(states: StatesComparison) -> str:
     if states.skipped is not None:
         return f"the states from which silver resumes are not compared: {states.skipped}"
-    if states.first is None:
+    if states.first_difference is None:
         return f"also exact: the states from which silver resumes, with {states.sessions} sessions"
     return (
-        f"the states from which silver resumes differ; the first difference:\n  {states.first}\n"
+        f"the states from which silver resumes differ; the first difference:\n  {states.first_difference}\n"
         "silver may judge the next messages wrong: run `sessionlake rebuild silver` to correct it"
     )
 
@@ -80,7 +80,7 @@ def rebuild_silver(
     report_rebuild(found, settings, say, selection)
 
 
-def report_rebuild(found: Rebuilt, settings: Settings, say: Say, selection: Selection = EVERYTHING) -> None:
+def report_rebuild(found: RebuildResult, settings: Settings, say: Say, selection: Selection = EVERYTHING) -> None:
     """Says what a rebuild has changed, and which tables should be rebuilt next."""
     _report_result(found, say, selection)
     for own in settings.processors:
@@ -88,7 +88,7 @@ def report_rebuild(found: Rebuilt, settings: Settings, say: Say, selection: Sele
             say(rebuild_advice(own))
 
 
-def _report_result(found: Rebuilt, say: Say, selection: Selection) -> None:
+def _report_result(found: RebuildResult, say: Say, selection: Selection) -> None:
     if found.finished:
         say(
             f"the interrupted rebuild from bronze.messages@v{found.version} is finished; run the command again for a "
@@ -103,11 +103,11 @@ def _report_result(found: Rebuilt, say: Say, selection: Selection) -> None:
             "the former tables are not used" if found.columns is None else f"the columns have changed ({found.columns})"
         )
         say(f"nothing was compared, because {why}; {GOLD_EMPTIED}")
-    elif found.verified.first is None:
+    elif found.verified.first_difference is None:
         say("every row is equal to the former one")
         if found.empties_gold:
             say(f"gold had not read all of them: {GOLD_EMPTIED}")
     else:
         what = f"{found.verified.different} of {found.verified.sessions} sessions differ from the former tables"
-        say(f"{what}; the first difference:\n  {found.verified.first}")
+        say(f"{what}; the first difference:\n  {found.verified.first_difference}")
         say(GOLD_EMPTIED)

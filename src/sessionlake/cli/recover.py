@@ -162,7 +162,7 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
             require_complete_bronze(lake.reader(spark))
         except LakeError as error:
             raise LakeError(
-                str(error), why=f"So {LEDGER} cannot be made again", fix="Restore it from a backup"
+                error.what, why=f"So {LEDGER} cannot be made again", fix="Restore it from a backup"
             ) from None
     drop_carried(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):

@@ -223,7 +223,10 @@ def _operate(client: WorkspaceClient, job: DeployedJob, words: list[str]) -> Non
     status = wait_for_run(client, run, say)
     _write_outputs(client, run)
     if not status.done:
-        raise RemoteError(f"run {run} of {job.name} ended as {status.state}: {status.says}; {status.page}")
+        raise RemoteError(
+            f"run {run} of {job.name} ended as {status.state}: {status.says}",
+            fix=f"Look at its output above, or at {status.page}",
+        )
 
 
 def _write_outputs(client: WorkspaceClient, run: int) -> None:

@@ -50,12 +50,18 @@ def tables_of(sql: str) -> list[tuple[str, ...]]:
     [tree] = trees
     if isinstance(tree, exp.Command):
         if str(tree.this).upper() not in _LISTS:
-            raise UsageError(f"{tree.this} does more than read, so the statement was not sent")
+            raise UsageError(
+                f"{tree.this} does more than read, so the statement was not sent",
+                fix="Use SELECT, or run the statement in a SQL editor of the workspace",
+            )
         return []
     if not isinstance(tree, exp.Query | exp.Values | exp.Describe) or (
         isinstance(tree, exp.Select) and not tree.selects
     ):
-        raise UsageError("the statement is not a query, so it was not sent")
+        raise UsageError(
+            "the statement is not a query, so it was not sent",
+            fix="Use SELECT, or run the statement in a SQL editor of the workspace",
+        )
     for node in tree.walk(prune=lambda one: isinstance(one, exp.Hint)):
         _require_listed(node, sql)
     tables = (table for table in tree.find_all(exp.Table) if table.find_ancestor(exp.Hint) is None)
@@ -78,6 +84,7 @@ def _require_listed(node: Any, sql: str) -> None:
             raise UsageError(
                 f"the function {min(names)} may not be called",
                 why="Only functions that compute from their arguments, and the lake's own functions, are allowed",
+                fix="Leave it out, or run the statement in a SQL editor of the workspace",
             )
     elif isinstance(node, exp.Column) and not node.table and node.name.lower() in WHO:
         raise UsageError(
@@ -85,7 +92,10 @@ def _require_listed(node: Any, sql: str) -> None:
             fix=f"Write t.{node.name} if it is a column of the table t",
         )
     elif kind.__name__ not in _NODES and not isinstance(node, exp.Binary | exp.Unary):
-        raise UsageError(f"{kind.__name__} may do more than read, so the statement was not sent")
+        raise UsageError(
+            f"{kind.__name__} may do more than read, so the statement was not sent",
+            fix="Leave it out, or run the statement in a SQL editor of the workspace",
+        )
 
 
 def _names_outside(table: Any) -> Iterator[tuple[str, ...]]:

@@ -38,7 +38,10 @@ def show_session_state(
     shard = shard_of(spark, settings, topic, session)
     stored = next((state for _, state in shard_states(spark, settings, shard)), None)
     if stored is None:
-        raise UsageError(f"shard {shard}, which holds session {session!r} of topic {topic}, has no state yet")
+        raise UsageError(
+            f"shard {shard}, which holds session {session!r} of topic {topic}, has no state yet",
+            fix="Run `sessionlake run silver --once` first",
+        )
     found = {"shard": shard, **session_state(stored, topic, partition, session)}
     if form is OutputFormat.TABLE:
         fields = [(name, value) for name, value in readable(found).items() if value not in (None, [])]

@@ -34,7 +34,10 @@ def preflight(settings: Settings) -> None:
             fix="Fill it with `sessionlake run bronze --once`, or name another home with SESSIONLAKE_HOME",
         )
     if settings.bronze.source is not SourceKind.KAFKA:
-        raise LakeError(f"verify bronze: bronze reads {settings.bronze.source}, and can only be compared with Kafka")
+        raise LakeError(
+            f"verify bronze: bronze reads {settings.bronze.source}, and can only be compared with Kafka",
+            fix="Use `sessionlake doctor`, which checks that no offsets are missing",
+        )
     require_broker(settings)
 
 
@@ -55,7 +58,7 @@ def describe(found: VerifiedBronze) -> Iterator[str]:
     comparison, overlap = found.comparison, found.overlap
     if comparison.first_difference is not None:
         what = f"{comparison.different} of {comparison.messages} messages differ from Kafka's"
-        yield f"{what}; the first_difference difference:\n  {comparison.first_difference}"
+        yield f"{what}; the first difference:\n  {comparison.first_difference}"
     elif comparison.messages:
         yield f"exact: {comparison.messages} messages of {len(overlap.ranges)} topic-partitions, as Kafka holds them"
     else:

@@ -145,7 +145,10 @@ class Forgetting:
     def _require_interrupted(self, option: str, to_do: str) -> Journal[_Inputs]:
         journal = Journal.read(self._settings, FORGET, _Inputs)
         if journal is None:
-            raise UsageError(f"forget {option}: no forgetting was interrupted, so there is nothing to {to_do}")
+            raise UsageError(
+                f"forget {option}: no forgetting was interrupted, so there is nothing to {to_do}",
+                fix="Run `sessionlake forget --session ID` to forget a session",
+            )
         return journal
 
     def _finish(self, journal: Journal[_Inputs]) -> Erasure:
@@ -235,6 +238,7 @@ class Forgetting:
             raise UsageError(
                 f"forget: {MESSAGES} has no message of session {session!r}{where}",
                 why="The session does not exist, or is forgotten already",
+                fix="Check its id: silver.sessions lists all sessions",
             )
         return topic or found[0]
 

@@ -32,7 +32,7 @@ _PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Found:
+class Match:
     """A place that contains the text.
 
     Attributes:
@@ -51,7 +51,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -64,7 +64,7 @@ class Searched:
 
     files: int
     size: int
-    found: tuple[Found, ...]
+    found: tuple[Match, ...]
     unread: tuple[str, ...] = ()
 
 
@@ -79,14 +79,14 @@ def pattern(text: str) -> str:
     return rf"(?s)(?:^|{_BETWEEN}|{_ESCAPED})(?:{'|'.join(map(re.escape, sorted(forms)))})(?:$|{_BETWEEN})"
 
 
-def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> Searched:
+def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> SearchResult:
     """Searches all files of a folder for a text.
 
     Args:
         leave_out: Names of sub-folders that are not searched.
     """
     files = size = 0
-    found: list[Found] = []
+    found: list[Match] = []
     unread: list[str] = []
     for file in sorted(folder.rglob("*")):
         place = file.relative_to(folder)
@@ -94,9 +94,9 @@ def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> Searched
             continue
         files, size = files + 1, size + file.stat().st_size
         hits, read = _found_in(file, text)
-        found += [Found(str(place), column, values) for column, values in hits]
+        found += [Match(str(place), column, values) for column, values in hits]
         unread += [] if read else [str(place)]
-    return Searched(files, size, tuple(found), tuple(unread))
+    return SearchResult(files, size, tuple(found), tuple(unread))
 
 
 def _found_in(file: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:

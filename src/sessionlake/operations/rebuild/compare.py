@@ -37,32 +37,32 @@ _SIDE = internal("side")
 
 
 @dataclass(frozen=True)
-class Verified:
+class TablesComparison:
     """The result of a comparison.
 
     Attributes:
         sessions: The number of sessions on either side. Messages without a session count as one session per topic.
         tables: The tables that differ.
         different: The number of sessions that differ in some table.
-        first: The first difference, ordered by table, topic, partition and session; None if there is none.
+        first_difference: The first difference, ordered by table, topic, partition and session; None if there is none.
         states: The result for the states; None if they were not compared.
-        cut: For each table whose old rows were not compared, a text that says why.
+        not_compared: For each table whose old rows were not compared, a text that says why.
     """
 
     sessions: int
     tables: frozenset[str]
     different: int
-    first: str | None
+    first_difference: str | None
     states: StatesComparison | None = None
-    cut: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
         """True if everything that was compared is equal."""
-        return self.first is None and (self.states is None or self.states.first is None)
+        return self.first_difference is None and (self.states is None or self.states.first_difference is None)
 
 
-def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
+def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> TablesComparison:
     """Compares the live tables with the staging tables that a replay has filled.
 
     In tables from which retention has removed rows, only rows that are certainly left are compared.
@@ -79,10 +79,10 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verif
         return rows.alias("t").join(up_to, expired(table).condition(), "left_anti")
 
     found = compare(lambda table: left(lake, table), lambda table: left(beside, table))
-    return replace(found, cut=tuple(cut[table].since for table in sorted(cut) if table in COMPARED))
+    return replace(found, not_compared=tuple(cut[table].since for table in sorted(cut) if table in COMPARED))
 
 
-def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:
+def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> TablesComparison:
     """Compares tables row by row, in any order, ignoring which batches wrote the rows.
 
     Args:
@@ -102,11 +102,11 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
     ).collect()[0]
     tables = frozenset(names)
     if not tables:
-        return Verified(sessions, tables, 0, None)
+        return TablesComparison(sessions, tables, 0, None)
     first = wrong.orderBy("table", *SESSION).first()
     assert first is not None  # noqa: S101 - there are tables
     place = (first["table"], *(first[name] for name in SESSION))
-    return Verified(sessions, tables, different, _first_difference(live, built, *place))
+    return TablesComparison(sessions, tables, different, _first_difference(live, built, *place))
 
 
 def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:

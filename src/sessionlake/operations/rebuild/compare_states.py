@@ -30,12 +30,12 @@ class StatesComparison:
 
     Attributes:
         sessions: The number of sessions compared.
-        first: The first difference, ordered by shard; None if there is none.
+        first_difference: The first difference, ordered by shard; None if there is none.
         skipped: Why nothing was compared; None if the states were compared.
     """
 
     sessions: int
-    first: str | None = None
+    first_difference: str | None = None
     skipped: str | None = None
 
 

@@ -56,13 +56,18 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     of_topic = source if selection.topic is None else source.where(F.col("topic") == selection.topic)
     where = "" if selection.topic is None else f" of topic {selection.topic}"
     if of_topic.isEmpty():
-        raise UsageError(f"rebuild silver: {MESSAGES}@v{version} has no message{where}")
+        raise UsageError(
+            f"rebuild silver: {MESSAGES}@v{version} has no message{where}", fix="Check the topic's name in ops.topics"
+        )
     keys = [session.encode() for session in selection.sessions]
     found = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
     known = {bytes(row["key"]) for row in found}
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
-            raise UsageError(f"rebuild silver: {MESSAGES}@v{version} has no message of session {session!r}{where}")
+            raise UsageError(
+                f"rebuild silver: {MESSAGES}@v{version} has no message of session {session!r}{where}",
+                fix="Check its id: silver.sessions lists all sessions",
+            )
 
 
 def version_of(spark: SparkSession, lake: Lake, version: int | None) -> int:

@@ -54,7 +54,7 @@ KEYS = (*SESSION, "_position", "ordinal")
 
 
 @dataclass(frozen=True)
-class RebuiltProcessor:
+class ProcessorRebuild:
     """The result of a rebuild.
 
     Attributes:
@@ -79,7 +79,7 @@ def rebuild(
     *,
     slice_messages: int | None = None,
     start_over: bool = False,
-) -> RebuiltProcessor:
+) -> ProcessorRebuild:
     """Replaces the processor's table by one that the present code makes from all of bronze.
 
     If a rebuild was interrupted while it was published, finishes that one instead.
@@ -157,14 +157,14 @@ class _Rebuild:
         own = self.own
         publishing.cancel(self._spark, self.lake, self._operation, own.layer, [own.into], self.clear)
 
-    def run(self, *, start_over: bool = False) -> RebuiltProcessor:
+    def run(self, *, start_over: bool = False) -> ProcessorRebuild:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, own = self._settings, self.own
         require_uninterrupted(settings, own.layer, but=[self._operation], from_bronze=True)
         journal = None if start_over else Journal.read(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
-            return RebuiltProcessor(own.into, journal.inputs.version, journal.inputs.counts["messages"])
+            return ProcessorRebuild(own.into, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
         ends = OffsetLog.load(self._spark, self.lake, own.layer).ends
         version = self.lake.latest_version(self._spark, MESSAGES)
@@ -176,7 +176,7 @@ class _Rebuild:
             self.lake.storage.require_claims()
         self._publish(Journal.begin(settings, self._operation, plan))
         behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
-        return RebuiltProcessor(own.into, plan.version, plan.counts["messages"], behind, found)
+        return ProcessorRebuild(own.into, plan.version, plan.counts["messages"], behind, found)
 
     def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
         """Fills the staging tables from a version of bronze.

@@ -165,7 +165,10 @@ def cancel(
     """
     journal, command = Journal.read(lake.settings, operation, Plan), operation.finish
     if journal is None:
-        raise UsageError(f"{command} --cancel: no rebuild was interrupted, so there is nothing to cancel")
+        raise UsageError(
+            f"{command} --cancel: no rebuild was interrupted, so there is nothing to cancel",
+            fix=f"Run `sessionlake {command}` to start a rebuild",
+        )
     txn = journal.inputs.txn
     replaced = [table for table in tables if lake.exists(spark, table) and lake.storage.has_commit(table, txn)]
     if lake.storage.token(layer) or replaced:

@@ -105,7 +105,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -164,6 +164,7 @@ def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
         raise LakeError(
             f"{begins(*gone[0])}{more}",
             why=f"So {what} cannot be built from what is left. Nothing was changed",
+            fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
 
 
@@ -180,7 +181,7 @@ def replay(
     version: int,
     ends: Mapping[TopicPartition, int] | None = None,
     slice_messages: int | None = None,
-) -> Replayed:
+) -> ReplayResult:
     """Fills the staging tables from bronze.
 
     Args:
@@ -212,7 +213,7 @@ def replay(
     _fill_sessions(spark, settings)
     _fill_splits(spark, settings)
     _fill_snapshots(spark, settings)
-    return Replayed(version, tuple(total([ShardReport(partitions, {})])), states)
+    return ReplayResult(version, tuple(total([ShardReport(partitions, {})])), states)
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:

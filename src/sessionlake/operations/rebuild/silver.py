@@ -21,13 +21,13 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_
 from sessionlake.ledger.progress import last_batch
 from sessionlake.ledger.retained import forget
 from sessionlake.operations.rebuild import publishing
-from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, Verified, compare_tables
+from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
 from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
 from sessionlake.operations.rebuild.preflight import require_kept_sessions, version_of
 from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
 from sessionlake.operations.rebuild.replay import (
     REPLAYED,
-    Replayed,
+    ReplayResult,
     Selection,
     clear,
     is_small,
@@ -51,7 +51,7 @@ EVERYTHING = Selection()
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class RebuildResult:
     """The result of a rebuild.
 
     Attributes:
@@ -67,7 +67,7 @@ class Rebuilt:
     version: int
     batch: int
     messages: int
-    verified: Verified | None
+    verified: TablesComparison | None
     columns: str | None = None
     finished: bool = False
     empties_gold: bool = False
@@ -82,7 +82,7 @@ def rebuild(
     slice_messages: int | None = None,
     compares: bool = True,
     start_over: bool = False,
-) -> Rebuilt:
+) -> RebuildResult:
     """Builds silver from bronze, and replaces the live tables.
 
     If a rebuild was interrupted while it was published, finishes that one instead.
@@ -125,9 +125,11 @@ def rebuild(
         return _outcome(plan, found, columns)
 
 
-def _outcome(plan: Plan, found: Verified | None, columns: str | None = None, *, finished: bool = False) -> Rebuilt:
+def _outcome(
+    plan: Plan, found: TablesComparison | None, columns: str | None = None, *, finished: bool = False
+) -> RebuildResult:
     messages = plan.counts["messages"]
-    return Rebuilt(plan.version, plan.batch, messages, found, columns, finished, plan.empties_gold)
+    return RebuildResult(plan.version, plan.batch, messages, found, columns, finished, plan.empties_gold)
 
 
 def interrupted(settings: Settings) -> Journal[Plan] | None:
@@ -160,7 +162,7 @@ def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, sele
 
 
 def _states(
-    spark: SparkSession, settings: Settings, replayed: Replayed, selection: Selection
+    spark: SparkSession, settings: Settings, replayed: ReplayResult, selection: Selection
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the states from which to resume: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
     rebuilt = states_by_shard(replayed.states)
@@ -175,7 +177,13 @@ def _states(
 
 
 def _plan(
-    spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified | None, started: datetime, *, readable: bool
+    spark: SparkSession,
+    lake: Lake,
+    replayed: ReplayResult,
+    found: TablesComparison | None,
+    started: datetime,
+    *,
+    readable: bool,
 ) -> Plan:
     last = last_batch(lake.reader(spark), LAYER)
     if last is None and readable:  # the ledger is lost

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.operations.rebuild.compare import Verified, compare_tables
+from sessionlake.operations.rebuild.compare import TablesComparison, compare_tables
 from sessionlake.operations.rebuild.compare_states import compare_states
 from sessionlake.operations.rebuild.replay import clear, is_small, replay, require_silver
 from sessionlake.settings.model import Settings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> Verified:
+def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> TablesComparison:
     """Builds silver again from the messages that it has read, and compares tables and states.
 
     Raises:

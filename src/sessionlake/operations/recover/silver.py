@@ -9,7 +9,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, EVENTS, LEDGER, MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.rebuild.silver import Rebuilt, interrupted, rebuild
+from sessionlake.operations.rebuild.silver import RebuildResult, interrupted, rebuild
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.streaming import manifest
@@ -38,7 +38,7 @@ class RecoveredSilver:
     """
 
     found: tuple[str, ...]
-    rebuilt: Rebuilt | None
+    rebuilt: RebuildResult | None
 
 
 def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:

@@ -120,6 +120,7 @@ def _require_ahead(book: TopicBook, decided: SkipDecision) -> int:
         raise UsageError(
             f"{name}: bronze has already passed offset {decided.first}, and reads offset {start} next",
             why="So there is nothing to skip",
+            fix=f"Give an offset from {start} on, or run `sessionlake run bronze`",
         )
     if decided.last >= end:
         raise UsageError(

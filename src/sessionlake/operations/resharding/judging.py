@@ -32,6 +32,7 @@ class JudgingResharder:
         return [(topic, session.encode()) for topic, _, session in parts]
 
     def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
+        """Splits a shard's state by session. Returns the part of each target shard."""
         del shard
         judging, memory = self._decoded(state)
         keys, stored = self._keys(judging, memory), split(state)[1]
@@ -46,6 +47,7 @@ class JudgingResharder:
         return parts
 
     def join(self, parts: Sequence[bytes]) -> bytes:
+        """Joins the parts of a new shard into one state."""
         found = [split(part) for part in parts]
         state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in found)
         memories = [memory for _, memory in found if memory is not None]

@@ -103,7 +103,10 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     """
     journal = Journal.read(settings, RESHARD, _Plan)
     if journal is None:
-        raise UsageError("reshard --cancel: no resharding was interrupted, so there is nothing to cancel")
+        raise UsageError(
+            "reshard --cancel: no resharding was interrupted, so there is nothing to cancel",
+            fix="Run `sessionlake reshard N` to start one",
+        )
     plan = journal.inputs
     moved = [layer for layer in plan.layers if handover.is_in_force(settings, plan.name, layer)]
     for layer in moved:

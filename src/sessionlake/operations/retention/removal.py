@@ -81,7 +81,7 @@ _TIMEOUTS = 2
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovalResult:
     """What retention removed from a table.
 
     Attributes:
@@ -127,7 +127,7 @@ class Retention:
         found: timedelta | None = None if name is None else getattr(self._settings.maintain.retention, name)
         return found
 
-    def remove(self, table: str, now: datetime, *, only_if_due: bool = False) -> Removed:
+    def remove(self, table: str, now: datetime, *, only_if_due: bool = False) -> RemovalResult:
         """Removes the rows of a table that are old enough and that nobody needs.
 
         Args:
@@ -136,20 +136,20 @@ class Retention:
         span = self.span(table)
         last = self._last_attempts.get(table)
         if span is None or (only_if_due and last is not None and now - last < span / _STEPS):
-            return Removed()
+            return RemovalResult()
         self._last_attempts[table] = now
         try:
             with self._lake.storage.claim(self._spark, CLAIM, "removes old rows"):
                 # An interrupted forgetting or rebuild has counted rows. It must remove them itself.
                 require_uninterrupted(self._settings, SILVER)
                 if table == LEDGER:
-                    return Removed(cut_ledger(self._spark, self._lake, now - span))
+                    return RemovalResult(cut_ledger(self._spark, self._lake, now - span))
                 return self._cut(table, now - span)
         except ClaimedError as error:
             del self._last_attempts[table]
-            return Removed(waits=str(error))
+            return RemovalResult(waits=str(error))
         except (_BlockedError, InterruptedOperationError, LossError) as error:
-            return Removed(waits=str(error))
+            return RemovalResult(waits=str(error))
 
     def finish(self) -> None:
         """Finishes the removals of a process that died. `retained.CLAIM` must be held.
@@ -160,7 +160,7 @@ class Retention:
             if found.pending and table in _SETTINGS and table != LEDGER:
                 self._finish(self._recorded(table, found.before))
 
-    def _cut(self, table: str, bound: datetime) -> Removed:
+    def _cut(self, table: str, bound: datetime) -> RemovalResult:
         before, finished = self._recorded(table, bound), 0
         if before.pending:
             finished = self._finish(before)
@@ -173,13 +173,13 @@ class Retention:
         else:
             count = self._count(table, batch, limits)
         if not count:
-            return Removed(finished)
+            return RemovalResult(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
         refuse_set_back(self._spark, self._lake, [RETAINED])
         note(self._spark, self._lake, now)
         self._remove_rows(now, limits)
-        return Removed(finished + count)
+        return RemovalResult(finished + count)
 
     def _finish(self, found: Retained) -> int:
         """Finishes the removal of a process that died. Returns the number of its rows that were left."""
