@@ -22,7 +22,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 from sessionlake.spark.reading_plan import Name, Reads, reads_of
 from sessionlake.spark.session import separate_session
-from sessionlake.streaming.errors import refused
+from sessionlake.streaming.errors import explain_sql_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +101,7 @@ def _run(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], 
     try:
         return named, cells_of(spark.sql(text).toArrow())
     except (PySparkException, Py4JError) as error:  # errors during the computation can be Py4J's
-        refusal = refused("query", error)
+        refusal = explain_sql_error("query", error)
         if isinstance(refusal, UsageError) and not named:
             refusal = UsageError(str(refusal), fix=f"Tables of the lake are: {', '.join(table_names(settings))}")
         raise refusal from error
@@ -188,7 +188,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
             point.read(own, f"silver.{table}").createOrReplaceTempView(table)
         show_table(own.sql(bare).toArrow(), form)
     except (PySparkException, Py4JError) as error:
-        raise refused("query", error) from error
+        raise explain_sql_error("query", error) from error
     return point.batch
 
 

@@ -21,11 +21,11 @@ from sessionlake.operations.rebuild.silver import interrupted, rebuild
 from sessionlake.operations.recover import bronze, gold, silver
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.generations import require_whole
+from sessionlake.streaming.generations import require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
-    has_begun,
+    has_started,
     lacks_batches,
     refuse_old_ledger,
     refuse_unreadable,
@@ -68,7 +68,7 @@ def recover(spark: SparkSession, settings: Settings, lost: Recoverable, say: Say
     if lost is not Recoverable.SILVER:  # for silver, `rebuild` checks this
         of = {Recoverable.BRONZE: BRONZE, Recoverable.GOLD: GOLD}.get(lost, SILVER)
         finished_here = [RECOVER_BRONZE, REBUILD_SILVER] if lost is not Recoverable.GOLD else []
-        require_uninterrupted(settings, of, but=finished_here)
+        require_uninterrupted(settings, of, except_for=finished_here)
     with claimed(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
@@ -129,7 +129,7 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
     lake.ensure(spark, [LEDGER])
     unread = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
     lacks = lacks_batches(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
-    if lacks or first_loss(lambda: require_whole(settings.checkpoint(BRONZE), BRONZE)):
+    if lacks or first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
         _bronze(spark, settings, say)
     if lacks_batches(spark, lake, SILVER):
         report_rebuild(rebuild(spark, settings, compares=unread is None), settings, say)
@@ -146,7 +146,7 @@ def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:
 
     If the ledger has no batch of the layer at all, it is not old: it lacks the layer.
     """
-    first = handover.known_first_batch(lake.settings, layer)
+    first = handover.first_batch_or_none(lake.settings, layer)
     if first is not None and not lacks_batches(spark, lake, layer):
         refuse_old_ledger(lake.reader(spark), lake.settings, layer, first)
 
@@ -157,7 +157,7 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
     Raises:
         LakeError: What silver has read could not be determined again.
     """
-    if has_begun(spark, lake, SILVER):
+    if has_started(spark, lake, SILVER):
         try:
             require_complete_bronze(lake.reader(spark))
         except LakeError as error:

@@ -51,9 +51,9 @@ def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: floa
     """Moves the states while all layers are paused, and says which layers were changed."""
     from sessionlake.cli.aside import claim_all
     from sessionlake.operations.resharding import reshard as work
-    from sessionlake.streaming.aside import asking
+    from sessionlake.streaming.pause_requests import request_pause
 
-    with asking(settings, "states are moved into other shards"), claim_all(spark, settings, wait, "reshards"):
+    with request_pause(settings, "states are moved into other shards"), claim_all(spark, settings, wait, "reshards"):
         changed = work.reshard(spark, settings, shards, say)
     if not changed:
         say(f"nothing to do: every layer that has states has {shards} shards, or another number in the configuration")

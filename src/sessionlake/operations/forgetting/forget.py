@@ -157,7 +157,7 @@ class Forgetting:
         begun = self._receipt(journal.inputs)
         self._say(f"receipt {begun.receipt}: {len(journal.done)} steps are done")
         for name, work in self._steps(session, begun, journal):
-            journal.take(name, work)
+            journal.run_step(name, work)
         erasure = self._with_proof(begun, journal, journal.inputs.session)
         store(self._spark, self._lake, erasure)
         journal.end()

@@ -84,7 +84,7 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
             fix=f"Run `sessionlake reshard {plan.shards}`",
         )
     for layer in plan.layers:
-        journal.take(layer, partial(_move, spark, settings, plan, layer, say))
+        journal.run_step(layer, partial(_move, spark, settings, plan, layer, say))
         say(f"{layer} now has {shards} shards")
     journal.end()
     return plan.layers
@@ -108,7 +108,7 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
             fix="Run `sessionlake reshard N` to start one",
         )
     plan = journal.inputs
-    moved = [layer for layer in plan.layers if handover.is_in_force(settings, plan.name, layer)]
+    moved = [layer for layer in plan.layers if handover.is_active(settings, plan.name, layer)]
     for layer in moved:
         _put_into_effect(spark, settings, plan, layer)
     journal.end()
@@ -154,20 +154,20 @@ def _former_shards(spark: SparkSession, settings: Settings, layer: str) -> int |
             f"the number of shards of {layer}'s states is unknown: an older version of sessionlake made them",
             fix=f"Run `sessionlake run {layer} --once` first, with {layer}.shards set to their number",
         )
-    return handover.shards(settings)  # a processor that has read nothing yet
+    return handover.shard_count(settings)  # a processor that has read nothing yet
 
 
 def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, after: int, name: str, say: Say) -> None:
     """Prepares a layer's states in the new number of shards, if it has any. First lets the layer finish its batches."""
     try:
-        version = handover.taken_in(settings, layer)
+        version = handover.last_version_read(settings, layer)
         ended = version is not None or last_planned(settings.checkpoint(layer)) is None
     except LakeError:
         ended = False
     if not ended:
         say(f"{layer}: processes what is available, with {before} shards")
         run_to_end(spark, with_shards(settings, layer, before), layer, threading.Event())
-        version = handover.taken_in(settings, layer)
+        version = handover.last_version_read(settings, layer)
     if version is None:
         return
     say(f"{layer}: moving its states from {before} shards into {after}")
@@ -183,7 +183,7 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
 
 def _move(spark: SparkSession, settings: Settings, plan: _Plan, layer: str, say: Say) -> None:
     """Lets a layer resume from the new states. Prepares them again if they are damaged or gone."""
-    is_moved = handover.is_in_force(settings, plan.name, layer)
+    is_moved = handover.is_active(settings, plan.name, layer)
     if not is_moved and layer in plan.former and not handover.is_prepared(settings, plan.name, layer):
         _prepare(spark, settings, layer, plan.former[layer], plan.shards, plan.name, say)
     _put_into_effect(spark, settings, plan, layer)
@@ -195,12 +195,12 @@ def _put_into_effect(spark: SparkSession, settings: Settings, plan: _Plan, layer
     Can be repeated after a crash.
     """
     lake = Lake(settings, schemas_of(settings))
-    found = (handover.read(handover.prepared(settings, layer), layer), handover.in_force(settings, layer))
+    found = (handover.read(handover.prepared_folder(settings, layer), layer), handover.read_active(settings, layer))
     begin = next((one for one in found if one is not None and one.rebuild == plan.name), None)
     if begin is not None:
         lake.add_version(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
         lake.storage.require_claims()
-        handover.swap(spark, settings, plan.name, layer)
+        handover.activate(spark, settings, plan.name, layer)
     if layer == GOLD:
         remove_forgotten_owners(settings)
         fault_point("after:gold.held")
