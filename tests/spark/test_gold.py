@@ -540,8 +540,9 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     assert told(AVERAGES, "session_id = 't'", 0) == (1, False, None)
     show_explained(feed.spark, feed.settings, METRICS_1M, first.format("s"), (0, 0), OutputFormat.TABLE)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "made of 1 values that are still there gone changes from before 2026-01-01T00:00:00" in shown
-    assert "message unknown whether it is in it" in shown
+    assert "made of 1 values that still exist removed maintain.retention has removed changes" in shown
+    assert "changes from before 2026-01-01T00:00:00" in shown
+    assert "message unknown: its changes" in shown
 
 
 @pytest.mark.soak
