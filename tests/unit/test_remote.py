@@ -115,7 +115,7 @@ def test_several_deployments_are_told_apart_by_target(workspace, remote):
     assert re.search(r"sessionlake-silver \(prod, job \d+\).*sessionlake-silver \(staging", result.stderr)
     assert remote("run", "silver", "--target", "prod").exit_code == 0
     assert {run["job_id"] for run in workspace.runs.values()} == {ids["silver"]}
-    assert "there is" in remote("status", "--target", "pord").stderr
+    assert "There is" in remote("status", "--target", "pord").stderr
 
 
 def test_of_development_copies_only_ones_own_is_touched(workspace, remote):
@@ -140,7 +140,7 @@ def test_an_unknown_job_is_told_with_those_there_are(workspace, remote):
     result = remote("logs", "platinum")
     assert result.exit_code == 1
     assert (
-        "no job sessionlake-platinum in this deployment; there are bronze, maintenance, operate, silver"
+        "no job sessionlake-platinum in this deployment. There are bronze, maintenance, operate, silver"
         in result.stderr
     )
 
@@ -159,7 +159,7 @@ def test_pause_starts_jobs_no_more_and_ends_their_runs_and_run_lets_them_go_on(w
     assert workspace.runs[run]["status"]["termination_details"]["code"] == "USER_CANCELED"
     assert is_paused(workspace.jobs[ids["maintenance"]])
     assert workspace.jobs[ids["silver"]]["settings"]["continuous"] == CONTINUOUS | {"pause_status": "PAUSED"}
-    assert "goes on: Databricks starts its run" in remote("run", "silver").stderr
+    assert "is resumed: Databricks starts its run" in remote("run", "silver").stderr
     assert workspace.jobs[ids["silver"]]["settings"]["continuous"] == CONTINUOUS
     assert len(workspace.runs) == 1
     assert "run 1010 is started" in remote("run", "maintenance").stderr
@@ -186,7 +186,7 @@ def test_logs_are_those_of_the_latest_run_that_has_ended_unless_one_is_named(wor
     assert "run 1010" in result.stderr
     assert "SystemExit: 3" in result.stderr
     assert remote("logs", "silver", "--run", "1000").stdout == "first\n"
-    assert "nothing is written yet" in remote("logs", "silver", "--run", "1020").stderr
+    assert "no output yet" in remote("logs", "silver", "--run", "1020").stderr
     assert "INVALID_PARAMETER_VALUE: Run 7 does not exist" in remote("logs", "silver", "--run", "7").stderr
 
 
@@ -224,7 +224,10 @@ def test_what_the_run_refuses_is_shown_and_exits_with_1(workspace, remote, tmp_p
     result = remote("resolve", "--session", "s", "--isolate")
     assert result.exit_code == 1
     assert "nothing stopped at session 's'" in result.stdout
-    assert "ended as RUN_EXECUTION_ERROR: task main failed; https://page/1000" in result.stderr
+    assert (
+        "ended as RUN_EXECUTION_ERROR: task main failed. Look at its output above, or at https://page/1000"
+        in result.stderr
+    )
 
 
 def test_words_that_a_run_does_not_take_are_refused_before_it_is_started(workspace, remote):
@@ -232,14 +235,14 @@ def test_words_that_a_run_does_not_take_are_refused_before_it_is_started(workspa
     for words in (["--session", "s", "--why", "Überlauf"], ["--session", "Kühlung"]):
         result = remote("resolve", "--isolate", *words)
         assert result.exit_code == 2
-        assert "takes ASCII alone" in result.stderr
+        assert "must be ASCII" in result.stderr
     assert workspace.runs == {}
 
 
 def test_what_is_no_decision_is_refused_before_anything_is_started(workspace, remote):
     deployed(workspace)
     result = remote("resolve", "--session", "s", "--isolate", "--accept-gap")
-    assert (result.exit_code, "choose one of" in result.stderr) == (2, True)
+    assert (result.exit_code, "Choose one of" in result.stderr) == (2, True)
     assert workspace.runs == {}
 
 
@@ -331,7 +334,7 @@ def test_the_warehouse_is_the_bundles_or_must_be_named_where_there_are_several(w
     deployed(workspace, "[dev ada] ", "dev")
     workspace.warehouses.append({"id": "w2", "name": "other"})
     result = remote("query", "SELECT 1")
-    assert (result.exit_code, "there are: lake (w1), other (w2)" in result.stderr) == (2, True)
+    assert (result.exit_code, "There are: lake (w1), other (w2)" in result.stderr) == (2, True)
     workspace.answers = [answered([("n", "LONG")], [["1"]])]
     assert remote("query", "SELECT 1", DATABRICKS_WAREHOUSE_ID="w2").exit_code == 0
     workspace.warehouses.append({"id": "w3", "name": "[dev ada] sessionlake"})
@@ -348,7 +351,7 @@ def test_the_warehouse_is_the_bundles_or_must_be_named_where_there_are_several(w
 def test_a_wrong_token_is_told_by_the_host_and_shown_nowhere(remote):
     result = remote("status", DATABRICKS_TOKEN="dapi-wrong")  # noqa: S106 - of no server
     assert result.exit_code == 1
-    assert "refuses: PERMISSION_DENIED: Invalid access token" in result.stderr
+    assert "rejects the request: PERMISSION_DENIED: Invalid access token" in result.stderr
     assert "dapi-wrong" not in result.output
 
 

@@ -8,7 +8,7 @@ layer without messages commits nothing. A lease that is not renewed in time may 
 Before each commit the holder makes sure that it still is (`Claim.require`): from memory as long as it has renewed
 lately by the wall clock and by the one that is never set, else by reading the row anew. So a process that was stopped,
 and goes on past the end of its lease, writes nothing. What it had checked and not yet committed when it was stopped is
-for Delta to pass over, or harmless: see "One writer" in docs/explanation/architecture.md.
+for Delta to pass over, or harmless: see docs/decisions/013-one-writer.md.
 
 The lease's end is a moment of its holder's wall clock, and is looked at by another's. A holder relies on memory for
 half of the lease alone: clocks may differ by the other half.

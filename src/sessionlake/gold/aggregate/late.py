@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.sources import MARKS, Declared, Source
-from sessionlake.protocol.arrow import row_codes
+from sessionlake.protocol.arrow import number_combinations
 from sessionlake.protocol.types import Bools, TopicPartition
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
 
     It is `NEVER` if no change has a stream time.
     """
-    code, (topics, partitions) = row_codes(changes["topic"], changes["partition"])
+    code, (topics, partitions) = number_combinations(changes["topic"], changes["partition"])
     times = np.full(len(topics), NEVER)
     np.maximum.at(times, code, changes[APPLIED].fill_null(NEVER).to_numpy())
     return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))

@@ -25,7 +25,7 @@ from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
-from sessionlake.protocol.arrow import codes, one, row_codes
+from sessionlake.protocol.arrow import contiguous, dictionary_codes, number_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 _OF_TOPIC = -1  # in the place of a partition
@@ -158,7 +158,7 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
             the series' keys, `ts, place, ordinal, value, revision, partition, offset, fresh`, and
             `RollingAverage.seq_order`. `partition` and `offset` are read only of new points.
     """
-    key, parts = row_codes(*(points[name] for name in series.keys))
+    key, parts = number_combinations(*(points[name] for name in series.keys))
     known = dict(zip(series.keys, parts, strict=True))
     if PARTITION in known:
         known[PARTITION] = known[PARTITION].cast(pa.int32())
@@ -210,7 +210,7 @@ def _admit_owners(state: GoldShardState, changes: pa.Table, series: RollingAvera
 
 def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
     """Returns all names, the known ones first, and the code of each value of a dictionary-encoded column."""
-    values = one(column)
+    values = contiguous(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _ints(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
@@ -222,7 +222,9 @@ def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], tou
     place = np.cumsum(starts_row) - 1
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
-    texts = {name: codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)}
+    texts = {
+        name: dictionary_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+    }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())
 
@@ -291,6 +293,6 @@ def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.Chunked
 
 def _joined(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
     """Joins columns without nulls to one dictionary-encoded text."""
-    number, parts = row_codes(*(table[name] for name in names))
+    number, parts = number_combinations(*(table[name] for name in names))
     joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
     return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)
