@@ -1,4 +1,4 @@
-"""Writes the pages of settings and of commands from the code: `make pages`."""
+"""Writes the pages of settings, commands and decisions: `make pages`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pydantic_core import PydanticUndefined
 from sessionlake.cli import app
 from sessionlake.settings.model import Settings
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = Path(__file__).parents[2] / "docs"
 _SETTINGS = """\
 # Settings
 
@@ -39,6 +39,13 @@ _COMMANDS = """\
 Every command of `sessionlake`. All take `--config FILE`, which is left out below, and `--help`.
 
 Made by `make pages` from the command line in the code.
+"""
+_DECISIONS = """\
+# Decisions
+
+Why it is built this way. Each record has context, decision and consequences, and a measurement if there is one.
+
+Made by `make pages` from the records.
 """
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -60,6 +67,15 @@ def settings_page() -> str:
 def commands_page() -> str:
     """The page of all commands, in Markdown."""
     return "\n".join([_COMMANDS, *_commands(typer.main.get_command(app.app), "sessionlake")])
+
+
+def decisions_page() -> str:
+    """The list of decision records, in Markdown."""
+    files = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+    titles = [file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for file in files]
+    return "\n".join(
+        [_DECISIONS, *(f"- [{title}]({file.name})" for title, file in zip(titles, files, strict=True)), ""]
+    )
 
 
 def _head() -> list[str]:
@@ -188,9 +204,13 @@ def _sentence(text: str) -> str:
     return " ".join(text.split("\f", maxsplit=1)[0].split())
 
 
-PAGES: dict[str, Callable[[], str]] = {"settings.md": settings_page, "commands.md": commands_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/settings.md": settings_page,
+    "reference/commands.md": commands_page,
+    "decisions/README.md": decisions_page,
+}
 
 if __name__ == "__main__":
     for file, made in PAGES.items():
-        (REFERENCE / file).write_text(made(), encoding="utf-8")
+        (DOCS / file).write_text(made(), encoding="utf-8")
     sys.stdout.write(f"{', '.join(PAGES)} written\n")
