@@ -113,7 +113,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
         stop.set()
         layers.join()
     assert not failed
-    assert said == ["standing aside: a session is being forgotten", "going on"]
+    assert said == ["pausing: a session is being forgotten", "resuming"]
 
     erased = [row["offset"] for row in rows_of(spark, lake, MESSAGES) if row["key"] == KEY]
     assert sorted(erased) == [0, 2, 4, 6, 8]

@@ -141,7 +141,7 @@ def test_a_recovery_of_bronze_that_was_killed_is_ended_by_the_same_command(
     booked = [row["messages"] for row in rows_of(spark, lake, LEDGER) if row["layer"] == "bronze"]
     assert booked == [len(rows_of(spark, lake, MESSAGES))]
     generations = Generations(lake.settings.checkpoint("bronze"), "bronze")
-    assert generations.present.newest is None
+    assert generations.current.last_planned_batch is None
 
 
 @pytest.fixture(scope="module")

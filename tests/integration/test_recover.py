@@ -52,14 +52,14 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
         dying.setattr("sessionlake.operations.recover.bronze._book", power_cut)
         with pytest.raises(SessionlakeError, match="power cut"):
             recovered(world)
-    with pytest.raises(LakeError, match=r"was interrupted.*: run `sessionlake recover bronze`, which finishes it"):
+    with pytest.raises(LakeError, match=r"was interrupted.*\. Run `sessionlake recover bronze`, which finishes it"):
         world.run(world.settings)
     assert "did not know of 2 messages" in recovered(world)
     world.send("a", 5, 2)
     world.run(world.settings)
     world.assert_one_query_read_everything_once(a=7, b=2)
 
-    folder = world.generations.present.folder
+    folder = world.generations.current.folder
     for file in (folder / "offsets" / "0", checkpoint(world, "generations", f"{folder.name}.json")):
         file.write_text("v1\n{torn")
         with pytest.raises(LakeError, match="sessionlake recover bronze"):
@@ -79,7 +79,7 @@ def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
     for table, check in ((MESSAGES, "tables"), (TOPICS, "topics")):
         folder = folder_of(lake, table)
         away = shutil.move(folder, world.settings.home / "away")
-        gone = rf"{table} is gone.*\. Put it back from a backup"
+        gone = rf"{table} is gone.*\. Restore it from a backup"
         with pytest.raises(LossError, match=gone):
             world.run(world.settings)
         assert not folder.exists()
@@ -114,7 +114,9 @@ def test_an_older_copy_of_topics_is_noticed_before_one_made_anew_is_read_again(w
     newest = lake.last_commit(world.spark, TOPICS).version
     kept = shutil.move(table, world.settings.home / "newest")
     shutil.move(before, table)
-    older = rf"{TOPICS} was set back: it ends with version \d+, and {LEDGER} has a batch that left it at \d+"
+    older = (
+        rf"{TOPICS} has lost its latest changes: it ends with version \d+, and {LEDGER} has a batch that left it at \d+"
+    )
     with pytest.raises(LossError, match=older):
         world.run(world.under(OnTopicChange.RESTART))
     shutil.rmtree(table)
@@ -135,7 +137,7 @@ def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world
     world.send("a", 0, 4)
     world.run(world.under(OnTopicChange.RESTART))
     next(folder_of(Lake(world.settings), LEDGER).glob("*.parquet")).unlink()
-    with pytest.raises(LakeError, match=r"ledger names files that are gone.*sessionlake recover ledger"):
+    with pytest.raises(LakeError, match=r"ledger needs files that are gone.*sessionlake recover ledger"):
         world.run(world.settings)
     assert "did not know of 7 messages" in recovered(world, Lost.LEDGER)
     world.send("a", 4, 1)

@@ -34,7 +34,7 @@ from sessionlake.history.trace import trace
 from sessionlake.operations import pipeline
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.settings.model import Settings, load_settings
-from sessionlake.streaming.errors import read_at_once
+from sessionlake.streaming.errors import explain_errors
 from support.notebooks import CONFIG, fill
 from support.seeds import long_beyond
 
@@ -107,7 +107,7 @@ def own(filled: Path, tmp_path: Path) -> Settings:
 def told(spark: Any, own: Settings, work: Work) -> SessionlakeError | None:
     """What a command says, once Spark is gone: nothing is asked of the JVM any more."""
     try:
-        with read_at_once():
+        with explain_errors():
             work(spark, own)
     except SessionlakeError as error:
         text = str(error)

@@ -57,11 +57,11 @@ from sessionlake.processors import job as processors
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
-from sessionlake.streaming.aside import asking
-from sessionlake.streaming.carried import Files, rows_in
 from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.losses import gone_rows, refuse_lost_rows
+from sessionlake.streaming.losses import refuse_lost_rows, removed_rows
 from sessionlake.streaming.operation import FORGET
+from sessionlake.streaming.pause_requests import request_pause
+from sessionlake.streaming.payload_files import PayloadFiles, read_payload
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import rows_of, write_bronze, write_rows
 from support.layers import run_layers
@@ -243,7 +243,7 @@ def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_ta
     made, rows = made_beside("top"), pa.table({"session_id": [GONE] * 100_000})
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).staging()
     beside.ensure(spark, made)
-    assert rows_in(Files.of(Lake(settings).storage.scratch, GOLD).put(rows)) == rows
+    assert read_payload(PayloadFiles.for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
     Forgetting(spark, settings)._remove_aside()
     assert [table for table in made if beside.exists(spark, table)] == []
     assert not (settings.home / "scratch").exists()
@@ -283,9 +283,9 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     lake.ensure(spark, [LEDGER])
     now = datetime.now(UTC)
     store(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
-    assert gone_rows(lake.reader(spark)) == {CHANGES: 3}
+    assert removed_rows(lake.reader(spark)) == {CHANGES: 3}
     Ledger(lake).write(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
-    assert gone_rows(lake.reader(spark)) == {}
+    assert removed_rows(lake.reader(spark)) == {}
 
 
 def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings: Settings) -> None:
@@ -294,16 +294,16 @@ def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings:
 
     def say(text: str) -> None:
         said.append(text)
-        if text == "going on":
+        if text == "resuming":
             stop.set()
 
-    with asking(settings, "a session is being forgotten"):
+    with request_pause(settings, "a session is being forgotten"):
         merging = threading.Thread(target=maintain, args=(spark, settings, None, stop, say))
         merging.start()
         with _claimed(spark, settings, 60), pytest.raises(ClaimedError, match="forgets a session"):
             maintain_once(spark, settings, None, OutputFormat.JSON)
     merging.join(60)
-    assert said[1:] == ["standing aside: a session is being forgotten", "going on", "stopped"]
+    assert said[1:] == ["pausing: a session is being forgotten", "resuming", "stopped"]
 
 
 class DiedError(BaseException):
@@ -331,7 +331,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
             with pytest.raises(DiedError):
                 Forgetting(spark, settings).run(GONE)
         for start in (job.start, gold.start):
-            with pytest.raises(LakeError, match="run `sessionlake forget --resume`"):
+            with pytest.raises(LakeError, match="Run `sessionlake forget --resume`"):
                 start(spark, settings, once=True)
         with pytest.raises(UsageError, match="the forgetting of another session was interrupted"):
             Forgetting(spark, settings).run(OTHERS[0])

@@ -49,7 +49,7 @@ from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import AverageSettings, ProductSettings
 from sessionlake.settings.model import GoldSettings, Settings
-from sessionlake.streaming.carried import Files
+from sessionlake.streaming.payload_files import PayloadFiles
 from support.checkpoints import lose_last_commit
 from support.lakes import limit, rows_of, write_rows
 
@@ -180,10 +180,10 @@ NOTHING_IN_DRIVER = {"inline_bytes": 0, "driver_bytes": 0, "rewritten_rows": 0}
 def all_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows there are, the fold's go past Spark in files; in a catalog there are none."""
 
-    def files(scratch: Path | None, query: str) -> Files:
-        return Files(None if scratch is None else scratch / query, least=0)
+    def files(scratch: Path | None, query: str) -> PayloadFiles:
+        return PayloadFiles(None if scratch is None else scratch / query, least=0)
 
-    monkeypatch.setattr(Files, "of", files)
+    monkeypatch.setattr(PayloadFiles, "of", files)
 
 
 LARGE_TOO = [pytest.param(seed, True, marks=pytest.mark.soak) for seed in range(5, 9)]

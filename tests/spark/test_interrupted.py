@@ -33,7 +33,7 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, building, built_from
+from sessionlake.streaming.journal import Journal, building_version, record_building
 from sessionlake.streaming.operation import FORGET, REBUILD_SILVER, RESHARD, Operation, rebuild_of
 from spark.test_forgetting import GONE, OTHERS, TOPIC, run, stream
 from support.lakes import rows_of
@@ -210,7 +210,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
         del journal.done[step]
     journal.write()
     shutil.rmtree(settings.checkpoint("silver"))
-    shutil.rmtree(handover.folder(settings))
+    shutil.rmtree(handover.active_folder(settings))
     recover(spark, settings, Lost.SILVER, lambda _: None)
     found = Forgetting(spark, settings).resume()
     assert found.report["search"]["found"] == []
@@ -250,7 +250,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     assert verify(spark, settings).exact
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[1]}", work)
-    shutil.rmtree(handover.prepared(settings))
+    shutil.rmtree(handover.prepared_folder(settings))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
         work()
     REBUILD_SILVER.file(settings).write_bytes(b"damaged")
@@ -276,11 +276,11 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
         if undo:
             processor_rebuild.cancel(spark, settings, "top")
             assert contents(spark, settings) == before
-            assert built_from(settings, PROCESSOR) is None
+            assert building_version(settings, PROCESSOR) is None
             commands(spark, settings)["run processor"]()
     with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone: run {named}"):
         processor_rebuild.cancel(spark, settings, "top")
-    shutil.rmtree(handover.prepared(settings, PROCESSOR))
+    shutil.rmtree(handover.prepared_folder(settings, PROCESSOR))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):
         work()
     processor_rebuild.rebuild(spark, settings, "top", start_over=True)
@@ -292,11 +292,11 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
     spark: Any, settings: Settings
 ) -> None:
-    with building(settings, rebuild_of(settings.processors[0]), 1):
+    with record_building(settings, rebuild_of(settings.processors[0]), 1):
         pass  # a killed process leaves no more than this
-    assert built_from(settings, PROCESSOR) == 1
+    assert building_version(settings, PROCESSOR) == 1
     commands(spark, settings)["run processor"]()
-    assert built_from(settings, PROCESSOR) is None
+    assert building_version(settings, PROCESSOR) is None
 
 
 def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_the_layers_that_it_has_moved(
@@ -308,7 +308,7 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
     died_at(monkeypatch, "after:silver.swapped", work)
     assert_refused(spark, other, named, "reshard")
-    [lost, *_] = sorted(handover.prepared(settings, PROCESSOR).glob("*.state"))
+    [lost, *_] = sorted(handover.prepared_folder(settings, PROCESSOR).glob("*.state"))
     lost.unlink()
     assert resharding.reshard(spark, other, 3) == ["silver", PROCESSOR]
     assert [present(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]

@@ -54,7 +54,7 @@ from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_silver_law import Pipeline, streams
 from support.clocks import set_clock_back
@@ -126,7 +126,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     next(ledger.glob("*.parquet")).unlink()
     assert faults(run.settings) == {"files", "ledger"}
     said = recovered(run, Lost.LEDGER)
-    assert "found: ops.ledger names files that are gone" in said
+    assert "found: ops.ledger needs files that are gone" in said
     assert f"did not know of {len(FIRST)} messages" in said
     assert "every row is what it was before" in said
     reader = run.lake.reader(spark)
@@ -180,7 +180,7 @@ def test_silver_without_checkpoint_and_tables_is_made_once_more_from_bronze(run:
     assert {"files", "tables", "layers"} <= faults(run.settings)
     said = recovered(run, Lost.SILVER)
     assert re.search(r"found: the checkpoint \S+ is new, but the silver tables already hold data", said)
-    assert re.search(r"found: silver.session_changes names files that are gone \(part-", said)
+    assert re.search(r"found: silver.session_changes needs files that are gone: part-", said)
     assert "nothing was compared" in said
     assert "nothing that is lost; nothing was changed" in recovered(run, Lost.SILVER)
     assert_goes_on_exactly(run)
@@ -242,7 +242,7 @@ def test_each_loss_of_silver_is_found_and_made_good(
 def test_a_table_whose_log_cannot_be_read_is_not_removed_but_named(run: Pipeline) -> None:
     log = max((folder_of(run.lake, CHANGES) / "_delta_log").glob("*.json"))
     log.write_text("{torn")
-    with pytest.raises(LakeError, match=r"the log of silver\.session_changes cannot be read .*: .* remove the table"):
+    with pytest.raises(LakeError, match=r"the log of silver\.session_changes cannot be read.* remove the table"):
         recovered(run, Lost.SILVER)
     shutil.rmtree(folder_of(run.lake, CHANGES))
     assert "found: silver.session_changes is gone" in recovered(run, Lost.SILVER)
@@ -292,11 +292,11 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
 @pytest.mark.soak
 def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
     rebuild(spark, run.settings)
-    handed = handover.folder(run.settings)
+    handed = handover.active_folder(run.settings)
     state = min(handed.glob("*.state"))
     state.unlink()
     assert faults(run.settings) == {"states"}
-    with pytest.raises(LakeError, match=rf"{re.escape(str(state))} is gone\. `sessionlake recover silver`"):
+    with pytest.raises(LakeError, match=rf"{re.escape(str(state))} is gone\. Run `sessionlake recover silver`"):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
     assert f"found: silver: {state} is gone" in recovered(run, Lost.SILVER)
     (handed / "handover.json").write_text("{torn")
@@ -310,7 +310,7 @@ def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_
 ) -> None:
     next(folder_of(run.lake, LEDGER).glob("*.parquet")).unlink()
     with monkeypatch.context() as dying:
-        dying.setattr(handover, "swap", power_cut)
+        dying.setattr(handover, "activate", power_cut)
         with pytest.raises(PowerCutError):
             recovered(run, Lost.LEDGER)
     assert "the interrupted rebuild of bronze.messages" in recovered(run, Lost.LEDGER)
@@ -352,11 +352,11 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
         assert positions.advance(spark, lake)
     assert Books(lake.reader(spark)).in_short == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
-        refuse_set_back(spark, lake, [table])
+        refuse_restored(spark, lake, [table])
     lake.drop(spark, table)
     lake.ensure(spark, [table])
     Ledger(lake).write(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
-    refuse_set_back(spark, lake, [table])
+    refuse_restored(spark, lake, [table])
 
 
 @pytest.mark.soak
@@ -369,8 +369,10 @@ def test_a_table_that_was_set_back_is_noticed_whatever_upkeep_has_come_since(spa
     spark.sql(f"RESTORE TABLE {lake.identifier(SESSIONS)} TO VERSION AS OF {last - 1}").collect()
     for number in range(25):
         lake.set_property(spark, SESSIONS, "upkeep", str(number))
-    with pytest.raises(LossError, match=rf"{SESSIONS} was set back: version {last + 1} restored an older one"):
-        refuse_set_back(spark, lake, [SESSIONS])
+    with pytest.raises(
+        LossError, match=rf"{SESSIONS} has lost its latest changes: version {last + 1} restored an older one"
+    ):
+        refuse_restored(spark, lake, [SESSIONS])
 
 
 def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created(
@@ -382,7 +384,7 @@ def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created
         (folder_of(lake, table) / "_delta_log").mkdir(parents=True)
         assert not lake.exists(spark, table)
         assert not lake.reader(spark).exists(table)
-    refuse_set_back(spark, lake, [SESSIONS])
+    refuse_restored(spark, lake, [SESSIONS])
     assert refuse_lost_rows(spark, lake, [SESSIONS]) == {}
     lake.ensure(spark, [POSITIONS])
     assert [*lake.reader(spark).rows(POSITIONS)] == []
@@ -408,7 +410,7 @@ def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: 
     ):
         set_back(run, table)
         version = run.lake.last_commit(spark, table).version
-        told = rf"{table} was set back: version {version} restored an older one, without version \d+\..*{way}"
+        told = rf"{table} has lost its latest changes: version {version} restored .*, without version \d+\..*{way}"
         assert re.search(told, noticed(run))
         with pytest.raises(LakeError, match=told):
             run_once(spark, run.settings, layer, threading.Event())
@@ -467,14 +469,14 @@ def test_each_table_that_was_set_back_is_noticed_and_brought_forward_or_told(
             pytest.skip("no batch of late has written it")
     else:
         set_back(run, table)
-    assert f"{table} was set back" in noticed(run)
+    assert f"{table} has lost its latest changes" in noticed(run)
     own = table.partition(".")[0]
-    with pytest.raises(LakeError, match=rf"{table} was set back"):
+    with pytest.raises(LakeError, match=rf"{table} has lost its latest changes"):
         run_once(spark, run.settings, ELSEWHERE.get(table) or Layer(own), threading.Event())
     if table in ELSEWHERE:
         DeltaTable(folder_of(run.lake, table)).restore(newest)
     else:
-        assert f"found: {table} was set back" in recovered(run, Lost(own))
+        assert f"found: {table} has lost its latest changes" in recovered(run, Lost(own))
         gold.start(spark, run.settings, once=True).wait()
     assert faults(run.settings) - {"topics"} == set()
     assert figures(run) == before

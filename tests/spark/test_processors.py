@@ -224,7 +224,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     monkeypatch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
     with pytest.raises(_DeathError):
         rebuild(counted.spark, counted.settings, "counted")
-    refused = "was interrupted while .* run `sessionlake rebuild processor:counted`"
+    refused = "was interrupted while .* Run `sessionlake rebuild processor:counted`"
     with pytest.raises(LakeError, match=refused):
         counted.run()
     with pytest.raises(LakeError, match=refused):

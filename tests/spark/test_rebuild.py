@@ -26,7 +26,7 @@ from sessionlake.operations.rebuild.compare_states import VerifiedStates, compar
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import (
     CaptureSettings,
     GoldSettings,
@@ -95,11 +95,11 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     # A process that dies before the end of the publication leaves a stream that refuses, and a command that finishes.
     tampered = lake.last_commit(spark, "silver.session_rows").version
     with monkeypatch.context() as patch:
-        patch.setattr(handover, "swap", _power_cut)
+        patch.setattr(handover, "activate", _power_cut)
         with pytest.raises(PowerCutError):
             rebuild(spark, settings)
     for start in (job.start, gold.start):
-        with pytest.raises(LakeError, match=r"was interrupted while .* run `sessionlake rebuild silver`"):
+        with pytest.raises(LakeError, match=r"was interrupted while .* Run `sessionlake rebuild silver`"):
             start(spark, settings, once=True)
     assert rebuild(spark, settings).verified is None
     assert_silver_is_the_truth(spark, settings, [message for batch in batches[:2] for message in batch], ledger=False)
@@ -243,12 +243,12 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
         came: topic and key of the sessions to leave as they are.
     """
     findings = []
-    for shard in handover.numbers(settings):
-        file = handover.folder(settings) / f"{shard}.state"
+    for shard in handover.stored_shards(settings):
+        file = handover.active_folder(settings) / f"{shard}.state"
         state = ShardState.decode(file.read_bytes(), settings.capture.declared)
         wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
-            topic, partition, session = parts_of_key(key)
+            topic, partition, session = split_session_key(key)
             if (topic, session.encode()) not in came:
                 wrong.cursors["end_seq"][place] = 77
                 due = state.cursors["end_seq"][place]

@@ -399,7 +399,7 @@ def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str
     assert events.cut(0) == 1
     spark.sql(f"RESTORE TABLE {events.lake.identifier(RETAINED)} TO VERSION AS OF 1")
     waits = Retention(spark, events.settings).remove(EVENTS, events.moments[2] + SPAN).waits
-    assert re.match(rf"{RETAINED} was set back: .* Bring the newer version back", waits)
+    assert re.match(rf"{RETAINED} has lost its latest changes: .* Bring the newer version back", waits)
     assert events.left() == 3
 
 

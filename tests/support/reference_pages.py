@@ -1,17 +1,15 @@
-"""Writes the pages of settings, commands and decisions: `make pages`."""
+"""The pages of settings and of commands, made from the code: `make reference`."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import typer.main
@@ -22,7 +20,6 @@ from pydantic_core import PydanticUndefined
 from sessionlake.cli import app
 from sessionlake.settings.model import Settings
 
-DOCS = Path(__file__).parents[2] / "docs"
 _SETTINGS = """\
 # Settings
 
@@ -31,21 +28,14 @@ capitals, with `__` between levels: `kafka.topic_pattern` is `SESSIONLAKE_KAFKA_
 
 A key with `[]` belongs to each entry of a list. Durations are a number and a unit, as in `10 minutes`.
 
-Made by `make pages` from the settings in the code.
+Made by `make reference` from the settings in the code.
 """
 _COMMANDS = """\
 # Commands and options
 
 Every command of `sessionlake`. All take `--config FILE`, which is left out below, and `--help`.
 
-Made by `make pages` from the command line in the code.
-"""
-_DECISIONS = """\
-# Decisions
-
-Why it is built this way. Each record has context, decision and consequences, and a measurement if there is one.
-
-Made by `make pages` from the records.
+Made by `make reference` from the command line in the code.
 """
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -69,15 +59,6 @@ def commands_page() -> str:
     return "\n".join([_COMMANDS, *_commands(typer.main.get_command(app.app), "sessionlake")])
 
 
-def decisions_page() -> str:
-    """The list of decision records, in Markdown."""
-    files = sorted((DOCS / "decisions").glob("[0-9]*.md"))
-    titles = [file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for file in files]
-    return "\n".join(
-        [_DECISIONS, *(f"- [{title}]({file.name})" for title, file in zip(titles, files, strict=True)), ""]
-    )
-
-
 def _head() -> list[str]:
     return ["| key | default | meaning |", "|---|---|---|"]
 
@@ -92,7 +73,8 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 def _row(model: type[BaseModel], name: str, prefix: str) -> str:
     field = model.model_fields[name]
-    words = [_texts(model).get(name, ""), _allowed(field.annotation)]
+    inner = _model(field.annotation)
+    words = [_texts(model).get(name) or (_first_paragraph(inner) if inner else ""), _allowed(field.annotation)]
     meaning = " ".join(" ".join(words).split()).replace("|", "\\|")
     return f"| `{prefix}{field.alias or name}` | {_default(field)} | {meaning} |"
 
@@ -202,15 +184,3 @@ def _option(parameter: Any) -> str:
 
 def _sentence(text: str) -> str:
     return " ".join(text.split("\f", maxsplit=1)[0].split())
-
-
-PAGES: dict[str, Callable[[], str]] = {
-    "reference/settings.md": settings_page,
-    "reference/commands.md": commands_page,
-    "decisions/README.md": decisions_page,
-}
-
-if __name__ == "__main__":
-    for file, made in PAGES.items():
-        (DOCS / file).write_text(made(), encoding="utf-8")
-    sys.stdout.write(f"{', '.join(PAGES)} written\n")

@@ -19,7 +19,7 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.operations.forgetting.publications import first_needed, refuse_given_up
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.parse import key_reason
 from sessionlake.settings.model import GoldSettings, Integrity, Settings
@@ -72,7 +72,7 @@ def test_a_state_without_the_session_goes_on_as_that_of_a_stream_in_which_it_nev
     for shard, state in forgetting.states().items():
         state.replace_sessions(ShardState(), lambda topic, _, name: (topic, name) == session)
         forgetting.stored[shard] = state.encode(columns)
-        assert session not in {parts_of_key(key)[::2] for key in state.keys.to_pylist()}
+        assert session not in {split_session_key(key)[::2] for key in state.keys.to_pylist()}
     for batch in [[], *gone[3:]]:
         for mine, other in zip(forgetting.states().values(), never.states().values(), strict=True):
             assert first_difference(mine, other) is None

@@ -30,7 +30,7 @@ from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join, split
-from sessionlake.streaming import aside
+from sessionlake.streaming import pause_requests
 from support.lakes import folder_of
 
 ID = "chamber-7"
@@ -184,10 +184,10 @@ def test_a_session_is_known_by_topic_and_id_together() -> None:
 
 def test_layers_are_asked_as_long_as_the_one_who_asks_lives(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert aside.asked(settings) is None
-    with aside.asking(settings, "why"):
-        assert aside.asked(settings) == "why"
+    assert pause_requests.pause_reason(settings) is None
+    with pause_requests.request_pause(settings, "why"):
+        assert pause_requests.pause_reason(settings) == "why"
         (request,) = (tmp_path / "checkpoints").glob("aside*")
         os.utime(request, (0, 0))  # who asked has died
-        assert aside.asked(settings) is None
-    assert aside.asked(settings) is None
+        assert pause_requests.pause_reason(settings) is None
+    assert pause_requests.pause_reason(settings) is None

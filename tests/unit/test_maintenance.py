@@ -19,7 +19,7 @@ from sessionlake.operations.maintenance import Maintained, Maintenance, Reader, 
 from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import building, built_from, discard_building
+from sessionlake.streaming.journal import building_version, discard_building, record_building
 from sessionlake.streaming.operation import rebuild_of
 
 
@@ -75,16 +75,16 @@ def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: S
 def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are_of(
     settings: Settings, layer: str, table: str
 ) -> None:
-    place = handover.folder(settings, layer)
+    place = handover.active_folder(settings, layer)
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
     assert readers(settings, table) == [Reader(layer, begun=True, since=9)]
-    assert (handover.taken_in(settings, layer), handover.next_batch(settings, layer)) == (8, 3)
+    assert (handover.last_version_read(settings, layer), handover.next_batch(settings, layer)) == (8, 3)
     checkpoint(settings, layer, planned=1, committed=0, offset=at(9))
-    with pytest.raises(LakeError, match=f"{layer} has not finished its last batch: run `sessionlake run {layer}"):
-        handover.taken_in(settings, layer)
+    with pytest.raises(LakeError, match=f"{layer} has not finished its last batch. Run `sessionlake run {layer}"):
+        handover.last_version_read(settings, layer)
     checkpoint(settings, layer, planned=1, committed=1, offset=at(10))
-    assert (handover.taken_in(settings, layer), handover.next_batch(settings, layer)) == (9, 5)
+    assert (handover.last_version_read(settings, layer), handover.next_batch(settings, layer)) == (9, 5)
 
 
 def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it_is_rebuilt_of(
@@ -92,13 +92,13 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
 ) -> None:
     own = ProcessorSettings(name="logins", target="a:B")
     settings = Settings(**location, processors=(own,))
-    with building(settings, rebuild_of(own), 8):
+    with record_building(settings, rebuild_of(own), 8):
         pass
     assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=9)
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=3, again=2)
     discard_building(settings, rebuild_of(own))
-    assert built_from(settings, own.layer) is None
+    assert building_version(settings, own.layer) is None
 
 
 def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:

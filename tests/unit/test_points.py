@@ -42,7 +42,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, TrackedAverages, points_in, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
 from sessionlake.gold.making import states
-from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
 
@@ -130,9 +130,9 @@ class Gold:
 
     def _write(self, series: RollingAverage, content: dict[str, Any]) -> None:
         table = self.tables[series.name]
-        beyond = dense(content[kind]) if (kind := SeriesOutput.BEYOND.of(series)) in content else None
+        beyond = decode_dictionaries(content[kind]) if (kind := SeriesOutput.BEYOND.of(series)) in content else None
         for kind in (SeriesOutput.RESTATED, SeriesOutput.NEW, SeriesOutput.CHANGED):
-            rows = dense(content[kind.of(series)]).to_pylist() if kind.of(series) in content else []
+            rows = decode_dictionaries(content[kind.of(series)]).to_pylist() if kind.of(series) in content else []
             if kind is SeriesOutput.RESTATED:
                 self.restated += rows
                 continue
@@ -461,7 +461,7 @@ def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pyte
     assert (METRICS_1M.name in emitted) == (few < 1_000)
     given = pa.Table.from_batches([pa.RecordBatch.from_pylist(changes, _SCHEMA)])
     for product in STANDARD:
-        parts = [pa.concat_tables(map(dense, emitted[product.name]))] if product.name in emitted else []
+        parts = [pa.concat_tables(map(decode_dictionaries, emitted[product.name]))] if product.name in emitted else []
         if CHANGES in emitted:
             table = pa.concat_tables(emitted[CHANGES]).unify_dictionaries()
             parts.append(product_tables(table, declared, STANDARD)[product.name])

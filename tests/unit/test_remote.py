@@ -331,7 +331,7 @@ def test_the_warehouse_is_the_bundles_or_must_be_named_where_there_are_several(w
     deployed(workspace, "[dev ada] ", "dev")
     workspace.warehouses.append({"id": "w2", "name": "other"})
     result = remote("query", "SELECT 1")
-    assert (result.exit_code, "there are: lake (w1), other (w2)" in result.stderr) == (2, True)
+    assert (result.exit_code, "There are: lake (w1), other (w2)" in result.stderr) == (2, True)
     workspace.answers = [answered([("n", "LONG")], [["1"]])]
     assert remote("query", "SELECT 1", DATABRICKS_WAREHOUSE_ID="w2").exit_code == 0
     workspace.warehouses.append({"id": "w3", "name": "[dev ada] sessionlake"})

@@ -228,7 +228,7 @@ def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path:
     journal = Journal.begin(settings, RESHARD, _Plan("a", 7, ["silver"]))
     assert Journal.read(settings, RESHARD, _Plan) == journal
     for layer in (None, "bronze", "silver", "gold", "processor-p"):
-        with pytest.raises(LakeError, match=r"a resharding was interrupted, .* run `sessionlake reshard 7`"):
+        with pytest.raises(LakeError, match=r"a resharding was interrupted, .* Run `sessionlake reshard 7`"):
             require_uninterrupted(settings, layer)
     journal.end()
     require_uninterrupted(settings)

@@ -98,9 +98,9 @@ class _Group(TyperGroup):
         except Exception as error:
             if _is_usage(error):
                 raise
-            from sessionlake.streaming.errors import readable
+            from sessionlake.streaming.errors import explained
 
-            if (told := readable(error)) is not None:
+            if (told := explained(error)) is not None:
                 _explain(error, str(told))
                 raise typer.Exit(told.exit_code) from error
             _explain(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")

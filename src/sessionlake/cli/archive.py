@@ -70,7 +70,7 @@ def messages_of(
     from sessionlake.delta.lake import Lake
     from sessionlake.ledger.silences import messages_of
     from sessionlake.spark.reading_plan import require_condition
-    from sessionlake.streaming.errors import refused
+    from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
@@ -82,7 +82,7 @@ def messages_of(
         chosen = rows if where is None else rows.where(where)
         found = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:
-        raise refused("archive", error) from error
+        raise explain_sql_error("archive", error) from error
     for topic, partition, offset, at, kind, key, value, headers in found:
         own = None if headers is None else tuple((name, _bytes(held)) for name, held in headers)
         yield (topic, partition), Message(offset, at, _bytes(key), _bytes(value), kind or 0, own)

@@ -69,10 +69,10 @@ def running_spark(
         SessionlakeError: for whatever Spark, its JVM or the system raises inside.
     """
     from sessionlake.spark.session import spark_session, stop_spark
-    from sessionlake.streaming.errors import read_at_once
+    from sessionlake.streaming.errors import explain_errors
 
     try:
-        with read_at_once():
+        with explain_errors():
             with stop.raise_on_signal() if stop else nullcontext():
                 spark = spark_session(settings, app=app, lasting=lasting)
             if stop:

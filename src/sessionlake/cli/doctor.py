@@ -35,15 +35,15 @@ from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.errors import readable
+from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.errors import explained
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.losses import (
     has_committed,
-    less,
     refuse_lost_files,
     refuse_lost_rows,
     refuse_lost_topics,
+    removed_note,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
     except SessionlakeError as error:
         return Finding(Level.FAIL, what, str(error))
     except Exception as error:
-        if (told := readable(error)) is None:
+        if (told := explained(error)) is None:
             raise
         return Finding(Level.FAIL, what, str(told))
 
@@ -256,7 +256,7 @@ def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
 
 def _as_booked(spark: SparkSession | None, lake: Lake) -> str:
     gone = refuse_lost_rows(spark, lake, _GROWING)
-    return f"hold what the ledger says was written{less(sum(gone[table] for table in _GROWING))}"
+    return f"hold what the ledger says was written{removed_note(sum(gone[table] for table in _GROWING))}"
 
 
 def _in_force(spark: SparkSession | None, lake: Lake) -> str:
@@ -273,14 +273,14 @@ def _put_right(layer: str) -> str:
 
 
 def _query_id(settings: Settings, layer: str) -> str | None:
-    return Generations(settings.checkpoint(layer), layer).present.app_id
+    return Generations(settings.checkpoint(layer), layer).current.app_id
 
 
 def _have_checkpoints(reader: TableReader, settings: Settings) -> str:
     ran = {row["layer"] for row in rows_of(Books(reader).current()) if not row["app_id"].startswith(REBUILD)}
     lost = [layer for layer in layers_of(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
-        ways = " ".join(f"{layer}: {way_on(layer)}." for layer in lost)
+        ways = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))
         raise LakeError(f"{places}: the tables hold data and the checkpoint is gone. {ways}")
     return "every layer that has run has its checkpoint"

@@ -51,13 +51,13 @@ def export(
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from sessionlake.streaming.errors import refused
+        from sessionlake.streaming.errors import explain_sql_error
 
         rows = rows_of(spark, settings, table, where, point)
         try:
             return write(rows, path, FileFormat(form), limit, overwrite=overwrite)
         except (PySparkException, Py4JError) as error:  # a condition fails, too, only when it is computed
-            told = refused("export", error)
+            told = explain_sql_error("export", error)
             raise (LakeError(str(told)) if isinstance(told, UsageError) else told) from error
 
     found = with_spark(settings, work)
@@ -128,7 +128,7 @@ def rows_of(spark: SparkSession, settings: Settings, table: str, where: str | No
     from sessionlake.delta.lake import Lake
     from sessionlake.gold.sql.views import DEFINITIONS
     from sessionlake.spark.reading_plan import require_condition
-    from sessionlake.streaming.errors import refused
+    from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
@@ -140,7 +140,7 @@ def rows_of(spark: SparkSession, settings: Settings, table: str, where: str | No
             rows = lake.storage.read(spark, table, point or {"versionAsOf": lake.latest_version(spark, table)})
         return rows if where is None else rows.where(where)
     except PySparkException as error:
-        raise refused("export", error) from error
+        raise explain_sql_error("export", error) from error
 
 
 def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:

@@ -67,9 +67,9 @@ def forgotten(
 ) -> Erasure:
     """Forgets the session while all layers stand aside; without one, finishes the forgetting that was interrupted."""
     from sessionlake.operations.forgetting.forget import Forgetting
-    from sessionlake.streaming.aside import asking
+    from sessionlake.streaming.pause_requests import request_pause
 
-    with asking(settings, "a session is being forgotten"), _claimed(spark, settings, wait):
+    with request_pause(settings, "a session is being forgotten"), _claimed(spark, settings, wait):
         work = Forgetting(spark, settings, patience=wait, shorten=shorten, say=say)
         return work.resume() if session is None else work.run(session, topic)
 

@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
 from sessionlake.operations.maintenance import CLAIM, Maintained, Maintenance
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.aside import asked, stand_aside
+from sessionlake.streaming.pause_requests import pause_reason, wait_while_paused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,8 +69,8 @@ def maintain(
 
     say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
     while not stop.is_set():
-        if why := asked(settings):
-            stand_aside(settings, stop, why, say)
+        if why := pause_reason(settings):
+            wait_while_paused(settings, stop, why, say)
             continue
         with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
             Maintenance(spark, settings, tell).watch(stop, table)

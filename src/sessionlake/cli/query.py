@@ -22,7 +22,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 from sessionlake.spark.reading_plan import Name, Reads, reads_of
 from sessionlake.spark.session import separate_session
-from sessionlake.streaming.errors import refused
+from sessionlake.streaming.errors import explain_sql_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,7 @@ def _asked(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str]
     try:
         return named, cells_of(spark.sql(text).toArrow())
     except (PySparkException, Py4JError) as error:  # what is raised while it is computed need not be one of Spark's
-        told = refused("query", error)
+        told = explain_sql_error("query", error)
         if isinstance(told, UsageError) and not named:
             told = UsageError(f"{told} Tables: {', '.join(tables(settings))}")
         raise told from error
@@ -184,7 +184,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
             point.read(own, f"silver.{table}").createOrReplaceTempView(table)
         show_table(own.sql(bare).toArrow(), form)
     except (PySparkException, Py4JError) as error:
-        raise refused("query", error) from error
+        raise explain_sql_error("query", error) from error
     return point.batch
 
 

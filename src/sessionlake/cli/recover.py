@@ -21,11 +21,11 @@ from sessionlake.operations.rebuild.silver import interrupted, rebuild
 from sessionlake.operations.recover import bronze, gold, silver
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.generations import require_whole
+from sessionlake.streaming.generations import require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
-    has_begun,
+    has_started,
     lacks_batches,
     refuse_old_ledger,
     refuse_unreadable,
@@ -65,7 +65,9 @@ def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say, *, sh
     also = {Layer.ALL: [CLAIM], Layer.BRONZE: [CLAIM, MAINTENANCE]}.get(layers, [])
     if lost is not Lost.SILVER:  # `rebuild` checks it
         of = {Lost.BRONZE: BRONZE, Lost.GOLD: GOLD}.get(lost, SILVER)
-        require_uninterrupted(settings, of, but=[RECOVER_BRONZE, REBUILD_SILVER] if lost is not Lost.GOLD else [])
+        require_uninterrupted(
+            settings, of, except_for=[RECOVER_BRONZE, REBUILD_SILVER] if lost is not Lost.GOLD else []
+        )
     with claimed(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
@@ -121,7 +123,7 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
     lake.ensure(spark, [LEDGER])
     unread = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
     lacks = lacks_batches(spark, lake, BRONZE) or bronze.has_unbooked(spark, lake)
-    if lacks or first_loss(lambda: require_whole(settings.checkpoint(BRONZE), BRONZE)):
+    if lacks or first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
         _bronze(spark, settings, say)
     if lacks_batches(spark, lake, SILVER):
         say_rebuilt(rebuild(spark, settings, compares=unread is None), settings, say)
@@ -135,7 +137,7 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
 
 def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:
     """Of a layer that it has no batch of, a ledger is not older than the layer's checkpoint: it lacks the layer."""
-    first = handover.known_first_batch(lake.settings, layer)
+    first = handover.first_batch_or_none(lake.settings, layer)
     if first is not None and not lacks_batches(spark, lake, layer):
         refuse_old_ledger(lake.reader(spark), lake.settings, layer, first)
 
@@ -146,7 +148,7 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
     Raises:
         LakeError: what silver has taken in could not be told anew.
     """
-    if has_begun(spark, lake, SILVER):
+    if has_started(spark, lake, SILVER):
         try:
             require_whole_bronze(lake.reader(spark))
         except LakeError as error:

@@ -38,9 +38,9 @@ def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: floa
     """Reshards while all layers stand aside, and says what was done."""
     from sessionlake.cli.aside import all_claimed
     from sessionlake.operations.resharding import reshard as work
-    from sessionlake.streaming.aside import asking
+    from sessionlake.streaming.pause_requests import request_pause
 
-    with asking(settings, "states come into other shards"), all_claimed(spark, settings, wait, "reshards"):
+    with request_pause(settings, "states come into other shards"), all_claimed(spark, settings, wait, "reshards"):
         changed = work.reshard(spark, settings, shards, say)
     if not changed:
         say(f"nothing is to be done: whatever has states has {shards} shards, or is configured otherwise")

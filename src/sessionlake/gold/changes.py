@@ -169,4 +169,4 @@ def version_read(settings: Settings) -> int | None:
     Raises:
         LakeError: it has stopped within a version, or within a batch.
     """
-    return handover.taken_in(settings, GOLD)
+    return handover.last_version_read(settings, GOLD)

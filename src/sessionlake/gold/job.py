@@ -50,11 +50,11 @@ from sessionlake.gold.tables.notes import (
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.streaming.carried import Files
-from sessionlake.streaming.checkpoint import from_first_batch, last_planned
+from sessionlake.streaming.checkpoint import last_planned, starting_options
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.handover import HandedOver, Handover, folder, in_force
+from sessionlake.streaming.handover import Handover, ResumedFold, active_folder, read_active
 from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.payload_files import PayloadFiles
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _start_stream(
     Args:
         asks: whether lookups ask for what reference tables lack.
     """
-    settings, begin = lake.settings, in_force(lake.settings, LAYER)
+    settings, begin = lake.settings, read_active(lake.settings, LAYER)
     store_maintained(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, asks=asks)
@@ -168,7 +168,7 @@ def folded_stream(
         with suppress(LakeError):  # gold does not depend on the order
             options |= lake.storage.first_read(spark, CHANGES)
     else:
-        options |= from_first_batch(settings.checkpoint(LAYER))
+        options |= starting_options(settings.checkpoint(LAYER))
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.may_be_any else None)
@@ -177,8 +177,8 @@ def folded_stream(
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
     fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, row_idle_ms)
     if begin is not None:
-        fold = HandedOver(fold, str(folder(settings, LAYER)))
-    return fold_shards(packed, fold, Files.of(lake.storage.scratch, LAYER))
+        fold = ResumedFold(fold, str(active_folder(settings, LAYER)))
+    return fold_shards(packed, fold, PayloadFiles.for_query(lake.storage.scratch, LAYER))
 
 
 class _GoldBatch:
@@ -188,7 +188,7 @@ class _GoldBatch:
         self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry
     ) -> None:
         self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
-        self._files = Files.of(lake.storage.scratch, LAYER)
+        self._files = PayloadFiles.for_query(lake.storage.scratch, LAYER)
         self._files.clear()
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]

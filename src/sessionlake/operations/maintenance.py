@@ -24,9 +24,9 @@ from sessionlake.operations.retention.removal import Retention
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
 from sessionlake.streaming import handover
-from sessionlake.streaming.aside import asked
-from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
-from sessionlake.streaming.journal import built_from
+from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
+from sessionlake.streaming.journal import building_version
+from sessionlake.streaming.pause_requests import pause_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,11 +129,11 @@ class Maintenance:
         Args:
             table: only this one.
         """
-        while not stop.is_set() and asked(self._settings) is None:
+        while not stop.is_set() and pause_reason(self._settings) is None:
             tables = self._tables() if table is None else [table]
             pause = self._settings.maintain.interval.total_seconds() / max(1, len(tables))
             for name in tables or [""]:
-                if stop.wait(pause) or asked(self._settings) is not None:
+                if stop.wait(pause) or pause_reason(self._settings) is not None:
                     return
                 if name:
                     self._tend(name)
@@ -214,7 +214,7 @@ def readers(settings: Settings, table: str) -> list[Reader]:
     names = [own.layer for own in settings.processors if own.key and own.source == table] + stateful
     beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
     names += [folder.name for folder in sorted(beside)]
-    begins = {name: handover.in_force(settings, name) for name in stateful}
+    begins = {name: handover.read_active(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
     return [_reader(settings, name, firsts.get(name)) for name in names]
 
@@ -228,19 +228,23 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     checkpoint = Path(settings.checkpoint(name))
     batch = last_committed(checkpoint)
     if batch is None:
-        if first is None and (rebuilt := built_from(settings, name)) is not None:
+        if first is None and (rebuilt := building_version(settings, name)) is not None:
             first = rebuilt + 1
         return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
     try:
-        place = read_to(checkpoint, batch)
+        place = read_delta_offset(checkpoint, batch)
         # A first batch has no place to begin at: Spark loads the table as it was one version before its end.
-        again = read_to(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
+        again = read_delta_offset(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
     except (OSError, ValueError) as error:
         raise LakeError(
             f"{checkpoint / 'offsets'}: {batch}, or the one before, does not say what {name} has read ({error!r}): "
             "`sessionlake doctor` says what to do"
         ) from None
-    return Reader(name, begun=True) if place.at_first else Reader(name, begun=True, since=place.version, again=again)
+    return (
+        Reader(name, begun=True)
+        if place.in_initial_snapshot
+        else Reader(name, begun=True, since=place.version, again=again)
+    )
 
 
 def _in_the_way(reading: Sequence[Reader]) -> str:

@@ -26,8 +26,8 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import Settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.streaming.aside import asked, stand_aside
 from sessionlake.streaming.errors import explain
+from sessionlake.streaming.pause_requests import pause_reason, wait_while_paused
 from sessionlake.streaming.payloads import payload_of
 from sessionlake.streaming.query import LayerQuery
 
@@ -140,7 +140,7 @@ def run_live(
             failed = list(pipeline.failed.values())
         if why is None:
             break
-        stand_aside(settings, stop, why, on_wait or (lambda _: None))
+        wait_while_paused(settings, stop, why, on_wait or (lambda _: None))
     if failed:
         raise failed[0]
 
@@ -205,7 +205,7 @@ class Pipeline:
         """
         while not stop.wait(_LOOK_SECONDS):
             self.check()
-            if (why := asked(self._settings)) is not None:
+            if (why := pause_reason(self._settings)) is not None:
                 return why
         return None
 

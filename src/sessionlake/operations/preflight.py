@@ -25,11 +25,11 @@ from sessionlake.operations.rebuild.endings import gold_tables
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover, manifest
-from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.generations import Generations, require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ def require_in_all(spark: SparkSession | None, settings: Settings, subject: Subj
 
 def _checks(settings: Settings, layer: str) -> Iterator[Check]:
     yield Check(Subject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
-    yield Check(Subject.CHECKPOINTS, lambda _: require_whole(settings.checkpoint(layer), layer))
+    yield Check(Subject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer))
     yield Check(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
     yield Check(Subject.CHECKPOINTS, lambda _: manifest.read(settings, layer))
     yield Check(Subject.STATES, lambda _: handover.require_states(settings, layer))
@@ -106,13 +106,13 @@ def require_newest(spark: SparkSession | None, settings: Settings, layers: Itera
         LossError: naming one that was.
     """
     tables = dict.fromkeys(table for layer in layers for table in _tables_that_count(settings, layer))
-    refuse_set_back(spark, Lake(settings), tables)
+    refuse_restored(spark, Lake(settings), tables)
 
 
 def _require_query(settings: Settings, layer: str) -> None:
     folder = Path(settings.checkpoint(layer))
-    if folder.is_dir() and Generations(str(folder), layer).present.app_id is None:
-        raise LakeError(f"{folder} has no metadata file. {way_on(layer)}")
+    if folder.is_dir() and Generations(str(folder), layer).current.app_id is None:
+        raise LakeError(f"{folder} has no metadata file. {recovery_hint(layer)}")
 
 
 def _tables_that_count(settings: Settings, layer: str) -> tuple[str, ...]:

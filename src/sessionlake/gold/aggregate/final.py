@@ -16,7 +16,7 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.late import NEVER, first_kept, latest
 from sessionlake.gold.aggregate.product import APPEND, Product, starts
 from sessionlake.gold.aggregate.sources import PARTITION
-from sessionlake.protocol.arrow import row_codes
+from sessionlake.protocol.arrow import number_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 BATCH = "_batch"
@@ -140,7 +140,7 @@ def newly_final(rows: pa.Table, since: Limits, until: Limits) -> pa.Table:
 
 def limits_of_rows(rows: pa.Table, limits: Limits) -> Int64s:
     """The limit of each row's topic-partition; `NEVER` if it has none."""
-    code, (topics, partitions) = row_codes(rows["topic"], rows[PARTITION])
+    code, (topics, partitions) = number_combinations(rows["topic"], rows[PARTITION])
     places = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
     known: Int64s = np.array([limits.get(place, NEVER) for place in places], np.int64)
     return known[code] if len(code) else np.zeros(0, np.int64)

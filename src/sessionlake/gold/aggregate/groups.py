@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import codes, combined
+from sessionlake.protocol.arrow import combine_codes, dictionary_codes
 from sessionlake.protocol.types import Int64s
 
 Columns = Mapping[str, Any]
@@ -32,7 +32,7 @@ class Groups:
     @staticmethod
     def of(rows: pa.Table, keys: Iterable[str]) -> Groups:
         """Groups rows by columns that have no nulls: texts, whole numbers or times."""
-        number = combined((codes(rows[name]) for name in keys), rows.num_rows)
+        number = combine_codes((dictionary_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
         return Groups(order, np.diff(starts, append=len(order)))

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.sources import MARKS, Declared, Source
-from sessionlake.protocol.arrow import row_codes
+from sessionlake.protocol.arrow import number_combinations
 from sessionlake.protocol.types import Bools, TopicPartition
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools
 
 def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
     """Of each topic-partition, the highest stream time at which a change was applied; `NEVER` where none tells it."""
-    code, (topics, partitions) = row_codes(changes["topic"], changes["partition"])
+    code, (topics, partitions) = number_combinations(changes["topic"], changes["partition"])
     times = np.full(len(topics), NEVER)
     np.maximum.at(times, code, changes[APPLIED].fill_null(NEVER).to_numpy())
     return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))

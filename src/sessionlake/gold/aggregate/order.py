@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.protocol.arrow import codes, one
+from sessionlake.protocol.arrow import contiguous, dictionary_codes
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.capture import CaptureSettings, Integrity
 
@@ -56,14 +56,14 @@ def with_turn(changes: pa.Table, once: OnceTopics | None = None) -> pa.Table:
         changes: `topic`, `position`; and where a topic may be judged under `once`, `LIFE` and `SEQ` as silver has them.
         once: None: no topic is.
     """
-    position = one(changes["position"])
+    position = contiguous(changes["position"])
     if once is None or SEQ not in changes.column_names:
         life = pa.array(np.full(changes.num_rows, NO_LIFE))
         return _set_column(_set_column(changes, LIFE, life), TURN, position)
-    code, topics = codes(changes["topic"])
+    code, topics = dictionary_codes(changes["topic"])
     is_once = pa.array(np.array([once(topic) for topic in topics.to_pylist()], np.bool_)[code])
-    life = pc.if_else(is_once, pc.fill_null(one(changes[LIFE]), 0), NO_LIFE)
-    turn = pc.if_else(is_once, pc.coalesce(one(changes[SEQ]), position), position)
+    life = pc.if_else(is_once, pc.fill_null(contiguous(changes[LIFE]), 0), NO_LIFE)
+    turn = pc.if_else(is_once, pc.coalesce(contiguous(changes[SEQ]), position), position)
     return _set_column(_set_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
 
 
@@ -74,7 +74,7 @@ def with_order(changes: pa.Table) -> pa.Table:
 
 def with_sessions(changes: pa.Table) -> pa.Table:
     """Changes with `SESSION_MARK`, which is not null under `once` alone."""
-    life = one(changes[LIFE])
+    life = contiguous(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
     marks = session_marks(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
     return _set_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
@@ -82,7 +82,7 @@ def with_sessions(changes: pa.Table) -> pa.Table:
 
 def session_marks(sessions: pa.Array | pa.ChunkedArray) -> Int64s:
     """A hash of each session id: it orders points of several sessions alike, in whatever order these came."""
-    code, distinct = codes(sessions)
+    code, distinct = dictionary_codes(sessions)
     digests = (sha256(name.encode()).hexdigest()[:_HEX_DIGITS] for name in distinct.to_pylist())
     return np.array([int(digest, 16) for digest in digests], np.int64)[code]
 

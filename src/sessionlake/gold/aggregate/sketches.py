@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Columns, Groups
-from sessionlake.protocol.arrow import codes, one
+from sessionlake.protocol.arrow import contiguous, dictionary_codes
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
@@ -55,7 +55,7 @@ class Sketch(Aggregate):
         return {name: self._united(pa.concat_arrays([one[name], other[name]]), np.tile(pairs, 2), len(pairs))}
 
     def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        return {name: self._united(one(parts[name]), groups.codes, len(groups.lengths))}
+        return {name: self._united(contiguous(parts[name]), groups.codes, len(groups.lengths))}
 
     def _united(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
         entries, lengths = unpacked(rows, self.entry)
@@ -150,7 +150,7 @@ class Registers(Sketch):
         return (self.of,)
 
     def _entries(self, events: pa.Table) -> tuple[Any, Any]:
-        code, distinct = codes(events[self.of])
+        code, distinct = dictionary_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")
         _, bits = np.frexp((hashed & np.uint64((1 << _RANK_BITS) - 1)).astype(np.float64))
@@ -203,7 +203,7 @@ class Distinct(Derived):
 
 def unpacked(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[Any, Int64s]:
     """The entries of all rows, one row's behind the other's, and how many each row has."""
-    held = (one(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
+    held = (contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
     content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, with_order
-from sessionlake.protocol.arrow import one, sort_rows
+from sessionlake.protocol.arrow import contiguous, sort_rows
 from sessionlake.protocol.names import internal
 
 PARTITION = "partition"
@@ -156,7 +156,7 @@ def _set_to(
     for name, field in fields:
         part = changes.filter(changes[field].is_valid())
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
-        parts.append(pa.table([*(part[mark] for mark in marks), named, one(part[field]).cast(value)], names))
+        parts.append(pa.table([*(part[mark] for mark in marks), named, contiguous(part[field]).cast(value)], names))
     return pa.concat_tables(parts)
 
 

@@ -27,12 +27,12 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import among_keys, stamped
+from sessionlake.protocol.arrow import add_constants, semi_join
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import as_frame, map_groups, mapped
-from sessionlake.streaming.carried import sent
-from sessionlake.streaming.sharded import FOLDED_SCHEMA, folded_table
+from sessionlake.streaming.payload_files import encode_payloads
+from sessionlake.streaming.sharded import FOLDED_SCHEMA, payload_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +91,7 @@ class AverageWriter:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
-        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: stamped(some, stamps), _STAMPED)
+        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
         append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
@@ -150,7 +150,7 @@ def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAver
     def call(rows: pa.Table) -> pa.Table:
         is_new = rows["fresh"]
         points = points_of(series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns))
-        return folded_table(_emitted(points, series))
+        return payload_table(_emitted(points, series))
 
     return map_groups(both, series.keys, shards, call, FOLDED_SCHEMA)
 
@@ -192,7 +192,7 @@ def points_of(series: RollingAverage, new: pa.Table, held: pa.Table | None = Non
     """
     parts = [_as_points(series, new, fresh=True)]
     if held is not None:
-        parts.insert(0, among_keys(_as_points(series, held, fresh=False), series.keys, parts[0]))
+        parts.insert(0, semi_join(_as_points(series, held, fresh=False), series.keys, parts[0]))
     return pa.concat_tables(parts, promote_options="default")
 
 
@@ -212,7 +212,7 @@ def _as_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
 
 
 def _emitted(points: pa.Table, series: RollingAverage) -> Payloads:
-    return sent(with_report(ReadChanges(), 0, recompute(points, series)))
+    return encode_payloads(with_report(ReadChanges(), 0, recompute(points, series)))
 
 
 def _in_touched_files(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:

@@ -34,7 +34,7 @@ from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import finals_of
 from sessionlake.gold.tables.expiry import Expiry, Floors, without_expired_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import stamped
+from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches, mapped
@@ -93,7 +93,7 @@ class Finals:
         if not self._tables:
             return
         self._times = latest(self._times, times)
-        _, is_whole = handover.reached(self._lake.settings, GOLD, txn.version - self._first)
+        _, is_whole = handover.version_reached(self._lake.settings, GOLD, txn.version - self._first)
         if not is_whole:
             return
         for closing in self._tables.values():
@@ -129,7 +129,9 @@ def _final_rows(
     Its result has the columns of the final rows' table.
     """
     names, stamps = [name for name, _ in final.shown], {BATCH: pa.scalar(batch, pa.int64())}
-    return lambda rows: stamped(without_expired_rows(newly_final(rows.select(names), since, until), *floors), stamps)
+    return lambda rows: add_constants(
+        without_expired_rows(newly_final(rows.select(names), since, until), *floors), stamps
+    )
 
 
 def rebuild_final_rows(
@@ -180,7 +182,7 @@ def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPart
     batch = last_committed(lake.settings.checkpoint(GOLD))
     if batch is None:
         return {}
-    version, is_whole = handover.reached(lake.settings, GOLD, batch)
+    version, is_whole = handover.version_reached(lake.settings, GOLD, batch)
     if is_whole:
         return {}
     changes = lake.read(spark, CHANGES, version)

@@ -29,7 +29,7 @@ from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, 
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
 from sessionlake.gold.tables.expiry import Expiry, without_expired_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import stamped
+from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, internal, quote
 from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups, mapped
 
@@ -147,12 +147,12 @@ def write_late(
 ) -> Iterator[TableOutput]:
     """Appends the batch's late points of these products."""
     tables = [product.table for product in written if product.lateness_ms is not None]
-    if not tables or part.folded.at_hand([KIND]) == []:
+    if not tables or part.folded.inline_payloads([KIND]) == []:
         return
 
     def late(rows: pa.Table) -> pa.Table:
         mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
-        return stamped(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
+        return add_constants(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
     rows = mapped(rows_of([part], [KIND], _LATE), late, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()

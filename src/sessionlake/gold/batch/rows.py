@@ -22,13 +22,13 @@ from sessionlake.gold.fold.outputs import (
     total,
 )
 from sessionlake.gold.fold.series import OF_SESSION
-from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import Mapped, Rows, as_frame
-from sessionlake.streaming.carried import rows_in, unpack
-from sessionlake.streaming.folded import Folded, collect, taken_apart
-from sessionlake.streaming.sharded import folded_table
+from sessionlake.streaming.folded import Folded, collect, split_reports
+from sessionlake.streaming.payload_files import read_payload, unpack
+from sessionlake.streaming.sharded import payload_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +49,7 @@ class BatchRows:
 
     def of(self, product: Product) -> pa.Table | Mapped:
         """One row a key; from where the fold has left them, as many as there were shards."""
-        few, payloads = self._few[product.name], self.part.folded.at_hand([product.name])
+        few, payloads = self._few[product.name], self.part.folded.inline_payloads([product.name])
         if payloads is not None:
             return _together(product, few, payloads)
         frame = self._payloads_on_cluster(product.name)
@@ -79,7 +79,7 @@ class BatchRows:
         return product_tables(together, self.declared, self.products)
 
     def _payloads(self, kind: str) -> list[bytes]:
-        in_memory = self.part.folded.at_hand([kind])
+        in_memory = self.part.folded.inline_payloads([kind])
         if in_memory is not None:
             return in_memory
         return [payload.as_buffer().to_pybytes() for payload in self._payloads_on_cluster(kind).toArrow()["payload"]]
@@ -121,8 +121,8 @@ class FoldResult:
     @staticmethod
     def of(spark: SparkSession, payloads: Payloads) -> FoldResult:
         """One that was folded in the driver."""
-        frame = as_frame(spark, folded_table(payloads))
-        folded, reports = taken_apart(frame, payloads, SeriesOutput.REPORT)
+        frame = as_frame(spark, payload_table(payloads))
+        folded, reports = split_reports(frame, payloads, SeriesOutput.REPORT)
         return FoldResult(folded, total(reports))
 
 
@@ -134,7 +134,7 @@ def rows_of(parts: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows
     """
     from pyspark.sql import functions as F
 
-    found = [part.folded.at_hand(kinds) for part in parts]
+    found = [part.folded.inline_payloads(kinds) for part in parts]
     in_memory = [content for contents in found for content in contents or ()]
     if in_memory and None not in found:
         return read_rows(in_memory)
@@ -148,5 +148,5 @@ def read_rows(payloads: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
     Args:
         encoded: texts that came as dictionaries stay so.
     """
-    tables = map(rows_in, payloads)
-    return pa.concat_tables(tables if encoded else map(dense, tables))
+    tables = map(read_payload, payloads)
+    return pa.concat_tables(tables if encoded else map(decode_dictionaries, tables))

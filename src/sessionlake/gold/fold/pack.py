@@ -18,7 +18,7 @@ from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.order import LIFE, SESSION_MARK, TURN, OnceTopics, with_order, with_sessions, with_turn
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
-from sessionlake.protocol.arrow import one
+from sessionlake.protocol.arrow import contiguous
 from sessionlake.protocol.chunk import read_ipc, write_compressed
 from sessionlake.protocol.types import Int64s
 
@@ -157,7 +157,7 @@ def split_place(place: Int64s) -> dict[str, Int64s]:
 def _encoded(table: pa.Table, names: Iterable[str]) -> pa.Table:
     """With these columns as dictionaries."""
     for name in names:
-        table = table.set_column(table.column_names.index(name), name, one(table[name]).dictionary_encode())
+        table = table.set_column(table.column_names.index(name), name, contiguous(table[name]).dictionary_encode())
     return table
 
 
@@ -186,7 +186,7 @@ def _own(table: pa.Table) -> pa.Table:
     """With dictionaries that have only what the rows say."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            column = one(table[field.name])
+            column = contiguous(table[field.name])
             used, index = np.unique(pc.fill_null(column.indices, -1).to_numpy(), return_inverse=True)
             missing = used < 0
             index = pa.array(index.reshape(-1).astype(np.int32) - int(missing.any()), mask=missing[index.reshape(-1)])

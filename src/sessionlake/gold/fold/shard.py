@@ -24,7 +24,7 @@ from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
-from sessionlake.protocol.arrow import codes, one, row_codes
+from sessionlake.protocol.arrow import contiguous, dictionary_codes, number_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 _OF_TOPIC = -1  # in the place of a partition
@@ -151,7 +151,7 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
             `RollingAverage.seq_order`: the new points (`fresh`) and the whole history of their keys, which may hold
             them already; of that, `partition` and `offset` are not read.
     """
-    key, parts = row_codes(*(points[name] for name in series.keys))
+    key, parts = number_combinations(*(points[name] for name in series.keys))
     known = dict(zip(series.keys, parts, strict=True))
     if PARTITION in known:
         known[PARTITION] = known[PARTITION].cast(pa.int32())
@@ -203,7 +203,7 @@ def _admit_owners(state: GoldShardState, changes: pa.Table, series: RollingAvera
 
 def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
     """All names, the known ones first, and the code of each value of a column of dictionaries."""
-    values = one(column)
+    values = contiguous(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _ints(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
@@ -215,7 +215,9 @@ def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], tou
     place = np.cumsum(starts_row) - 1
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
-    texts = {name: codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)}
+    texts = {
+        name: dictionary_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+    }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())
 
@@ -284,6 +286,6 @@ def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.Chunked
 
 def _joined(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
     """Columns without nulls joined to one text, each combination once."""
-    number, parts = row_codes(*(table[name] for name in names))
+    number, parts = number_combinations(*(table[name] for name in names))
     joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
     return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)

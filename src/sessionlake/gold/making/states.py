@@ -25,7 +25,7 @@ from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -145,5 +145,5 @@ def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table
     shards, firsts = np.unique(held["shard"].to_numpy(), return_index=True)
     for shard, (first, end) in zip(shards, pairwise([*firsts, held.num_rows]), strict=True):
         own = held.slice(first, end - first).select(_NO_OWNERS.column_names)
-        write_whole(partial / f"{shard}.arrow", write_ipc(own))
+        write_atomically(partial / f"{shard}.arrow", write_ipc(own))
     partial.rename(beside / f"{series.name}.{made}")

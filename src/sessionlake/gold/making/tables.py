@@ -30,7 +30,7 @@ from sessionlake.gold.making.states import restart_states
 from sessionlake.gold.references.applied import enriched_frame
 from sessionlake.gold.tables.expiry import due_floors, store_floors, without_expired
 from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
-from sessionlake.protocol.arrow import dense, stamped
+from sessionlake.protocol.arrow import add_constants, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
@@ -81,7 +81,7 @@ def rebuild_late_points(
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
-    late = EachBatch(lambda some: stamped(product.late_of_changes(some, declared), stamps))
+    late = EachBatch(lambda some: add_constants(product.late_of_changes(some, declared), stamps))
     append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second)
 
 
@@ -147,7 +147,7 @@ def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTab
 
 def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
     """Has a batch that the rows are of change nothing, should it be repeated, as where Spark's note of it is lost."""
-    app_id = Generations(settings.checkpoint(GOLD), GOLD).present.app_id
+    app_id = Generations(settings.checkpoint(GOLD), GOLD).current.app_id
     if app_id is not None:
         last = Txn(app_id, next_batch(settings, GOLD) - 1)
         for txn in (last, last.second):
@@ -181,7 +181,9 @@ def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) ->
     points = with_seq_order(events).select(*map(quote, columns))
 
     def call(rows: pa.Table) -> pa.Table:
-        return pa.concat_tables(dense(emitted.rows) for emitted in recompute(points_of(series, rows), series))
+        return pa.concat_tables(
+            decode_dictionaries(emitted.rows) for emitted in recompute(points_of(series, rows), series)
+        )
 
     return map_groups(points, series.keys, GROUPS, call, series.ddl)
 

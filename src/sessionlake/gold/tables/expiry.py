@@ -28,7 +28,7 @@ from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.declared.tables import GoldTable, finals_of, products_of, with_finals
 from sessionlake.ledger.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import dictionary_codes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -72,7 +72,7 @@ def without_expired_rows(rows: pa.Table, *floors: Floors) -> pa.Table:
     floors = tuple(filter(None, floors))
     if not rows.num_rows or not floors:
         return rows
-    code, topics = codes(rows["topic"])
+    code, topics = dictionary_codes(rows["topic"])
     # A topic's rows begin where the tables that keep the least of it do.
     begin = [max(one.get(topic, NEVER) for one in floors) for topic in topics.to_pylist()]
     return rows.filter(pa.array(starts(rows) >= np.array(begin, np.int64)[code]))

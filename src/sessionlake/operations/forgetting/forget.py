@@ -149,7 +149,7 @@ class Forgetting:
         begun = self._receipt(journal.inputs)
         self._say(f"receipt {begun.receipt}: {len(journal.done)} steps are done")
         for name, take in self._steps(session, begun, journal):
-            journal.take(name, take)
+            journal.run_step(name, take)
         erasure = self._proved(begun, journal, journal.inputs.session)
         store(self._spark, self._lake, erasure)
         journal.end()

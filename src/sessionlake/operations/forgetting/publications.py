@@ -13,7 +13,7 @@ from sessionlake.operations.maintenance import Reader, readers
 from sessionlake.publish.job import require_feed
 from sessionlake.publish.outlets import outlet_of
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
+from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,5 +100,5 @@ def _place(settings: Settings, name: str) -> tuple[int, int, int]:
     batch = last_committed(checkpoint)
     if batch is None or batch != last_planned(checkpoint):
         return -1, -1, -1
-    place = read_to(checkpoint, batch)
-    return (-1, -1, batch) if place.at_first else (place.version, place.index, batch)
+    place = read_delta_offset(checkpoint, batch)
+    return (-1, -1, batch) if place.in_initial_snapshot else (place.version, place.index, batch)

@@ -34,7 +34,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import stopped_at
-from sessionlake.streaming.manifest import note_going_on
+from sessionlake.streaming.manifest import clear_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -116,7 +116,7 @@ def clean_notes(settings: Settings, layers: list[str], session: Session) -> None
     for layer in layers:
         stop = stopped_at(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
-            note_going_on(settings, layer)
+            clear_stop(settings, layer)
 
 
 def _without_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:

@@ -18,7 +18,7 @@ from sessionlake.silver.fold.process import join, split
 from sessionlake.silver.states import has_state, last_batches, state_frame
 from sessionlake.spark.failures import parse_failure
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.handover import Handover
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def stateful(settings: Settings) -> list[str]:
 def has_begun(settings: Settings, layer: str) -> bool:
     """Whether the layer has a checkpoint, or states to begin from."""
     begun = (Path(settings.checkpoint(layer)) / "metadata").is_file()
-    return begun or handover.in_force(settings, layer) is not None or handover.prepared(settings, layer).is_dir()
+    return (
+        begun or handover.read_active(settings, layer) is not None or handover.prepared_folder(settings, layer).is_dir()
+    )
 
 
 def require_states(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]) -> None:
@@ -51,7 +53,7 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
             f"{layer}: its states cannot be read ({parse_failure(error)}), "
             "so the session could not be taken out of them"
         )
-        raise LossError(what, fix=f"Nothing was changed. {way_on(layer)}") from error
+        raise LossError(what, fix=f"Nothing was changed. {recovery_hint(layer)}") from error
 
 
 def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str) -> None:
@@ -62,11 +64,11 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
     version = Lake(settings).latest_version(spark, MESSAGES)
     _, last = last_batches(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
-    if not handover.is_in_force(settings, receipt, layer):
+    if not handover.is_active(settings, receipt, layer):
         if not handover.is_prepared(settings, receipt, layer):
             handover.prepare(settings, begin, _states(spark, settings, layer, session), layer, same_query=True)
         fault_point(f"after:{layer}.prepared")
-    handover.swap(spark, settings, receipt, layer)
+    handover.activate(spark, settings, receipt, layer)
 
 
 def _states(

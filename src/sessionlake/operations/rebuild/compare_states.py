@@ -16,7 +16,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import last_batches, state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_planned, way_on
+from sessionlake.streaming.checkpoint import last_planned, recovery_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,12 +65,12 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
 
 def _why_not(spark: SparkSession, settings: Settings) -> str | None:
     """Why the two cannot be compared: they are of other messages, or each session is elsewhere in them."""
-    made, configured = handover.shards(settings), settings.silver.shards
+    made, configured = handover.shard_count(settings), settings.silver.shards
     if made not in (None, configured):
         return f"they are of {made} shards, and silver.shards is {configured}"
     of_states, last = last_batches(spark, settings)
     if of_states < 0 <= last != last_planned(settings.checkpoint(SILVER)):
-        raise LakeError(f"silver has taken in batches, but its checkpoint holds no state. {way_on(SILVER)}")
+        raise LakeError(f"silver has taken in batches, but its checkpoint holds no state. {recovery_hint(SILVER)}")
     if of_states < 0:
         died = ", and silver has not ended its first batch: run `sessionlake run silver --once`"
         return f"there is none yet{'' if last < 0 else died}"

@@ -32,8 +32,8 @@ from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.guards import FILLED
-from sessionlake.streaming.stores import aside_of, put_aside
+from sessionlake.streaming.guards import EVIDENCE_TABLES
+from sessionlake.streaming.stores import archive_folders, archived_path
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -60,7 +60,7 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
 def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     """Of the checkpoint's query, or, where that cannot be told, of those that the ledger names."""
     try:
-        app_id = Generations(lake.settings.checkpoint(layer), layer).present.app_id
+        app_id = Generations(lake.settings.checkpoint(layer), layer).current.app_id
     except LakeError:
         app_id = None
     if app_id is not None:
@@ -78,7 +78,7 @@ def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
     if last_planned(Path(checkpoint)) is not None and last_committed(checkpoint) is None:
         return True
     try:
-        version = handover.taken_in(settings, GOLD)
+        version = handover.last_version_read(settings, GOLD)
         return version is not None and lake.read(spark, CHANGES, version).count() != lake.read(spark, CHANGES).count()
     except LakeError:
         return True
@@ -96,13 +96,13 @@ def reset_gold(
         name: of what empties it.
     """
     checkpoint = Path(settings.checkpoint(GOLD))
-    known = sorted(gold_tables(settings), key=FILLED[GOLD].__contains__)
+    known = sorted(gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
-    handed = handover.folder(settings, GOLD)
-    begins = checkpoint.exists() and not aside_of(checkpoint, name).exists()
+    handed = handover.active_folder(settings, GOLD)
+    begins = checkpoint.exists() and not archived_path(checkpoint, name).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)
-    put_aside(spark, lake, [checkpoint, handed] if begins else [handed], name)
+    archive_folders(spark, lake, [checkpoint, handed] if begins else [handed], name)
     fault_point("after:gold.aside")
     if AVERAGES in known:
         # What is configured again later, and is not emptied here, is then made anew.

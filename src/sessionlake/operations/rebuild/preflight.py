@@ -16,7 +16,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED, Selection
 from sessionlake.silver.states import last_batches
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming import handover
-from sessionlake.streaming.manifest import refuse_half_committed
+from sessionlake.streaming.manifest import require_finished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +38,9 @@ def require_kept_sessions(
     """
     _require_columns(columns)
     _require_uncut(lake.reader(spark))
-    refuse_half_committed(lake.settings, SILVER)
+    require_finished_batch(lake.settings, SILVER)
     _require_known(spark, lake, version, selection)
-    handover.refuse_other_shards(lake.settings)
+    handover.refuse_changed_shards(lake.settings)
     require_level(spark, lake, version)
 
 

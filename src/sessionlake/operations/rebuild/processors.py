@@ -40,9 +40,9 @@ from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, building, require_uninterrupted
+from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
 from sessionlake.streaming.operation import rebuild_of
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -161,7 +161,7 @@ class _Rebuild:
     def done(self, *, start_over: bool = False) -> RebuiltProcessor:
         """Makes and publishes it, or finishes what was interrupted."""
         settings, own = self._settings, self.own
-        require_uninterrupted(settings, own.layer, but=[self._operation], from_bronze=True)
+        require_uninterrupted(settings, own.layer, except_for=[self._operation], from_bronze=True)
         journal = None if start_over else Journal.read(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
@@ -169,7 +169,7 @@ class _Rebuild:
         started = datetime.now(UTC)
         ends = OffsetLog.load(self._spark, self.lake, own.layer).ends
         version = self.lake.latest_version(self._spark, MESSAGES)
-        with building(settings, self._operation, version):
+        with record_building(settings, self._operation, version):
             self.replay(version)
             found = self.difference()
             plan = self._plan(started)
@@ -183,7 +183,7 @@ class _Rebuild:
         """Fills the tables beside from a version of bronze; by `ends` up to these offsets alone."""
         spark, own = self._spark, self.own
         require_whole_bronze(self.lake.reader(spark), own.into)
-        refuse_set_back(spark, self.lake, [MESSAGES, RETAINED])
+        refuse_restored(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
         self._beside.ensure(spark, self._tables.values())
         self._version = version
@@ -230,8 +230,8 @@ class _Rebuild:
         spark, own, lake, plan = self._spark, self.own, self.lake, journal.inputs
         handover.require_prepared(self._settings, plan.rebuild, own.layer, self._operation.damaged)
         retire_query(spark, lake, own.layer, [own.into])
-        told = journal.take(own.into, lambda: self._replace(plan))
-        journal.take(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
+        told = journal.run_step(own.into, lambda: self._replace(plan))
+        journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(own.into, told["version"], told["rows"])
         Ledger(lake).write(spark, bronze_ledger_entry(own.layer, plan, [output], config_hash_of(self._settings, own)))
         finish(spark, lake, own.layer, journal, self.clear)

@@ -130,10 +130,10 @@ def finish(spark: SparkSession, lake: Lake, layer: str, journal: Journal[Plan], 
 
     def swap() -> None:
         lake.storage.require_claims()
-        handover.swap(spark, settings, plan.rebuild, layer)
+        handover.activate(spark, settings, plan.rebuild, layer)
         discard(settings, layer)
 
-    journal.take("swap", swap)
+    journal.run_step("swap", swap)
     journal.end()
     clear()
 

@@ -59,7 +59,7 @@ from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame, map_batches
 from sessionlake.streaming.folded import Folded
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -187,7 +187,7 @@ def replay(
     """
     lake = Lake(settings)
     require_whole_bronze(lake.reader(spark))
-    refuse_set_back(spark, lake, [MESSAGES, RETAINED])
+    refuse_restored(spark, lake, [MESSAGES, RETAINED])
     decided = binding_decisions(lake.reader(spark))
     _empty(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture

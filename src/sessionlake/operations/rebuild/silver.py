@@ -41,7 +41,7 @@ from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_states
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, building, require_uninterrupted
+from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
 from sessionlake.streaming.operation import REBUILD_SILVER
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def rebuild(
         LakeError: bronze has no such version, or another operation was interrupted; or sessions are chosen and silver
             is not where bronze is, a batch is half committed, or other columns are declared.
     """
-    require_uninterrupted(settings, LAYER, but=[REBUILD_SILVER], from_bronze=True)
+    require_uninterrupted(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
     compares = compares and not start_over
     journal = None if start_over else interrupted(settings)
     lake, columns = to_replace(spark, settings)
@@ -108,7 +108,7 @@ def rebuild(
             return _outcome(journal.inputs, None, finished=True)
         started = datetime.now(UTC)
         version = version_of(spark, lake, version)
-        with building(settings, REBUILD_SILVER, version):
+        with record_building(settings, REBUILD_SILVER, version):
             readable, compares = compares, compares and columns is None
             if compares:
                 TableMerger(spark, settings).catch_up()
@@ -200,10 +200,10 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journ
     plan = journal.inputs
     handover.require_prepared(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
     retire_query(spark, lake, LAYER, REPLAYED)
-    reports = {table: journal.take(table, partial(_replace, spark, lake, plan, table)) for table in REPLAYED}
+    reports = {table: journal.run_step(table, partial(_replace, spark, lake, plan, table)) for table in REPLAYED}
     outputs = [TableOutput(table, told["version"], told["rows"]) for table, told in reports.items()]
     if plan.empties_gold:
-        journal.take(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
+        journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
     Ledger(lake).write(spark, bronze_ledger_entry(LAYER, plan, outputs, config_hash(settings)))
     Ledger(lake).write(spark, _merged(settings, plan))
     forget(spark, lake, REPLAYED)

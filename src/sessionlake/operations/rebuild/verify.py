@@ -15,7 +15,7 @@ from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.journal import require_uninterrupted
-from sessionlake.streaming.manifest import refuse_half_committed
+from sessionlake.streaming.manifest import require_finished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
         LakeError: there is nothing to compare, or a batch is half committed.
     """
     require_uninterrupted(settings, LAYER)
-    refuse_half_committed(settings, LAYER)
+    require_finished_batch(settings, LAYER)
     lake = require_silver(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
         TableMerger(spark, settings).catch_up()

@@ -30,12 +30,12 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import Generation, Generations, require_whole
+from sessionlake.streaming.generations import Generation, Generations, require_intact_checkpoint
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.losses import first_loss, refuse_lost_files, refuse_lost_tables, require_logs
 from sessionlake.streaming.operation import RECOVER_BRONZE
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +89,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     lake.ensure(spark, [MESSAGES, LEDGER])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
-    refuse_set_back(spark, lake, [MESSAGES])
+    refuse_restored(spark, lake, [MESSAGES])
     found = first_loss(lambda: _require_sound(spark, lake, settings))
     generations = Generations(settings.checkpoint(LAYER), LAYER)
     app_id, number, booked = end_query(spark, lake, settings)
@@ -115,7 +115,7 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str,
 
 def begin_generation(settings: Settings, generations: Generations, first_batch: int, app_id: str) -> Generation:
     """Begins the generation that bronze goes on in, after `end_query`."""
-    begun = generations.begin(first_batch, app_id)
+    begun = generations.start_new(first_batch, app_id)
     RECOVER_BRONZE.file(settings).unlink()
     return begun
 
@@ -123,11 +123,11 @@ def begin_generation(settings: Settings, generations: Generations, first_batch: 
 def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     """Returns if nothing is wrong with the checkpoint that can be seen from outside."""
     checkpoint = settings.checkpoint(LAYER)
-    require_whole(checkpoint, LAYER)
+    require_intact_checkpoint(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    present = Generations(checkpoint, LAYER).present
+    present = Generations(checkpoint, LAYER).current
     require_current_checkpoint(spark, lake, present)
-    if present.newest is not None:
+    if present.last_planned_batch is not None:
         QueryOffsets(present.folder).start()
 
 
@@ -139,7 +139,7 @@ def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[st
     reader = lake.reader(spark)
     entries = list(rows_of(Books(reader).entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
-    of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).survey()
+    of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).read_last_known()
     interrupted = Journal.read(settings, RECOVER_BRONZE, _Inputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]

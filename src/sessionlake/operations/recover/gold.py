@@ -19,13 +19,13 @@ from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
-    has_begun,
+    has_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_unreadable,
     require_logs,
 )
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,12 +42,12 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
     """
     lake, own = Lake(settings), gold_tables(settings)
     require_logs(spark, lake, [CHANGES, LEDGER, *own])
-    if not has_begun(spark, lake, LAYER):
+    if not has_started(spark, lake, LAYER):
         raise LakeError(f"there is no gold in {settings.place}: `sessionlake run gold` begins one")
     require_uninterrupted(settings, LAYER)
     refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
-    refuse_set_back(spark, lake, [CHANGES])
+    refuse_restored(spark, lake, [CHANGES])
     checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
     # Those of rules are all there, or, as long as there has been no rule, none.
     ruled = any(lake.exists(spark, table) for table in RULE_RESULTS)
@@ -55,7 +55,7 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
     optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if ruled else RULE_RESULTS), *_only_declared(spark, lake)}
     present = [table for table in own if table not in optional or lake.exists(spark, table)]
     unread = first_loss(lambda: refuse_unreadable(spark, lake, present))
-    tables = unread or first_loss(lambda: refuse_set_back(spark, lake, present))
+    tables = unread or first_loss(lambda: refuse_restored(spark, lake, present))
     found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if found:
         try:

@@ -15,14 +15,14 @@ from sessionlake.silver.job import LAYER
 from sessionlake.streaming import manifest
 from sessionlake.streaming.losses import (
     first_loss,
-    has_begun,
+    has_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_lost_rows,
     refuse_unreadable,
     require_logs,
 )
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,17 +51,17 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     """
     lake = Lake(settings)
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
-    if not has_begun(spark, lake, LAYER):
+    if not has_started(spark, lake, LAYER):
         raise LakeError(f"there is no silver in {settings.place}: `sessionlake run silver` begins one")
     refuse_lost_ledger(spark, settings, LAYER)
     finished = rebuild(spark, settings) if interrupted(settings) is not None else None
     refuse_unreadable(spark, lake, [MESSAGES, LEDGER])
-    refuse_set_back(spark, lake, [MESSAGES, DECISIONS])
+    refuse_restored(spark, lake, [MESSAGES, DECISIONS])
     checkpoint = first_loss(
         lambda: refuse_lost_checkpoint(spark, settings, LAYER), lambda: manifest.read(settings, LAYER)
     )
     tables = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
-    back = first_loss(lambda: refuse_set_back(spark, lake, REPLAYED))
+    back = first_loss(lambda: refuse_restored(spark, lake, REPLAYED))
     rows = tables or back or first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
     found = tuple(loss for loss in (checkpoint, rows) if loss is not None)
     return RecoveredSilver(found, rebuild(spark, settings, compares=tables is None) if found else finished)

@@ -31,7 +31,7 @@ from sessionlake.operations.recover.bronze import begin_generation, end_query
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.manifest import note_going_on
+from sessionlake.streaming.manifest import clear_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +97,7 @@ def skip(spark: SparkSession, settings: Settings, decided: Skipped) -> int:
         messages = _commit(spark, lake, book, (start, decided.first), decided, txn)
         fault_point("after:bronze.skipped")
         begin_generation(settings, generations, number + 2, app_id)
-    note_going_on(settings, LAYER)
+    clear_stop(settings, LAYER)
     return messages
 
 

@@ -9,7 +9,7 @@ from sessionlake.integrity.resharding import group_by_shard, join_states, select
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import ProcessorMemory, SessionState, next_due, stored_processor_name
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.silver.fold.process import join, split
 
 
@@ -28,7 +28,7 @@ class JudgingResharder:
     def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
         """The sessions: topic and key."""
         del shard
-        parts = (parts_of_key(key) for key in self._keys(*self._decoded(state)))
+        parts = (split_session_key(key) for key in self._keys(*self._decoded(state)))
         return [(topic, session.encode()) for topic, _, session in parts]
 
     def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:

@@ -18,7 +18,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.states import has_state, state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.resharded import resharded
+from sessionlake.streaming.resharded import reshard_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +45,7 @@ def present(spark: SparkSession, settings: Settings, layer: str) -> int | None:
     if layer == GOLD:
         return stored_shards(spark, Lake(settings))
     if layer == SILVER:
-        return handover.shards(settings)
+        return handover.shard_count(settings)
     if has_state(settings, layer):
         for row in state_frame(spark, settings, layer).toLocalIterator():
             memory = split(bytes(row["chunk"]))[1]
@@ -62,7 +62,7 @@ def moved_states(spark: SparkSession, settings: Settings, layer: str, before: in
     """
     states = state_frame(spark, settings, layer)
     if layer != GOLD:
-        return resharded(states, JudgingResharder(RuleBook(settings.capture), after), after)
+        return reshard_states(states, JudgingResharder(RuleBook(settings.capture), after), after)
     lake = Lake(settings, schemas_of(settings))
     require_maintained(spark, lake, tables_of(settings))
     former = with_shards(settings, GOLD, before)
@@ -72,4 +72,4 @@ def moved_states(spark: SparkSession, settings: Settings, layer: str, before: in
     marked = {one.series.name: marked_shards(spark, lake, one.series, after) for one in averages}
     resharder = GoldResharder(declared_in(settings).numbers, tuple(averages), marked, after)
     every = spark.range(before).selectExpr("CAST(id AS INT) AS shard")
-    return resharded(every.join(states, "shard", "left"), resharder, after)
+    return reshard_states(every.join(states, "shard", "left"), resharder, after)

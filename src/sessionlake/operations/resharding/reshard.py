@@ -75,7 +75,7 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
     if plan.shards != shards:
         raise UsageError(f"a resharding to {plan.shards} was interrupted: run `sessionlake reshard {plan.shards}`")
     for layer in plan.layers:
-        journal.take(layer, partial(_move, spark, settings, plan, layer, say))
+        journal.run_step(layer, partial(_move, spark, settings, plan, layer, say))
         say(f"{layer} goes on with {shards} shards")
     journal.end()
     return plan.layers
@@ -96,7 +96,7 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     if journal is None:
         raise UsageError("reshard --cancel: no resharding was interrupted, so there is nothing to give up")
     plan = journal.inputs
-    moved = [layer for layer in plan.layers if handover.is_in_force(settings, plan.name, layer)]
+    moved = [layer for layer in plan.layers if handover.is_active(settings, plan.name, layer)]
     for layer in moved:
         _bring_into_force(spark, settings, plan, layer)
     journal.end()
@@ -140,20 +140,20 @@ def _former(spark: SparkSession, settings: Settings, layer: str) -> int | None:
             f"a version that did not note it made {layer}'s states: run `sessionlake run {layer} --once` with the "
             f"{layer}.shards that they are of first"
         )
-    return handover.shards(settings)  # of a processor that has been given nothing yet
+    return handover.shard_count(settings)  # of a processor that has been given nothing yet
 
 
 def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, after: int, name: str, say: Say) -> None:
     """Puts a layer's states in other shards together, if it has any; it is brought to the end of a version first."""
     try:
-        version = handover.taken_in(settings, layer)
+        version = handover.last_version_read(settings, layer)
         ended = version is not None or last_planned(settings.checkpoint(layer)) is None
     except LakeError:
         ended = False
     if not ended:
         say(f"{layer}: takes in what is there, with {before} shards")
         to_the_end(spark, with_shards(settings, layer, before), layer, threading.Event())
-        version = handover.taken_in(settings, layer)
+        version = handover.last_version_read(settings, layer)
     if version is None:
         return
     say(f"{layer}: its states come from {before} shards into {after}")
@@ -169,7 +169,7 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
 
 def _move(spark: SparkSession, settings: Settings, plan: _Plan, layer: str, say: Say) -> None:
     """Has a layer go on from the new states; prepares them again if they are damaged or gone."""
-    is_moved = handover.is_in_force(settings, plan.name, layer)
+    is_moved = handover.is_active(settings, plan.name, layer)
     if not is_moved and layer in plan.former and not handover.is_prepared(settings, plan.name, layer):
         _prepare(spark, settings, layer, plan.former[layer], plan.shards, plan.name, say)
     _bring_into_force(spark, settings, plan, layer)
@@ -178,12 +178,12 @@ def _move(spark: SparkSession, settings: Settings, plan: _Plan, layer: str, say:
 def _bring_into_force(spark: SparkSession, settings: Settings, plan: _Plan, layer: str) -> None:
     """Can be repeated after a crash."""
     lake = Lake(settings, schemas_of(settings))
-    found = (handover.read(handover.prepared(settings, layer), layer), handover.in_force(settings, layer))
+    found = (handover.read(handover.prepared_folder(settings, layer), layer), handover.read_active(settings, layer))
     begin = next((one for one in found if one is not None and one.rebuild == plan.name), None)
     if begin is not None:
         lake.add_version(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
         lake.storage.require_claims()
-        handover.swap(spark, settings, plan.name, layer)
+        handover.activate(spark, settings, plan.name, layer)
     if layer == GOLD:
         remove_forgotten_owners(settings)
         fault_point("after:gold.held")

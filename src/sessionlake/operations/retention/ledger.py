@@ -20,7 +20,7 @@ from sessionlake.ledger.positions import carry_forward
 from sessionlake.ledger.progress import batches_after, last_merged
 from sessionlake.ledger.retained import Retained, cut_of, note
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     cut = due(reader, lake.settings, bound)
     if cut is None or not (count := lake.storage.count(spark, LEDGER, _older(cut))):
         return 0
-    refuse_set_back(spark, lake, [RETAINED])
+    refuse_restored(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
     note(spark, lake, now)
     carry_forward(spark, lake, cut)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import message_time_column
+from sessionlake.bronze.kafka_times import counted_time_column
 from sessionlake.delta.commit import remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
@@ -53,9 +53,9 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.spark.frames import as_frame
-from sessionlake.streaming.checkpoint import is_at_first
+from sessionlake.streaming.checkpoint import reads_initial_snapshot
 from sessionlake.streaming.journal import require_uninterrupted
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,7 +168,7 @@ class Retention:
             return Removed(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
-        refuse_set_back(self._spark, self._lake, [RETAINED])
+        refuse_restored(self._spark, self._lake, [RETAINED])
         note(self._spark, self._lake, now)
         self._removed(now, limits)
         return Removed(finished + count)
@@ -176,7 +176,7 @@ class Retention:
     def _finished(self, found: Retained) -> int:
         """Ends a cut that a process that died had begun; how many rows of it were still there."""
         left = self._count(found.table, found.batch, found.limits)
-        refuse_set_back(self._spark, self._lake, [RETAINED])
+        refuse_restored(self._spark, self._lake, [RETAINED])
         self._removed(found, found.limits)
         return left
 
@@ -213,7 +213,7 @@ class Retention:
 
         own = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
         rows = self._lake.read(self._spark, MESSAGES).alias("t").join(own, expired(MESSAGES, limits).condition())
-        highest = F.timestamp_millis(F.max(message_time_column(self._settings, "t")))
+        highest = F.timestamp_millis(F.max(counted_time_column(self._settings, "t")))
         found = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
         found = found.rename_columns([*_PLACE, "highest_timestamp", "rows"])
         added = found.append_column("limit", pa.nulls(found.num_rows, pa.int64())).append_column(
@@ -275,7 +275,7 @@ class Retention:
 
     def _read_by_gold(self) -> int:
         """The last batch of which gold has read all changes."""
-        if is_at_first(self._settings.checkpoint(GOLD)):
+        if reads_initial_snapshot(self._settings.checkpoint(GOLD)):
             raise _WaitsError(f"{GOLD} is still at what {CHANGES} held when it began, which need not come in order")
         books = Books(self._lake.reader(self._spark), "source_to")
         read = [row["source_to"] for row in rows_of(books.current(("layer", eq, GOLD))) if row["source_to"] is not None]
