@@ -1,10 +1,11 @@
 """Judging, told as timelines: one session's messages from left to right, and what becomes of each.
 
 A message is its type's first letter and its seq: `s0` a snapshot, `u1` an update, `h2` a heartbeat, `e3` an end, `u`
-one without a seq. Before it, `~`: it comes more than a session timeout after the one before, `=`: exactly a session
-timeout. Behind it, `t5`: its event time, `@70`: its Kafka timestamp, `!90`: stream time when it comes, if others were
-ahead of it. A lone `!90` is stream time passing. Its offset is its place. Verdicts: `+` applied, `d` duplicate, `q`
-quarantined, `h` held back, `!` the job stops.
+one without a seq. Behind the seq, where it does not follow the seq before it: `u5<2` covers all above 2, `u5=2` is a
+link to 2, `u5*` follows whatever was last, `s5>` begins the order again. Before it, `~`: it comes more than a session
+timeout after the one before, `=`: exactly a session timeout. Behind it, `t5`: its event time, `@70`: its Kafka
+timestamp, `!90`: stream time when it comes, if others were ahead of it. A lone `!90` is stream time passing. Its offset
+is its place. Verdicts: `+` applied, `d` duplicate, `q` quarantined, `h` held back, `!` the job stops.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import FORMAT, ShardState
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.columns import parse_columns
-from sessionlake.protocol.message import INT64_MAX
+from sessionlake.protocol.message import ANY as ANY_SEQ
+from sessionlake.protocol.message import INT64_MAX, Link
 from sessionlake.settings.model import Integrity, OnViolation
 
 TIMEOUT, LATENESS, GAP_TIMEOUT = 1_000, 10, 100
 TYPES = {"s": 0, "u": 1, "h": 2, "e": 3}
 MARKS = {Verdict.APPLIED: "+", Verdict.DUPLICATE: "d", Verdict.QUARANTINED: "q", Verdict.HELD: "h"}
-WORD = re.compile(r"([~=]?)([suhe])(\d*)(?:t(\d+))?(?:@(\d+))?(?:!(\d+))?")
+WORD = re.compile(r"([~=]?)([suhe])(\d*)(?:([<=])(\d+)|([*>]))?(?:t(\d+))?(?:@(\d+))?(?:!(\d+))?")
 LAST = INT64_MAX
 COLUMNS = parse_columns({"price": "double"})
 
@@ -53,7 +55,7 @@ def headers(timeline: str) -> list[MessageHeader | int]:
             stream_time = int(word[1:])
             found.append(stream_time)
             continue
-        before, kind, seq, ts, at, ahead = WORD.fullmatch(word).groups()
+        before, kind, seq, sign, follows, alone, ts, at, ahead = WORD.fullmatch(word).groups()
         now = int(at) if at else now + {"~": TIMEOUT + 1, "=": TIMEOUT}.get(before, 1)
         stream_time = max(stream_time, now, int(ahead or 0))
         header = MessageHeader(
@@ -67,6 +69,8 @@ def headers(timeline: str) -> list[MessageHeader | int]:
             now=stream_time,
             size=10,
             changes=1,
+            after=int(follows) if follows else ANY_SEQ if alone or not seq else int(seq) - 1,
+            link={"=": Link.LINK, ">": Link.RESTART}.get(sign or alone, Link.INTERVAL),
             index=offset,
         )
         found.append(header)
@@ -102,6 +106,22 @@ TIMELINES = [
     (ANY, ALL, "s0 u1 u1 u0 u2", "+ + d d +", "open", ["duplicate dropped"] * 2),
     (ANY, ALL, "s0 s0 s1", "+ d +", "open", ["duplicate dropped"]),
     (ANY, ALL, "s0 e1 e1 s0", "+ + d d", "ended", ["duplicate dropped"] * 2),
+    # Messages that say themselves what they follow: ranges, links, and none.
+    (ANY, ALL, "s5* u7* u9* u8*", "+ + + d", "open", ["duplicate dropped"]),
+    (ANY, ALL, "s0> u3<0 u5<3 e6<5", "+ + + +", "ended", []),
+    (ANY, ALL, "s0> u5<0 u7<3 u6<5 u8<7", "+ + + d +", "open", ["duplicate dropped"]),  # an overlap is applied
+    ("strict", "fail", "s0> u5<3", "+ !", "open", ["gap stopped"]),
+    ("order", ALL, "s0> u5<3 u6<5", "+ + +", "open", ["gap applied"]),
+    (ANY, ALL, "s9> u12=9 u15=12", "+ + +", "open", []),
+    # A keep-alive has no seq of its own.
+    (ANY, ALL, "s9> h9=9 h9=9 u12=9 u12=9", "+ + + + d", "open", ["duplicate dropped"]),
+    ("strict", "fail", "s9> u12=8", "+ !", "open", ["gap stopped"]),
+    ("strict", "fail", "s9> u12=10", "+ !", "open", ["gap stopped"]),
+    ("strict", "isolate", "s9> u12=8 u13=12 s1> u2=1", "+ q q + +", "open", ["gap isolated", "healed applied"]),
+    ("strict", "record", "s9> u12=8 u13=12", "+ + +", "open", ["gap recorded"]),
+    (ANY, ALL, "s9> u10=9 s2> u3=2 s3> s3>", "+ + + + + +", "open", []),
+    (ANY, ALL, "s9> e10=9 s2=10", "+ + d", "ended", ["duplicate dropped"]),
+    ("none", ALL, "u5<9 s3> u3=7 h3*", "+ + + +", "open", []),
     ("strict", "fail", "s0 u2", "+ !", "open", ["gap stopped"]),
     ("strict", "isolate", "s0 u2 u3 e4", "+ q q q", "broken", ["gap isolated"]),
     ("strict", "isolate", "s0 u2 u1", "+ q q", "broken", ["gap isolated"]),
@@ -205,7 +225,7 @@ def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, Outcome]:
     """The same timeline as a batch; stream time that passes alone can only do so at its end."""
     found = headers(timeline)
     messages = [item for item in found if isinstance(item, MessageHeader)]
-    types = {"type": np.int8, "partition": np.int32, "lane": np.int32, "size": np.int32}
+    types = {"type": np.int8, "link": np.int8, "partition": np.int32, "lane": np.int32, "size": np.int32}
     names = [field.name for field in fields(Stream)][1:]
     arrays: list[Any] = [np.array([getattr(h, n) for h in messages], types.get(n, np.int64)) for n in names]
     nothing: list[Any] = [np.zeros(0, types.get(n, np.int64)) for n in names]
@@ -356,7 +376,7 @@ def test_state_comes_back_as_it_was_stored(timeline: str, integrity: str) -> Non
 
 def test_state_of_another_format_is_refused_with_what_to_do() -> None:
     stored = ShardState().encode(COLUMNS).replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
-    with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/5.*sessionlake rebuild silver"):
+    with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/6.*sessionlake rebuild silver"):
         ShardState.decode(stored, COLUMNS)
 
 

@@ -1,7 +1,8 @@
 """Judges a shard's batch: whole sessions at once where nothing is wrong, run by run elsewhere.
 
-A *run* is a stretch of a session's messages in offset order. Within a run the seqs rise by one (under `none`: may be
-any), no message follows an end, and none arrives after the session has expired.
+A *run* is a stretch of a session's messages in offset order. Within a run each message continues
+the one before without a gap (under `none`: they may have any seqs). None restarts the order, follows an end, or arrives
+after the session has expired.
 
 If the first message of a run is applied as the session's latest and the session stays open, the rest of the run is
 applied too. So only two kinds of message are judged one by one: the first of each run, and those at which the session's
@@ -39,7 +40,7 @@ from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import STREAM_COLUMNS, ShardBatch, Stream
 from sessionlake.integrity.transition import Run, apply_run, apply_runs
 from sessionlake.integrity.window import judge_windows
-from sessionlake.protocol.message import NO_SEQ, MessageType
+from sessionlake.protocol.message import NO_SEQ, Link, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.capture import Integrity
 
@@ -83,12 +84,20 @@ def _breaks(batch: ShardBatch) -> Bools:
     timeout = np.repeat(_per_session(batch, lambda r: r.session_timeout), lengths)[1:]
     in_seq = np.repeat(_per_session(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(np.bool_)
     breaks = np.ones(len(stream.seq), np.bool_)
-    breaks[1:] = in_seq & (np.diff(stream.seq) != 1)
-    breaks[1:] |= stream.type[:-1] == MessageType.END
+    breaks[1:] = in_seq & ~_follows(stream, slice(1, None), stream.seq[:-1])
+    breaks[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
     breaks[1:] |= stream.now[1:] - stream.time[:-1] > timeout
     breaks[1:] |= stream.now[1:] - stream.time[1:] > timeout
     breaks[stream.starts] = True
     return breaks
+
+
+def _follows(stream: Stream, places: Int64s | slice, last: Int64s) -> Bools:
+    """Returns True for the messages at these places that come next after seq `last`, without a gap."""
+    seq, after, link = stream.seq[places], stream.after[places], stream.link[places]
+    continues = np.where(link == Link.LINK, after == last, after <= last)
+    found: Bools = (seq > last) & continues & (link != Link.RESTART)
+    return found
 
 
 def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
@@ -101,9 +110,9 @@ def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
     in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.time[first] <= timeout)
-    follows = (cursors["last_seq"] != NO_SEQ) & (stream.seq[first] - 1 == cursors["last_seq"])
+    follows = (cursors["last_seq"] != NO_SEQ) & _follows(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
-    goes_on = known & (cursors["status"] == Status.OPEN) & (follows | is_none)
+    goes_on = known & (cursors["status"] == Status.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
     begins = ~known & (is_none | is_once | (stream.type[first] == MessageType.SNAPSHOT))
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
     simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (

@@ -32,7 +32,7 @@ from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, cut_afte
 from sessionlake.integrity.outcome import Action, Event, EventKind, MessageHeader, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.transition import apply_message
-from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.capture import Integrity, OnViolation
 
@@ -93,7 +93,7 @@ class Judge:
             self._cursor.start_new_life()
         self._touch(message)
         self.outcome.life[message.index] = self._cursor.first_offset
-        if self._is_duplicate(message.seq):
+        if self._is_duplicate(message):
             self._cursor.duplicates += 1
             self._event(message, EventKind.DUPLICATE, Action.DROPPED)
             self.outcome.verdict[message.index] = Verdict.DUPLICATE
@@ -165,13 +165,21 @@ class Judge:
         cursor.last_offset = message.offset
         cursor.last_kafka_ts = message.time
 
-    def _is_duplicate(self, seq: int) -> bool:
-        integrity = self.rules.integrity
+    def _is_duplicate(self, message: MessageHeader) -> bool:
+        integrity, last = self.rules.integrity, self._cursor.last_seq
         if integrity is Integrity.NONE:
             return False
         if integrity in REMEMBERS_SEQS:
-            return seq in self._cursor.taken
-        return seq <= self._cursor.last_seq
+            return message.seq in self._cursor.taken
+        is_keep_alive = message.type == MessageType.HEARTBEAT and message.after == message.seq == last
+        return message.seq <= last and message.link != Link.RESTART and not is_keep_alive
+
+    def _is_behind_gap(self, message: MessageHeader) -> bool:
+        """Returns True if a message is missing between the last one and this one, which is no duplicate."""
+        last = self._cursor.last_seq
+        if message.link == Link.LINK:
+            return message.after != last
+        return message.link != Link.RESTART and message.after > last
 
     # -- class `window`: held back until the watermark passes
 
@@ -241,7 +249,7 @@ class Judge:
                 or self._is_applied_despite(message, EventKind.ORPHAN, Reason.ORPHAN)
             ):
                 self._apply(message, releasing)
-        elif message.seq > cursor.last_seq + 1:
+        elif self._is_behind_gap(message):
             self._gap(message, releasing)
         else:
             self._apply(message, releasing)
@@ -251,7 +259,8 @@ class Judge:
         return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
     def _judge_while_broken(self, message: MessageHeader, releasing: int) -> None:
-        if message.type == MessageType.SNAPSHOT and message.seq > self._cursor.last_seq:
+        is_new = message.seq > self._cursor.last_seq or message.link == Link.RESTART
+        if message.type == MessageType.SNAPSHOT and is_new:
             self._event(message, EventKind.HEALED, Action.APPLIED)
             self._apply(message, releasing)
         else:
@@ -288,6 +297,8 @@ class Judge:
         ends = message.type == MessageType.END and cursor.status == Status.OPEN
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
             out.late_fills.add(out.session)
+        if message.link == Link.RESTART:
+            cursor.last_seq = NO_SEQ
         apply_message(cursor, message.seq, message.ts, position, ends=ends)
         if self.rules.integrity is Integrity.ONCE:
             cursor.mark_taken(message.seq, message.seq, self.rules.max_gaps)
@@ -374,7 +385,7 @@ class Judge:
     def _event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
         last = self._cursor.last_seq
         # The highest possible seq is its own successor: tables cannot hold a higher one.
-        expected = None if last == NO_SEQ else min(last + 1, INT64_MAX)
+        expected = None if last == NO_SEQ or message.link == Link.LINK else min(last + 1, INT64_MAX)
         actual = None if message.seq == NO_SEQ else message.seq
         self._note(kind, action, message, (expected, actual))
 

@@ -60,6 +60,8 @@ class MessageHeader:
         now: Stream time of the topic-partition when the message arrived.
         size: Bytes of the message's value.
         changes: Number of table changes that the message makes.
+        after: The message covers the interval `(after, seq]` of its session's order; `ANY` for whatever was last.
+        link: A `Link`.
         index: Its place in the outcome, where the messages held back before the batch come first.
     """
 
@@ -73,6 +75,8 @@ class MessageHeader:
     now: int
     size: int
     changes: int
+    after: int
+    link: int
     index: int
 
     @property

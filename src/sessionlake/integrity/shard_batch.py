@@ -28,6 +28,8 @@ class Stream:
         now: Stream time of the topic-partition when the message arrived.
         size: Bytes of the message's value.
         changes: Number of table changes that the message makes.
+        after: The message covers the interval `(after, seq]` of its session's order; `ANY` for whatever was last.
+        link: A `Link`.
     """
 
     starts: Int64s
@@ -41,6 +43,8 @@ class Stream:
     now: Int64s
     size: Int32s
     changes: Int64s
+    after: Int64s
+    link: Int8s
 
     @property
     def ends(self) -> Int64s:
@@ -58,7 +62,9 @@ class Stream:
         return MessageHeader(*(*columns, base + index))
 
 
-STREAM_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size", "changes")
+STREAM_COLUMNS = (
+    "type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size", "changes", "after", "link",
+)  # fmt: skip
 
 
 @dataclass

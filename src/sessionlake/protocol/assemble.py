@@ -17,7 +17,7 @@ from msgspec import UNSET
 from sessionlake.protocol.arrow import concatenate_ranges
 from sessionlake.protocol.chunk import ChangeKind, change_fields, chunk_schema
 from sessionlake.protocol.columns import ID, Column
-from sessionlake.protocol.message import NO_SEQ, Message, MessageType, field_of
+from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, field_of
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -150,6 +150,8 @@ def assemble_chunk(
         pa.array(reasons),
         pc.fill_null(pc.binary_length(raw["value"]), 0).cast(pa.int32()),
         raw["kafka_ts"],
+        pa.array(seq - 1, mask=seq == NO_SEQ),
+        pa.array(np.full(len(seq), Link.INTERVAL, np.int8)),
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))

@@ -20,7 +20,7 @@ from sessionlake.protocol.arrow import contiguous
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.message import MessageType
 
-FORMAT = b"sessionlake.chunk/2"
+FORMAT = b"sessionlake.chunk/3"
 _FORMAT_KEY = b"format"
 _IPC = b"\xff\xff\xff\xff"  # every Arrow IPC stream begins with this
 COMPRESSED = b"zstd"
@@ -84,6 +84,8 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
             pa.field("reason", pa.int8()),
             pa.field("size", pa.int32()),
             pa.field("clock", pa.int64()),
+            pa.field("after", pa.int64()),
+            pa.field("link", pa.int8()),
             pa.field("changes", pa.list_(pa.struct(change_fields(columns)))),
         ],
         metadata={_FORMAT_KEY: FORMAT},

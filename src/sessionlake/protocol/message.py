@@ -22,6 +22,9 @@ MAX_DEPTH = 64
 NO_SEQ = -1
 """Stands for the seq of a message that has none, which class `none` allows."""
 
+ANY = INT64_MIN
+"""In place of `after`: the message follows whatever was last."""
+
 Seq = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Ts = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 # A string of n characters has at most 4n bytes, so 256 characters always fit. Longer ids are parsed singly.
@@ -38,6 +41,17 @@ class MessageType(IntEnum):
     UPDATE = 1
     HEARTBEAT = 2
     END = 3
+
+
+class Link(IntEnum):
+    """How strictly a message's `after` holds."""
+
+    INTERVAL = 0
+    """There is a gap if `after` is above the last seq."""
+    LINK = 1
+    """There is a gap if `after` is not the last seq."""
+    RESTART = 2
+    """The order begins again at this message, whatever came before."""
 
 
 class _Message(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):

@@ -24,7 +24,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import SESSION, join_session_keys, number_combinations, session_keys, split_session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.message import NO_SEQ
+from sessionlake.protocol.message import ANY, NO_SEQ
 from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.emit import Judged
@@ -337,4 +337,6 @@ def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: StretchTime
         now=now,
         size=numbers("size"),
         changes=pc.fill_null(pc.list_value_length(messages["changes"]), 0).to_numpy().astype(np.int64),
+        after=pc.fill_null(messages["after"], ANY).to_numpy(),
+        link=numbers("link"),
     )
