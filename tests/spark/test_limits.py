@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sessionlake.cli.rules import apply, load_rules
 from sessionlake.delta.schemas.names import DISTINCT_VALUES
+from sessionlake.gold import job
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.settings.model import GoldSettings, Settings
+from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.sharded import read_states
 from spark.test_gold import SECOND, Feed, all_in_files, by_hand, change
 from support.lakes import rows_of
 from support.limits import force
@@ -43,6 +48,31 @@ def test_eight_thousand_texts_in_one_batch_are_eight_thousand_rows(feed: Feed) -
     feed.write(texts).run()
     assert len(rows_of(feed.spark, feed.lake, DISTINCT_VALUES)) == 8_000
     exact(feed)
+
+
+@pytest.mark.soak
+def test_rules_and_distinct_texts_leave_nothing_in_the_state(feed: Feed, tmp_path: Path) -> None:
+    """Texts without end grow their table alone: each batch brings new ones, and alerts of a rule about them."""
+    file = tmp_path / "rules.yml"
+    odd = "status != 'text 0' then status != 'text 1' within 5 min"
+    file.write_text(f'rules: [{{name: odd, when: "{odd}"}}, {{name: high, when: max(price) over 5 min > 10}}]')
+    apply(feed.spark, feed.settings, load_rules(feed.settings, file), print, only=False)
+    feed.write([change("s", "r", i, i * SECOND, price=float(i)) for i in range(20)]).run()
+    before = states(feed)
+    for batch in range(8):
+        places = range(100 + batch * 500, 600 + batch * 500)
+        feed.write([change("s", "r", n, n * SECOND, status=f"text {n}") for n in places]).run()
+    assert before
+    assert states(feed) == before
+    assert len(rows_of(feed.spark, feed.lake, DISTINCT_VALUES)) == 4_000
+    exact(feed)
+
+
+def states(feed: Feed) -> dict[int, bytes]:
+    """The state of each of gold's shards after the last batch."""
+    checkpoint = feed.settings.checkpoint(job.LAYER)
+    found = read_states(feed.spark, str(checkpoint), last_committed(checkpoint) or 0)
+    return {row["shard"]: bytes(row["chunk"]) for row in found.collect()}
 
 
 def exact(feed: Feed) -> None:

@@ -32,7 +32,7 @@ ROWS = {"each": "a[*]", "row": {"side": "=bid", "price": ".[0]"}}
         ({"session": ".s"}, "rule 1: session: '.s' begins at an element, but there is no split"),
         ({"session": "s[*]"}, "gives several values"),
         ({"topics": "("}, "not a regular expression"),
-        ({"topics": "(a+)+"}, "could make this expression take hours"),
+        ({"topics": "(a+)+"}, "could take hours"),
         ({"name": "Book-1"}, "pattern"),
         ({"order": {"seq": "u", "after": "v", "first": "w"}}, "found after and first"),
         ({"time": {"path": "t", "unit": "hours"}}, "unit"),
