@@ -46,15 +46,15 @@ from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, Silver
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     APPENDED,
-    row_ddl,
-    rows_of,
-    total,
+    payload_ddl,
+    rows_for_table,
+    sum_counts,
 )
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
-from sessionlake.silver.quarantine import with_messages
-from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
+from sessionlake.silver.quarantine import join_raw_messages
+from sessionlake.silver.tables.net_changes import NetChanges, RefoldBySeq, net_ddl
 from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame, map_batches
@@ -204,7 +204,7 @@ def replay(
     _fill_sessions(spark, settings)
     _fill_splits(spark, settings)
     _fill_snapshots(spark, settings)
-    return Replayed(version, tuple(total([ShardReport(partitions, {})])), states)
+    return Replayed(version, tuple(sum_counts([ShardReport(partitions, {})])), states)
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:
@@ -234,9 +234,9 @@ def _append(
         count = sum(report.rows.get(kind, 0) for report in reports)
         if not count:
             continue
-        rows = rows_of(folded, kind, txn, row_ddl(settings, table))
+        rows = rows_for_table(folded, kind, txn, payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
-            rows = with_messages(source, as_frame(spark, rows), reports)
+            rows = join_raw_messages(source, as_frame(spark, rows), reports)
         append(spark, beside, table, rows, txn)
         found = beside.last_commit(spark, table).rows
         if found not in (0, count):  # none are a compaction's, come since
@@ -255,7 +255,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
     by_seq = [topic for topic in topics if rules.of(topic).integrity is Integrity.ONCE]
     usual = map_batches(by_session.where(~F.col("topic").isin(by_seq)), NetChanges(columns), net_ddl(columns))
-    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), Refolded(columns), net_ddl(columns))
+    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), RefoldBySeq(columns), net_ddl(columns))
     net = usual.unionByName(in_seq) if by_seq else usual
     rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)
     append(spark, beside, ROWS, rows, Txn("rebuild", 0))
@@ -286,6 +286,6 @@ def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     cuts, changes = (beside.reader(spark).count(table) for table in (CUTS, CHANGES))
     if cuts:
         whole, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
-        made = SnapshotSource(spark, beside, settings).of(whole, cuts, tasks)
+        made = SnapshotSource(spark, beside, settings).compute(whole, cuts, tasks)
         append(spark, beside, SNAPSHOTS, made.rows, Txn("rebuild", 0))
         append(spark, beside, SNAPSHOT_INDEX, made.index, Txn("rebuild", 0))
