@@ -18,7 +18,7 @@ from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer
 from sessionlake.operations.rebuild.processors import rebuild as rebuild_processor
 from sessionlake.operations.rebuild.replay import REPLAYED, Selection
-from sessionlake.operations.rebuild.silver import Rebuilt, rebuild
+from sessionlake.operations.rebuild.silver import RebuildResult, rebuild
 from sessionlake.operations.resharding.reshard import reshard
 from sessionlake.processors import keyed
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
@@ -67,8 +67,8 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return die_at
 
 
-def finished(pipeline: Pipeline) -> Rebuilt:
-    """Rebuilt, however often that dies."""
+def finished(pipeline: Pipeline) -> RebuildResult:
+    """RebuildResult, however often that dies."""
     while True:
         try:
             return rebuild(pipeline.spark, pipeline.settings)
@@ -110,7 +110,7 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
     ):
         with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
             refused()
-    with pytest.raises(LakeError, match=f"{REFUSED}: sessions cannot be rebuilt one by one into other columns"):
+    with pytest.raises(LakeError, match=f"{REFUSED}, so single sessions cannot be rebuilt"):
         rebuild(spark, settings, selection=Selection(first[0].topic))
 
     assert changed_column(spark, pipeline.lake, CHANGES, read) is None

@@ -474,7 +474,7 @@ def test_a_difference_is_found_and_told(feed: Feed):
 
 
 def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it(feed: Feed):
-    with pytest.raises(LakeError, match=r"gold\.metrics_1m is not there yet"):
+    with pytest.raises(LakeError, match=r"gold\.metrics_1m does not exist yet"):
         explain(feed.spark, feed.settings, METRICS_1M, "")
     points = [change("s", "r", i, i * 20 * SECOND, price=float(i), status="on") for i in range(6)]
     feed.write(points[:2]).run().write(points[2:4]).run().write([*points[4:], change("t", "r", 9, 0, price=1.0)]).run()
@@ -540,8 +540,9 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     assert told(AVERAGES, "session_id = 't'", 0) == (1, False, None)
     show_explained(feed.spark, feed.settings, METRICS_1M, first.format("s"), (0, 0), OutputFormat.TABLE)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "made of 1 values that are still there gone changes from before 2026-01-01T00:00:00" in shown
-    assert "message unknown whether it is in it" in shown
+    assert "made of 1 values that still exist removed maintain.retention has removed changes" in shown
+    assert "changes from before 2026-01-01T00:00:00" in shown
+    assert "message unknown: its changes" in shown
 
 
 @pytest.mark.soak

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sessionlake.cli import gold as gold_commands
-from sessionlake.cli.options import Lost
+from sessionlake.cli.options import Recoverable
 from sessionlake.cli.recover import recover
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
@@ -133,9 +133,9 @@ def commands(spark: Any, settings: Settings) -> Mapping[str, Callable[[], Any]]:
         "forget": lambda: Forgetting(spark, settings).run(OTHERS[1]),
         "verify silver": lambda: verify(spark, settings),
         "verify gold": lambda: gold_commands.verify(spark, settings, lambda _: None),
-        "recover bronze": lambda: recover(spark, settings, Lost.BRONZE, lambda _: None),
-        "recover gold": lambda: recover(spark, settings, Lost.GOLD, lambda _: None),
-        "recover ledger": lambda: recover(spark, settings, Lost.LEDGER, lambda _: None),
+        "recover bronze": lambda: recover(spark, settings, Recoverable.BRONZE, lambda _: None),
+        "recover gold": lambda: recover(spark, settings, Recoverable.GOLD, lambda _: None),
+        "recover ledger": lambda: recover(spark, settings, Recoverable.LEDGER, lambda _: None),
     }
 
 
@@ -172,7 +172,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         Forgetting(spark, settings).resume()
 
     died_at(monkeypatch, "after:forget:bronze", work)  # erased, and not noted yet
-    with pytest.raises(LakeError, match=rf"erased already .* cannot be undone: run {RESUME}"):
+    with pytest.raises(LakeError, match=rf"erased already .* cannot be undone. Run {RESUME}"):
         Forgetting(spark, settings).cancel()
     with pytest.raises(UsageError, match=rf"another session was interrupted .*{RESUME}"):
         Forgetting(spark, settings).run(OTHERS[0])
@@ -211,7 +211,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     journal.write()
     shutil.rmtree(settings.checkpoint("silver"))
     shutil.rmtree(handover.active_folder(settings))
-    recover(spark, settings, Lost.SILVER, lambda _: None)
+    recover(spark, settings, Recoverable.SILVER, lambda _: None)
     found = Forgetting(spark, settings).resume()
     assert found.report["search"]["found"] == []
     run(spark, settings)
@@ -236,7 +236,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
         silver_rebuild.cancel(spark, settings)
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[0]}", work)
-    with pytest.raises(LakeError, match=rf"{REPLAYED[0]} was replaced already, which cannot be undone: run {named}"):
+    with pytest.raises(LakeError, match=rf"{REPLAYED[0]} was replaced already, which cannot be undone. Run {named}"):
         silver_rebuild.cancel(spark, settings)
 
     def kept_out() -> None:
@@ -278,7 +278,7 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
             assert contents(spark, settings) == before
             assert building_version(settings, PROCESSOR) is None
             commands(spark, settings)["run processor"]()
-    with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone: run {named}"):
+    with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone. Run {named}"):
         processor_rebuild.cancel(spark, settings, "top")
     shutil.rmtree(handover.prepared_folder(settings, PROCESSOR))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):

@@ -49,7 +49,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
 from sessionlake.ledger.positions import require_true
-from sessionlake.operations.maintenance import Maintained, Maintenance, Reader, readers
+from sessionlake.operations.maintenance import Maintenance, Reader, TableMaintenance, readers
 from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -70,7 +70,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "_MANY_FILES", 2)
 
 
-def maintained(pipeline: Pipeline, table: str) -> Maintained:
+def maintained(pipeline: Pipeline, table: str) -> TableMaintenance:
     (done,) = Maintenance(pipeline.spark, pipeline.settings).once(table)
     return done
 
@@ -122,7 +122,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
 
 
-def fewer(done: Maintained) -> int:
+def fewer(done: TableMaintenance) -> int:
     """How many files the table had; it has fewer now."""
     assert done.compacted is not None
     assert done.compacted.after < done.compacted.before
@@ -150,7 +150,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
         eventually(
             lambda: beside.error is not None or {MESSAGES, CHANGES} <= compacted,
             120,
-            told=lambda: f"only {compacted} have been compacted",
+            failure=lambda: f"only {compacted} have been compacted",
         )
         assert beside.error is None
         query.drain()
@@ -207,7 +207,7 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     version = pipeline.lake.last_commit(spark, MESSAGES).version
     done = maintained(pipeline, MESSAGES)
     assert (done.compacted, done.vacuumed) == (None, None)
-    assert done.waits.startswith("silver has not begun")
+    assert done.waits.startswith("silver has not started to read it")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
     assert readers(pipeline.settings, MESSAGES) == [Reader("silver", begun=True, since=version + 1, again=version)]
@@ -508,5 +508,7 @@ def test_the_command_shows_a_row_a_table(spark: Any, settings: Settings, capsys:
         {"table": QUARANTINE} | idle,
         {"table": EVENTS} | idle | {"files_before": 5, "files_after": 1},
     ]
-    with pytest.raises(UsageError, match=r"maintain: there is no table 'a\.b'; there are: silver\.session_cuts, "):
+    with pytest.raises(
+        UsageError, match=r"maintain: there is no table 'a\.b'\. Name one of the tables: silver\.session_cuts, "
+    ):
         maintain_once(spark, settings, "a.b", OutputFormat.JSON)

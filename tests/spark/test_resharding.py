@@ -215,7 +215,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
 
     said: list[str] = []
     assert reshard(spark, other, 7, said.append) == LAYERS
-    assert said[0] == "silver: takes in what is there, with 4 shards"
+    assert said[0] == "silver: processes what is available, with 4 shards"
     assert [line for line in said if "takes in" in line] == said[:1]
     assert numbers(spark, other) == [7, 7, 7]
     assert forgotten(spark, other) > 0

@@ -219,5 +219,7 @@ def test_nothing_is_withdrawn_while_a_batch_is_half_committed(settings):
     decide(settings, 6)
     with contextlib.suppress(KeyError), committing(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 5, 2)]):
         raise KeyError
-    with pytest.raises(UsageError, match=r"interrupted while it committed a batch\. Run `sessionlake run silver --once`"):
+    with pytest.raises(
+        UsageError, match=r"interrupted while it committed a batch\. Run `sessionlake run silver --once`"
+    ):
         withdraw(settings)

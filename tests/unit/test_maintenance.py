@@ -15,7 +15,7 @@ import pytest
 
 from sessionlake.delta.schemas.names import CHANGES, MESSAGES, ROWS, SESSIONS
 from sessionlake.errors import LakeError
-from sessionlake.operations.maintenance import Maintained, Maintenance, Reader, readers
+from sessionlake.operations.maintenance import Maintenance, Reader, TableMaintenance, readers
 from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
@@ -62,7 +62,7 @@ def test_of_the_log_a_reader_needs_what_its_last_batch_began_with(
 ) -> None:
     checkpoint(settings, "silver", planned=len(offsets) - 1, committed=len(offsets) - 1, offset=offsets)
     [silver] = readers(settings, MESSAGES)
-    assert (silver.since, silver.again, silver.needs) == (since, again, again)
+    assert (silver.since, silver.again, silver.oldest_needed) == (since, again, again)
 
 
 def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: Settings) -> None:
@@ -114,7 +114,7 @@ def test_processors_read_bronze_and_publications_their_table(location: dict[str,
 def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> None:
     folder = checkpoint(settings, "silver", planned=0, committed=0, offset=at(3))
     (folder / "offsets" / "0").write_text("v1\n{}\n-")
-    with pytest.raises(LakeError, match=r"silver/offsets: 0, or the one before, does not say what silver has read"):
+    with pytest.raises(LakeError, match=r"silver/offsets: file 0, or the one before, cannot be read"):
         readers(settings, MESSAGES)
 
 
@@ -125,13 +125,13 @@ def test_a_table_that_fails_is_told_of_and_the_others_have_their_turn(
     monkeypatch.setattr("sessionlake.operations.maintenance.separate_session", lambda spark: spark)
     monkeypatch.setattr(Maintenance, "_tables", lambda _: [CHANGES, ROWS])
 
-    def maintain(_: Maintenance, table: str, *, at_leisure: bool) -> Maintained:
+    def maintain(_: Maintenance, table: str, *, only_if_worth: bool) -> TableMaintenance:
         if table == CHANGES:
             raise OSError(errno.ENOSPC, "no space left on device")
-        return Maintained(table, rows=int(at_leisure))
+        return TableMaintenance(table, rows=int(only_if_worth))
 
     monkeypatch.setattr(Maintenance, "_maintain", maintain)
-    done = Queue[Maintained]()
+    done = Queue[TableMaintenance]()
     beside = Maintenance(None, at_once, done.put).start()
     assert [done.get(timeout=10).table for _ in range(3)] == [ROWS] * 3
     beside.stop()

@@ -25,9 +25,9 @@ from sessionlake.gold.rules.parse import Scope, parse
 from sessionlake.gold.rules.tree import Selection, leaves
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import types_module
-from sessionlake.protocol.arrow import among_keys, sort_rows
-from sessionlake.protocol.columns import PUBLISHED
-from sessionlake.protocol.names import INTERNAL, check_columns, folded, internal
+from sessionlake.protocol.arrow import semi_join, sort_rows
+from sessionlake.protocol.columns import BUILT_IN_COLUMNS
+from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 from sessionlake_lab.simulate.generate import generate
@@ -37,7 +37,7 @@ from support.folding import fold, of_silver, of_truth, truth_of
 from support.names import STRANGE, own_names, usable
 
 EVERY = usable([*STRANGE, *own_names()])
-DECLARABLE = usable(EVERY, *PUBLISHED)
+DECLARABLE = usable(EVERY, *BUILT_IN_COLUMNS)
 KINDS = [kind.value for kind in AggregateKind if kind is not AggregateKind.APPROX_DISTINCT]
 
 
@@ -53,16 +53,16 @@ def test_the_names_that_are_drawn_are_those_of_the_source() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("", "a column's name is a text of 1 to 255 characters"),
-        ("x" * 256, "a column's name is a text of 1 to 255 characters"),
+        ("", "a column's name must be a text of 1 to 255 characters"),
+        ("x" * 256, "a column's name must be a text of 1 to 255 characters"),
         ("two words", "Delta does not allow ' ' in a column's name"),
         ("a;b,c", "Delta does not allow ',' ';' in a column's name"),
         ("a`b", "Delta does not allow '`' in a column's name"),
-        ("a\x00b", "'\\x00' is a control character or no character at all"),
-        ("\ud800", "'\\ud800' is a control character or no character at all"),
-        ("_Change_Type", "Delta has a column of this name in its own commands"),
-        ("__delta_internal_x", "Delta has a column of this name in its own commands"),
-        ("__SL_x", "names that begin with __sl_ are kept for the columns that sessionlake adds in its own queries"),
+        ("a\x00b", "'\\x00' is a control character or half of a surrogate pair"),
+        ("\ud800", "'\\ud800' is a control character or half of a surrogate pair"),
+        ("_Change_Type", "Delta uses this name for a column in its commands"),
+        ("__delta_internal_x", "Delta uses this name for a column in its commands"),
+        ("__SL_x", "names that begin with __sl_ are reserved for columns that sessionlake adds in its queries"),
         ("Topic", "silver has a column of this name itself"),
     ],
 )
@@ -88,9 +88,12 @@ def test_configuration_names_the_key_the_column_and_what_to_do(tmp_path: Path) -
     with pytest.raises(ConfigError) as error:
         load_settings(file)
     assert "capture.columns: column 'partition': silver has a column of this name itself" in str(error.value)
-    assert "such as 'my_partition', or leave it out: a field" in str(error.value)
+    assert "such as 'my_partition', or leave it out: fields" in str(error.value)
     file.write_text("capture: {columns: {id: bigint}}")
-    with pytest.raises(ConfigError, match=r"column 'id': type 'bigint', but it holds what identifies a row.*as string"):
+    with pytest.raises(
+        ConfigError,
+        match=r"column 'id': type 'bigint', but .* a text that identifies a row.*as string",
+    ):
         load_settings(file)
 
 
@@ -198,7 +201,7 @@ def test_rows_are_sorted_and_looked_up_whatever_their_columns_are_called(names: 
     rows = pa.table([["b", "a", "b"], [2, 1, 1], [1.0, 2.0, 3.0]], names)
     assert sort_rows(rows, names[:2])[names[2]].to_pylist() == [2.0, 3.0, 1.0]
     others = pa.table([["b", "c"], [1, 1]], names[:2])
-    assert among_keys(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
+    assert semi_join(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
 
 
 # -- what names are refused in other places
@@ -236,7 +239,7 @@ def test_a_name_that_a_table_of_gold_has_itself_is_refused(gold: dict[str, Any],
 
 
 def test_internal_names_are_no_user_s() -> None:
-    assert all(not folded(name).startswith(INTERNAL) for name in EVERY)
+    assert all(not fold_case(name).startswith(INTERNAL) for name in EVERY)
 
 
 @given(some([name for name in DECLARABLE if name != "deleted"], 2))

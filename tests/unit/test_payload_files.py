@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sessionlake.protocol.chunk import LARGE
+from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES
 from sessionlake.streaming.payload_files import NO_FILES, PayloadFiles, encode_payloads, read_payload
 
-TEXTS = pa.array(["a", None, "b"]).take(pa.array(np.arange(LARGE) % 3)).dictionary_encode()
-MANY = pa.table({"text": TEXTS, "n": np.arange(LARGE)})
+TEXTS = pa.array(["a", None, "b"]).take(pa.array(np.arange(COMPRESS_ABOVE_BYTES) % 3)).dictionary_encode()
+MANY = pa.table({"text": TEXTS, "n": np.arange(COMPRESS_ABOVE_BYTES)})
 
 
-@pytest.mark.parametrize("rows", [MANY, MANY.slice(LARGE - 70_000), MANY.slice(5, 10), MANY.slice(0, 0)])
+@pytest.mark.parametrize("rows", [MANY, MANY.slice(COMPRESS_ABOVE_BYTES - 70_000), MANY.slice(5, 10), MANY.slice(0, 0)])
 @pytest.mark.parametrize("has_files", [True, False])
 def test_rows_arrive_as_they_were_emitted(tmp_path: Path, rows: pa.Table, has_files: bool) -> None:
     files = PayloadFiles.for_query(tmp_path if has_files else None, "gold")
@@ -27,7 +27,7 @@ def test_rows_arrive_as_they_were_emitted(tmp_path: Path, rows: pa.Table, has_fi
 
 def test_what_is_large_is_in_a_file_if_there_is_a_place_for_it_and_nothing_else_is(tmp_path: Path) -> None:
     files = PayloadFiles.for_query(tmp_path, "gold")
-    encode_payloads([("rows", MANY.slice(0, 10)), ("report", b"x" * 2 * LARGE)], files)
+    encode_payloads([("rows", MANY.slice(0, 10)), ("report", b"x" * 2 * COMPRESS_ABOVE_BYTES)], files)
     assert list(tmp_path.iterdir()) == []
     ((_, filed), (_, other)) = encode_payloads([("rows", MANY), ("rows", MANY)], files)
     assert len({filed, other}) == 2

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from sessionlake.bronze.kafka_times import message_time_column
+from sessionlake.bronze.kafka_times import counted_time_column
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.delta.catalog.leases import Moment
 from sessionlake.delta.commit import append
@@ -205,7 +205,7 @@ class Silences:
 
         messages = messages_of(self._lake.read(self._spark, MESSAGES))
         last = messages.where(within({place: (end - _LAST, end - 1) for place, end in ends.items()}))
-        said, read = F.max(message_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
+        said, read = F.max(counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
         rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows.collect()}
 

@@ -1,7 +1,7 @@
-"""Avro and Protobuf values to columns: in bulk by schema, and one by one through `parse` what fails a bulk check.
+"""Decodes Avro and Protobuf messages into a chunk, in bulk by schema.
 
-The library decodes each payload in C, `map` reads the fields out of what it made, and the checks are Arrow's and
-NumPy's. As with JSON, only a message that one of them fails is looked at by Python code of its own.
+The library decodes each payload in C, `map` reads the fields, and Arrow and NumPy check them. As with JSON, only a
+message that fails such a check is parsed singly by `protocol.parse`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.assemble import Columns, assemble, columns_of, joined, lengths, selected
-from sessionlake.protocol.bulk import Allowed, Bulk
+from sessionlake.protocol.assemble import (
+    MessageColumns,
+    assemble_chunk,
+    concatenate,
+    lengths,
+    select_messages,
+    to_columns,
+)
+from sessionlake.protocol.bulk import BulkMessages, Prechecks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MessageTypes
 from sessionlake.protocol.parse import Parsed, parse_object
@@ -25,48 +32,54 @@ from sessionlake.protocol.payload import Definition, Payload, PayloadFormat, Unu
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.schema_decoder import SchemaDecoder, TooDeepError
 from sessionlake.protocol.types import Int64s
-from sessionlake.protocol.wire import Headers, Path, split
+from sessionlake.protocol.wire import Headers, Path, split_headers
 
 _MALFORMED = {PayloadFormat.AVRO: Reason.NOT_AVRO, PayloadFormat.PROTOBUF: Reason.NOT_PROTOBUF}
-# What a library has decoded can be a hundred times as large as the payload: rows of a few bytes each are objects each.
+# Decoded objects can be a hundred times as large as the payload, because each row of a few bytes becomes an object.
 _SLICE_BYTES = 1024 * 1024
 _TYPES_WITH_ROWS = ("snapshot", "update")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of the messages by column, and which of the raw ones they are."""
+    """The fields of some well-formed messages, and their indices among the raw messages."""
 
     places: Int64s
-    found: Columns
+    found: MessageColumns
 
 
-def decode_binary(raw: pa.Table, allowed: Allowed, payload: Payload, types: MessageTypes, *, fast: bool) -> pa.Table:
-    """Decodes raw messages into a chunk, row for row.
+def decode_binary(
+    raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes, *, fast: bool
+) -> pa.Table:
+    """Decodes raw messages into a chunk with one row per raw message.
 
     Args:
-        fast: False looks at every message by itself; the result is the same.
+        raw: The raw messages.
+        prechecks: What is known of them without their values.
+        payload: The format and schemas of the messages.
+        types: The message structs of the declared columns.
+        fast: If false, every message is parsed singly; the result is the same.
     """
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     slices = (np.cumsum(sizes) - sizes) // _SLICE_BYTES
     cuts = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), raw.num_rows]
     chunks = []
     for start, end in pairwise(cuts):
-        one = _Slice(raw.slice(start, end - start), allowed.part(slice(start, end)), payload, types)
+        one = _Slice(raw.slice(start, end - start), prechecks.select(slice(start, end)), payload, types)
         chunks.append(one.decode(fast=fast))
     return pa.concat_tables(chunks).combine_chunks()
 
 
 class _Slice:
-    """Messages that are decoded at once."""
+    """Raw messages that are decoded together."""
 
-    def __init__(self, raw: pa.Table, allowed: Allowed, payload: Payload, types: MessageTypes) -> None:
-        self._raw, self._allowed, self._reasons = raw, allowed, allowed.reasons
+    def __init__(self, raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes) -> None:
+        self._raw, self._prechecks, self._reasons = raw, prechecks, prechecks.reasons
         self._payload, self._types = payload, types
         self._malformed = CODE_OF[_MALFORMED[payload.format]]
 
     def decode(self, *, fast: bool) -> pa.Table:
-        """The chunk (see `chunk.chunk_schema`) of the messages it was given."""
+        """Returns the chunk of the messages, with one row per message."""
         values = self._raw["value"].combine_chunks()
         headers = self._headers(values)
         parts: list[_Part] = []
@@ -75,18 +88,18 @@ class _Slice:
             parts += self._read(decoder, places, bodies, fast=fast)
         columns = self._types.columns
         if not parts:
-            return assemble(self._raw, self._reasons, columns_of([], [], columns), columns)
+            return assemble_chunk(self._raw, self._reasons, to_columns([], [], columns), columns)
         places = np.concatenate([part.places for part in parts])
         order = None if (np.diff(places) > 0).all() else np.argsort(places)
-        return assemble(self._raw, self._reasons, joined([part.found for part in parts]), columns, order)
+        return assemble_chunk(self._raw, self._reasons, concatenate([part.found for part in parts]), columns, order)
 
     def _headers(self, values: pa.Array) -> Headers:
         if self._payload.header:
-            return split(values, with_path=self._payload.format is PayloadFormat.PROTOBUF)
+            return split_headers(values, with_path=self._payload.format is PayloadFormat.PROTOBUF)
         return Headers(np.where(values.is_null(), -1, 0), [(0, ())], values)
 
     def _by_decoder(self, headers: Headers) -> Iterator[tuple[SchemaDecoder, Int64s]]:
-        """Places of the messages that are not refused yet, by what decodes them."""
+        """Yields each decoder with the indices of its messages, without those that are refused already."""
         wanted = np.flatnonzero(self._reasons == 0)
         which = headers.which[wanted]
         self._reasons[wanted[which < 0]] = self._malformed
@@ -110,17 +123,17 @@ class _Slice:
         parts: list[_Part] = []
         if fast and objects and decoder.layout is not None:
             try:
-                bulk = Bulk(decoder, objects, sizes, self._allowed.part(places), self._types.columns)
-            except (UnicodeDecodeError, TooDeepError):  # of one message; only looking closely tells which
-                return list(self._look_closely(decoder, places, objects))
+                bulk = BulkMessages(decoder, objects, sizes, self._prechecks.select(places), self._types.columns)
+            except (UnicodeDecodeError, TooDeepError):  # raised by one of the messages: parse each to find it
+                return list(self._parse_singly(decoder, places, objects))
             good = (bulk.reasons == 0) & ~bulk.unsure
             self._reasons[places] = np.where(bulk.unsure, 0, bulk.reasons)
-            parts.append(_Part(places[good], selected(bulk.columns, good)))
+            parts.append(_Part(places[good], select_messages(bulk.columns, good)))
             unsure = np.flatnonzero(bulk.unsure)
             places, objects = places[unsure], [objects[index] for index in unsure.tolist()]
-        return [*parts, *self._look_closely(decoder, places, objects)]
+        return [*parts, *self._parse_singly(decoder, places, objects)]
 
-    def _look_closely(self, decoder: SchemaDecoder, places: Int64s, objects: Sequence[Any]) -> Iterator[_Part]:
+    def _parse_singly(self, decoder: SchemaDecoder, places: Int64s, objects: Sequence[Any]) -> Iterator[_Part]:
         kept, messages, rescued = [], [], []
         for place, item in zip(places.tolist(), objects, strict=True):
             found = self._parsed(decoder, item, place)
@@ -131,17 +144,17 @@ class _Slice:
             else:
                 self._reasons[place] = CODE_OF[found]
         if kept:
-            columns = columns_of(messages, rescued if any(rescued) else [], self._types.columns)
+            columns = to_columns(messages, rescued if any(rescued) else [], self._types.columns)
             yield _Part(np.array(kept, np.int64), columns)
 
     def _parsed(self, decoder: SchemaDecoder, item: Any, place: int) -> Parsed | Reason:
-        latest, seqless = int(self._allowed.latest[place]), bool(self._allowed.seqless[place])
+        latest, seqless = int(self._prechecks.latest[place]), bool(self._prechecks.seqless[place])
         try:
-            heads = decoder.heads(item)
-            found = parse_object(heads | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
-            if isinstance(found, Reason):  # before a look at rows, of which there can be many
+            header_fields = decoder.header_fields(item)
+            found = parse_object(header_fields | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
+            if isinstance(found, Reason):  # refused before its rows are converted, of which there can be many
                 return found
-            plain = decoder.plain(item) if heads["type"] in _TYPES_WITH_ROWS else heads
+            plain = decoder.to_json_object(item) if header_fields["type"] in _TYPES_WITH_ROWS else header_fields
         except UnicodeDecodeError:
             return _MALFORMED[self._payload.format]
         except TooDeepError:
@@ -149,13 +162,13 @@ class _Slice:
         return parse_object(plain, self._types, latest_ts=latest, seq_optional=seqless)
 
 
-# -- which schema
+# -- choosing a decoder by schema
 
 
 def _decoders(
     payload: Payload, headers: Sequence[tuple[int, Path]], used: Int64s, columns: tuple[Column, ...]
 ) -> list[SchemaDecoder | None]:
-    """What decodes each header's payloads; None where nothing does."""
+    """Returns the decoder for each header; None if its schema is unknown or cannot be used."""
     definitions = payload.schemas.definitions(sorted({headers[place][0] for place in np.unique(used).tolist()}))
     return [_decoder(payload, definitions.get(schema), path, columns) for schema, path in headers]
 
@@ -173,13 +186,16 @@ def _decoder(
 
 
 def decoder_of(payload: Payload, definition: Definition, path: Path, columns: tuple[Column, ...]) -> SchemaDecoder:
-    """What decodes a schema's payloads.
+    """Returns the decoder for a schema.
 
     Args:
-        path: of the message type, where the payload does not name it.
+        payload: The format of the messages.
+        definition: The schema.
+        path: Path of the message type in a Protobuf schema. Used if `payload` does not name the type.
+        columns: The declared columns.
 
     Raises:
-        UnusableSchemaError: nothing can.
+        UnusableSchemaError: No message can be read with the schema.
     """
     if payload.format is PayloadFormat.AVRO:
         return _avro(definition, columns)
@@ -189,7 +205,7 @@ def decoder_of(payload: Payload, definition: Definition, path: Path, columns: tu
     return _protobuf(definition, message, columns)
 
 
-# The libraries are loaded by those who need them: JSON does not.
+# The libraries are imported only when needed: JSON does not need them.
 @lru_cache(maxsize=64)
 def _avro(definition: Definition, columns: tuple[Column, ...]) -> SchemaDecoder:
     from sessionlake.protocol.avro import AvroDecoder

@@ -1,4 +1,4 @@
-"""Decoded Avro and Protobuf messages by column: read by `map`, checked by Arrow and NumPy, none by Python code."""
+"""Reads and checks decoded Avro and Protobuf messages column by column, without Python code per message."""
 
 from __future__ import annotations
 
@@ -11,50 +11,59 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET
 
-from sessionlake.protocol.assemble import Columns, lengths
+from sessionlake.protocol.assemble import MessageColumns, lengths
 from sessionlake.protocol.columns import ID, Column, JsonType
 from sessionlake.protocol.message import INT64_MAX, MAX_ID_BYTES, NO_SEQ, MessageType
 from sessionlake.protocol.parse import rescued_text
 from sessionlake.protocol.reasons import CODE_OF, Reason
-from sessionlake.protocol.schema_decoder import SET, TYPE_CODES, Holds, SchemaDecoder
+from sessionlake.protocol.schema_decoder import SET, TYPE_CODES, SchemaDecoder, ValueKind
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 _WITH_ROWS = (MessageType.SNAPSHOT, MessageType.UPDATE)
 
 
 @dataclass(frozen=True)
-class Allowed:
-    """What is known of raw messages without a look at their values.
+class Prechecks:
+    """What is known of raw messages before their values are read.
 
     Attributes:
-        reasons: code of each that is refused already; 0 for the others.
-        latest: the highest believable event time of each, ms.
-        seqless: which may lack a seq.
+        reasons: Reason code of each message; 0 if it is not refused yet.
+        latest: The highest event time (ms) that each message may have.
+        seqless: True for messages that may lack a seq.
     """
 
     reasons: Int8s
     latest: Int64s
     seqless: Bools
 
-    def part(self, which: Any) -> Allowed:
-        """What is known of these messages alone."""
-        return Allowed(self.reasons[which].copy(), self.latest[which], self.seqless[which])
+    def select(self, which: Any) -> Prechecks:
+        """Returns the same for some of the messages, chosen by a slice, mask or array of indices."""
+        return Prechecks(self.reasons[which].copy(), self.latest[which], self.seqless[which])
 
 
-class Bulk:
-    """Messages of one schema, read by column and checked in the order of the reasons.
+class BulkMessages:
+    """Messages of one schema, read column by column and checked in the order of the reasons.
 
     Attributes:
-        reasons: code of each message that is none.
-        unsure: which of the others have to be looked at one by one.
-        columns: what all of them say, whether good or not.
+        reasons: Reason code of each message; 0 if it is well-formed.
+        unsure: True for messages that must be parsed singly.
+        columns: The fields of all messages, including refused ones.
 
     Args:
-        sizes: of each payload, bytes.
+        decoder: Decoder of the schema.
+        objects: The decoded messages.
+        sizes: Size of each payload in bytes.
+        prechecks: What is known of the messages without their values.
+        columns: The declared columns.
     """
 
     def __init__(
-        self, decoder: SchemaDecoder, objects: list[Any], sizes: Int64s, allowed: Allowed, columns: tuple[Column, ...]
+        self,
+        decoder: SchemaDecoder,
+        objects: list[Any],
+        sizes: Int64s,
+        prechecks: Prechecks,
+        columns: tuple[Column, ...],
     ) -> None:
         self._decoder, self._columns = decoder, columns
         self.reasons = np.zeros(len(objects), np.int8)
@@ -63,27 +72,27 @@ class Bulk:
         types = np.fromiter(map(TYPE_CODES.get, names, repeat(MessageType.MALFORMED)), np.int8, len(names))
         self._refuse(types < 0, Reason.BAD_TYPE)
         seq, missing = self._head(objects, "seq", Reason.BAD_SEQ)
-        self._refuse(np.where(missing, ~allowed.seqless, seq < 0), Reason.BAD_SEQ)
+        self._refuse(np.where(missing, ~prechecks.seqless, seq < 0), Reason.BAD_SEQ)
         seq = np.where(missing, NO_SEQ, seq)
         ts, missing = self._head(objects, "ts", Reason.BAD_TS)
         self._refuse(missing, Reason.BAD_TS)
-        self._refuse(ts > allowed.latest, Reason.FUTURE_TS)
+        self._refuse(ts > prechecks.latest, Reason.FUTURE_TS)
         rows_of, n_rows = self._lists(objects, "rows", np.isin(types, _WITH_ROWS))
         self._refuse((n_rows < 0) & (types == MessageType.SNAPSHOT), Reason.BAD_ROWS)
         deleted_of, n_deleted = self._lists(objects, "deleted", types == MessageType.UPDATE)
         n_rows, n_deleted = np.maximum(n_rows, 0), np.maximum(n_deleted, 0)
         deleted = list(chain.from_iterable(deleted_of))
         self._check_lengths(deleted, np.repeat(np.arange(len(objects)), n_deleted), Reason.BAD_ROWS)
-        # More rows than could each have an id: refused before they become so many Python objects.
+        # More rows than fit into the payload if each has an id: refused before they become Python objects.
         crowded = n_rows * (decoder.layout.row_bytes if decoder.layout else 0) > sizes
         self._refuse(crowded, Reason.BAD_ROW_ID)
-        rows_of, n_rows = _emptied(rows_of, crowded), np.where(crowded, 0, n_rows)
+        rows_of, n_rows = _empty_where(rows_of, crowded), np.where(crowded, 0, n_rows)
         rows = list(chain.from_iterable(rows_of))
         self._owner = np.repeat(np.arange(len(objects)), n_rows)
         ids = decoder.ids(rows)
         self._check_ids(ids, n_rows)
         values = self._values(rows, ids)
-        self.columns = Columns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._rescued(rows))
+        self.columns = MessageColumns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._rescued(rows))
 
     def _refuse(self, wrong: Bools, reason: Reason) -> None:
         self.reasons[wrong & (self.reasons == 0)] = CODE_OF[reason]
@@ -94,22 +103,25 @@ class Bulk:
         self._refuse(wrong, reason)
 
     def _head(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
-        """`seq` or `ts` of each message, and where it is missing."""
+        """Returns `seq` or `ts` of each message, and where it is missing."""
         values, missing = self._decoder.numbers(objects, name)
         try:
             found = np.fromiter(values, np.int64, len(values))
-        except OverflowError:  # an unsigned one
+        except OverflowError:  # an unsigned value beyond int64
             self._refuse(np.fromiter((value > INT64_MAX for value in values), np.bool_, len(values)), reason)
             found = np.fromiter((min(value, INT64_MAX) for value in values), np.int64, len(values))
         return found, np.zeros(len(values), np.bool_) if missing is None else missing
 
     def _lists(self, objects: list[Any], name: str, having: Bools) -> tuple[list[Any], Int64s]:
-        """A list of each message, empty where it means nothing, and its length, -1 where it is missing."""
+        """Returns `rows` or `deleted` of each message, and its length (-1: missing).
+
+        The list is empty for messages whose type has none, which `having` says.
+        """
         found, missing = self._decoder.lists(objects, name)
         sizes = lengths(found)
         strange = (sizes > 0) & ~having
         sizes = np.where(strange, 0, sizes)
-        return _emptied(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
+        return _empty_where(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
 
     def _check_ids(self, ids: list[str], n_rows: Int64s) -> None:
         codes = self._check_lengths(ids, self._owner, Reason.BAD_ROW_ID)
@@ -121,7 +133,7 @@ class Bulk:
             self._refuse(repeated, Reason.DUPLICATE_ROW_ID)
 
     def _check_lengths(self, ids: list[str], owner: Int64s, reason: Reason) -> Int64s:
-        """Refuses messages with ids of a wrong length; returns a number for each id, the same for the same."""
+        """Refuses messages with ids of a wrong length; returns a number per id that is equal for equal ids."""
         encoded = pa.array(ids, pa.string()).dictionary_encode()
         sizes = pc.binary_length(encoded.dictionary).to_numpy()
         codes = encoded.indices.to_numpy().astype(np.int64)
@@ -130,7 +142,7 @@ class Bulk:
         return codes
 
     def _values(self, rows: list[Any], ids: list[str]) -> list[list[Any]]:
-        layout, sets = self._decoder.layout, self._decoder.sets(rows)
+        layout, sets = self._decoder.layout, self._decoder.set_names(rows)
         cells = layout.cells if layout else {}
         if sets is not None:
             self._check_names(sets)
@@ -140,30 +152,30 @@ class Bulk:
                 found.append(ids)
                 continue
             values, present = self._decoder.cells(rows, column.name)
-            there = _there(present, sets, column.name)
-            if there is not None:
-                values = [value if flag else None for value, flag in zip(values, there, strict=True)]
+            is_set = _presence(present, sets, column.name)
+            if is_set is not None:
+                values = [value if flag else None for value, flag in zip(values, is_set, strict=True)]
             if column.name in cells:
                 values = self._checked(values, column, cells[column.name])
-            if there is not None:
-                values = [value if flag else UNSET for value, flag in zip(values, there, strict=True)]
+            if is_set is not None:
+                values = [value if flag else UNSET for value, flag in zip(values, is_set, strict=True)]
             found.append(values)
         return found
 
     def _check_names(self, sets: list[Any]) -> None:
-        """A `_set` that names an undeclared column is for a closer look."""
+        """Marks messages as unsure if a `_set` names an undeclared column."""
         known = {ID, SET, *(column.name for column in self._columns)}
         strange = [index for index, names in enumerate(sets) if names and not known.issuperset(names)]
         self.unsure[self._owner[strange]] = True
 
-    def _checked(self, values: list[Any], column: Column, holds: Holds) -> list[Any]:
-        """Values as the column has them; refuses messages that have one out of its range."""
+    def _checked(self, values: list[Any], column: Column, holds: ValueKind) -> list[Any]:
+        """Returns the values in the column's type; refuses messages with a value out of its range."""
         if column.json_type is JsonType.INTEGER:
             self._refuse_values(
-                _beyond(pa.array(values, pa.uint64() if holds is Holds.UNSIGNED else pa.int64()), column)
+                _out_of_range(pa.array(values, pa.uint64() if holds is ValueKind.UNSIGNED else pa.int64()), column)
             )
         elif column.json_type is JsonType.NUMBER:
-            if holds is not Holds.FLOAT:
+            if holds is not ValueKind.FLOAT:
                 values = [None if value is None else float(value) for value in values]
             numbers = pa.array(values, pa.float64())
             if column.sql == "float":
@@ -179,24 +191,24 @@ class Bulk:
         every = layout is not None and layout.undeclared
         texts: list[str | None] = [None] * len(rows)
         for index in range(len(rows)) if every else self._decoder.rows_with_unknown_fields(rows):
-            texts[index] = rescued_text(self._decoder.plain_row(rows[index]), self._columns)
+            texts[index] = rescued_text(self._decoder.row_to_json(rows[index]), self._columns)
         return texts if any(texts) else None
 
 
-def _emptied(lists: list[Any], where: Bools) -> list[Any]:
+def _empty_where(lists: list[Any], where: Bools) -> list[Any]:
     if not where.any():
         return lists
     return [() if empty else item for item, empty in zip(lists, where.tolist(), strict=True)]
 
 
-def _beyond(values: pa.Array, column: Column) -> pa.Array:
-    """Which integers the column does not hold."""
+def _out_of_range(values: pa.Array, column: Column) -> pa.Array:
+    """Returns which integers are out of the column's range."""
     highest = 2 ** (column.bits - 1) - 1
     above = pc.greater(values, pa.scalar(highest, values.type))
     return above if values.type == pa.uint64() else pc.or_(above, pc.less(values, pa.scalar(-highest - 1, values.type)))
 
 
-def _there(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
+def _presence(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
     """Which rows set the column; None: all."""
     if sets is None:
         return None if present is None else present.tolist()

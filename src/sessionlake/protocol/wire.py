@@ -1,4 +1,4 @@
-"""The header that schema registries have before a payload: a zero byte, the schema's id, and Protobuf's type path."""
+"""Splits off the wire header of schema registries: a zero byte, the schema's id, and for Protobuf the type's path."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from sessionlake.protocol.types import Bools, Int64s
 
 Path = tuple[int, ...]
 WireHeader = tuple[int, Path]
-_NO_PATH: Path = (-1,)
-_NO_HEADER: WireHeader = (-1, _NO_PATH)
+_INVALID_PATH: Path = (-1,)
+_NO_HEADER: WireHeader = (-1, _INVALID_PATH)
 _FIXED = 5
-# A type nested deeper than this, or of a higher number, is nobody's: a header is at most so long.
+# Nobody nests types deeper than this or has longer headers. The limits bound the search for a header's end.
 _MAX_PATH = 8
-_LONGEST = 24
+_MAX_HEADER_BYTES = 24
 _CONTINUES = 0x80
 _MAX_VARINT = 5
 
 
 @dataclass(frozen=True)
 class Headers:
-    """The wire headers of many payloads, each distinct one kept once.
+    """The wire headers of many payloads.
 
     Attributes:
-        which: for each payload, the index of its header in `found`; -1 where it has none.
-        found: schema id, and path of the message type in the schema's file (`()` where there is no path).
-        bodies: the payloads without their headers, binary; null where there is none.
+        which: For each payload, the index of its header in `found`; -1 if it has no valid header.
+        found: The distinct headers: schema id, and path of the message type in its file (`()` if there is no path).
+        bodies: The payloads without their headers; null if there is no valid header.
     """
 
     which: Int64s
@@ -37,13 +37,18 @@ class Headers:
     bodies: pa.Array
 
 
-def split(values: pa.Array, *, with_path: bool) -> Headers:
-    """Takes headers off payloads. Each distinct header is looked at once."""
+def split_headers(values: pa.Array, *, with_path: bool) -> Headers:
+    """Splits payloads into headers and bodies. Each distinct header is parsed once.
+
+    Args:
+        values: The payloads.
+        with_path: True if headers have the path of a Protobuf message type.
+    """
     which = np.full(len(values), -1, np.int64)
     sizes = np.zeros(len(values), np.int64)
     found: dict[WireHeader, int] = {}
     pending, width = np.arange(len(values)), _FIXED
-    while len(pending) and width <= _LONGEST:
+    while len(pending) and width <= _MAX_HEADER_BYTES:
         heads = pc.binary_slice(values.take(pa.array(pending)), 0, width).dictionary_encode()
         read = [_read(head, width, with_path=with_path) for head in heads.dictionary.to_pylist()]
         places = [-1 if head in {None, _NO_HEADER} else found.setdefault(head, len(found)) for head in read]
@@ -56,17 +61,20 @@ def split(values: pa.Array, *, with_path: bool) -> Headers:
 
 
 def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
-    """A header of exactly this width, or that it is none; None: it may be longer."""
+    """Returns a header of exactly `width` bytes, `_NO_HEADER` if it is invalid, or None if it may be longer."""
     if len(head) < width or head[0] != 0:
         return _NO_HEADER
     path = _path(head[_FIXED:]) if with_path else ()
     if path is None:
         return None
-    return _NO_HEADER if path == _NO_PATH else (int.from_bytes(head[1:_FIXED], "big"), path)
+    return _NO_HEADER if path == _INVALID_PATH else (int.from_bytes(head[1:_FIXED], "big"), path)
 
 
 def _path(text: bytes) -> Path | None:
-    """Zigzag varints: how many numbers there are, then those; a lone 0 is short for the first type, [0]."""
+    """Parses a path of zigzag varints: their count, then the indices. A lone 0 is short for the first type, [0].
+
+    Returns None if the path may be longer, and `_INVALID_PATH` if it is invalid.
+    """
     numbers, value, shift = [], 0, 0
     for byte in text:
         value |= (byte & 0x7F) << shift
@@ -74,7 +82,7 @@ def _path(text: bytes) -> Path | None:
         if byte & _CONTINUES and shift < 7 * _MAX_VARINT:
             continue
         if byte & _CONTINUES or value & 1:  # too long, or negative
-            return _NO_PATH
+            return _INVALID_PATH
         numbers.append(value >> 1)
         value = shift = 0
     if not numbers or shift:
@@ -82,13 +90,13 @@ def _path(text: bytes) -> Path | None:
     if numbers[0] == 0:
         return (0,)
     if numbers[0] > _MAX_PATH:
-        return _NO_PATH
+        return _INVALID_PATH
     return tuple(numbers[1:]) if len(numbers) == numbers[0] + 1 else None
 
 
 def _bodies(values: pa.Array, skip: Int64s, without: Bools) -> pa.Array:
     bodies: pa.Array = pa.nulls(len(values), pa.binary())
-    end = pc.max(pc.binary_length(values)).as_py() or 0  # to be named: slices without an end fail on short values
+    end = pc.max(pc.binary_length(values)).as_py() or 0  # must be given: slices without an end fail on short values
     for width in np.unique(skip[~without]).tolist():
         of_width = pa.array(~without & (skip == width))
         bodies = pc.if_else(of_width, pc.binary_slice(values, width, max(width, end)), bodies)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sessionlake.protocol.chunk import COMPRESSED, LARGE, compressed, read_ipc, write_compressed
+from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES, COMPRESSED, compress, read_ipc, write_compressed
 from sessionlake.protocol.types import Payloads
 
 Emissions = Sequence[tuple[str, bytes | pa.Table]]
@@ -35,7 +35,7 @@ class PayloadFiles:
     """
 
     folder: Path | None
-    min_bytes: int = LARGE
+    min_bytes: int = COMPRESS_ABOVE_BYTES
 
     @classmethod
     def for_query(cls, scratch: Path | None, query: str) -> PayloadFiles:
@@ -70,7 +70,7 @@ NO_FILES = PayloadFiles(None)
 def encode_payloads(emitted: Emissions, files: PayloadFiles = NO_FILES) -> Payloads:
     """Returns the payloads that pass through Spark for what a fold emitted."""
     return [
-        (kind, compressed(content) if isinstance(content, bytes) else files.write_rows(content))
+        (kind, compress(content) if isinstance(content, bytes) else files.write_rows(content))
         for kind, content in emitted
     ]
 

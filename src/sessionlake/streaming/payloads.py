@@ -10,7 +10,14 @@ from sessionlake.integrity.rules import decode_rules
 from sessionlake.kafka.registry import RegistrySchemas
 from sessionlake.protocol.binary import decoder_of
 from sessionlake.protocol.decode import DecodeRules
-from sessionlake.protocol.payload import Definition, GivenSchemas, Payload, PayloadFormat, Schemas, UnusableSchemaError
+from sessionlake.protocol.payload import (
+    ConfiguredSchemas,
+    Definition,
+    Payload,
+    PayloadFormat,
+    Schemas,
+    UnusableSchemaError,
+)
 from sessionlake.settings.model import CaptureSettings, PayloadSettings
 
 
@@ -50,8 +57,10 @@ def _schemas(kind: PayloadFormat, found: PayloadSettings) -> Schemas:
         auth = found.registry_auth.get_secret_value() if found.registry_auth else None
         return RegistrySchemas(kind, found.registry_url, auth)
     if found.schema_file:
-        return GivenSchemas(every=_definition(kind, found.schema_file))
-    return GivenSchemas(by_id=tuple((schema, _definition(kind, file)) for schema, file in found.schema_files.items()))
+        return ConfiguredSchemas(every=_definition(kind, found.schema_file))
+    return ConfiguredSchemas(
+        by_id=tuple((schema, _definition(kind, file)) for schema, file in found.schema_files.items())
+    )
 
 
 def _files(found: PayloadSettings) -> dict[int, Path]:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import FarTime, micros_of
 from sessionlake.delta.storage.values import rows_of, value_of, values_of
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import SESSION, one
+from sessionlake.protocol.arrow import SESSION, contiguous
 from sessionlake.protocol.types import Row
 
 # A column, a comparison that both engines' expressions understand (one of the `operator` module, or one of those
@@ -216,7 +216,7 @@ def named_by(of: pa.Table) -> list[str]:
 
 
 def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    parts = (one(rows[name]).cast(pa.string()) for name in names)
+    parts = (contiguous(rows[name]).cast(pa.string()) for name in names)
     return pc.binary_join_element_wise(*parts, "\0")
 
 

@@ -1,4 +1,4 @@
-"""`sessionlake recover silver`: what is lost of silver is found, and all of it made once more from bronze."""
+"""`sessionlake recover silver`: finds what is lost of silver, and rebuilds it from bronze."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, EVENTS, LEDGER, MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.rebuild.silver import Rebuilt, interrupted, rebuild
+from sessionlake.operations.rebuild.silver import RebuildResult, interrupted, rebuild
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.streaming import manifest
@@ -30,29 +30,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecoveredSilver:
-    """The outcome.
+    """The result of a recovery.
 
     Attributes:
-        found: what was lost; empty if nothing can be seen.
-        rebuilt: what was made in its place; None if nothing was lost.
+        found: What was lost; empty if no loss was found.
+        rebuilt: The result of the rebuild; None if nothing was lost.
     """
 
     found: tuple[str, ...]
-    rebuilt: Rebuilt | None
+    rebuilt: RebuildResult | None
 
 
 def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
-    """Makes silver once more from bronze, if something of it is lost.
+    """Rebuilds silver from bronze if something of it is lost.
 
     Live tables that cannot be read are replaced without a comparison.
 
     Raises:
-        LakeError: there is no silver, or bronze has lost something itself.
+        LakeError: Silver does not exist, or bronze has lost something.
     """
     lake = Lake(settings)
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_started(spark, lake, LAYER):
-        raise LakeError(f"there is no silver in {settings.place}: `sessionlake run silver` begins one")
+        raise LakeError(
+            f"recover silver: there is no silver in {settings.place}", fix="Start it with `sessionlake run silver`"
+        )
     refuse_lost_ledger(spark, settings, LAYER)
     finished = rebuild(spark, settings) if interrupted(settings) is not None else None
     refuse_unreadable(spark, lake, [MESSAGES, LEDGER])

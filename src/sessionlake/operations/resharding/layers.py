@@ -1,4 +1,4 @@
-"""What the number of shards is to each layer: by what it is set, of how many its states are, and how they are moved."""
+"""The number of shards of each layer: what is configured, what its states have, and how they move to another number."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 def layers_of(settings: Settings) -> list[str]:
-    """The layers whose states are by shards, in the order in which data passes them."""
+    """Returns the layers whose states are divided into shards, in the order of the data flow."""
     return [SILVER, *(own.layer for own in settings.processors if not own.key), GOLD]
 
 
-def configured(settings: Settings, layer: str) -> int:
-    """The number of shards that the configuration says; processors have silver's."""
+def configured_shards(settings: Settings, layer: str) -> int:
+    """Returns the configured number of shards. Processors use silver's."""
     return settings.gold.shards if layer == GOLD else settings.silver.shards
 
 
 def with_shards(settings: Settings, layer: str, shards: int) -> Settings:
-    """The configuration with another number of shards for a layer."""
+    """Returns the configuration with another number of shards for a layer."""
     section = "gold" if layer == GOLD else "silver"
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update={"shards": shards})})
 
 
-def present(spark: SparkSession, settings: Settings, layer: str) -> int | None:
-    """The number of shards that a layer's states are of; None where nothing says it, since there is nothing yet."""
+def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int | None:
+    """Returns the number of shards of a layer's states; None if it has none yet, or does not record the number."""
     if layer == GOLD:
         return stored_shards(spark, Lake(settings))
     if layer == SILVER:
@@ -55,10 +55,10 @@ def present(spark: SparkSession, settings: Settings, layer: str) -> int | None:
 
 
 def moved_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
-    """A layer's states, of which there must be some, in other shards: `shard int, chunk binary`, a row for each.
+    """Returns a layer's states in another number of shards, one row per shard: `shard int, chunk binary`.
 
     Raises:
-        LakeError: gold keeps up a table that is not configured, or a state cannot be read.
+        LakeError: Gold maintains a table that is not configured any more, or a state cannot be read.
     """
     states = state_frame(spark, settings, layer)
     if layer != GOLD:

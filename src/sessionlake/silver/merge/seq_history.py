@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, among
 from sessionlake.delta.storage.values import values_of
-from sessionlake.protocol.arrow import among_keys, are_of, session_keys
+from sessionlake.protocol.arrow import is_of_sessions, semi_join, session_keys
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import continuable_cuts, latest_cuts
@@ -43,21 +43,21 @@ def read_seq_history(
         The stored tables to start from, columns as `rows_schema`, and the changes since, columns as `change_columns`.
         A session without a suitable stored table has all its changes instead.
     """
-    tried = latest_cuts(cuts.filter(are_of(cuts, sessions)), _TRIED)
+    tried = latest_cuts(cuts.filter(is_of_sessions(cuts, sessions)), _TRIED)
     until: list[Condition] = [*named, ("_batch", operator.le, last_batch)]
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
     changes = read(CHANGES, *until, *recent, columns=change_columns(columns), of=sessions)
     base = last_cuts(continuable_cuts(tried, changes))
-    without_base = sessions.filter(pc.invert(are_of(sessions, base)))
+    without_base = sessions.filter(pc.invert(is_of_sessions(sessions, base)))
     if without_base.num_rows and recent:
         all_changes = read(CHANGES, *until, columns=change_columns(columns), of=without_base)
-        changes = pa.concat_tables([changes.filter(are_of(changes, base)), all_changes])
+        changes = pa.concat_tables([changes.filter(is_of_sessions(changes, base)), all_changes])
     position = base["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(base)))
     since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
     schema = rows_schema(columns)
     if not base.num_rows:
         return schema.empty_table(), changes
     held = read(SNAPSHOTS, ("snapshot_at", among, values_of(pc.unique(base["snapshot_at"]))), *named, of=base)
-    rows = among_keys(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
+    rows = semi_join(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)

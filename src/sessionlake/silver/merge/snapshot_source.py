@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, among
 from sessionlake.delta.storage.values import value_of, values_of
-from sessionlake.protocol.arrow import SESSION, among_keys, are_of, session_keys
+from sessionlake.protocol.arrow import SESSION, is_of_sessions, semi_join, session_keys
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
@@ -79,7 +79,9 @@ class SnapshotSource:
         due = due.filter(cuts_of_kept_sessions(due, weights))
         made = [snapshots_schema(self._columns).empty_table()]
         if due.num_rows:
-            rows, changes, late_filled = self._history(read, due, last.filter(are_of(last, due)), kept, batches.last)
+            rows, changes, late_filled = self._history(
+                read, due, last.filter(is_of_sessions(last, due)), kept, batches.last
+            )
             weighed = due.select([*CUT_COLUMNS, "changes"])
             made += compute_snapshots(weighed, weights, rows, changes, late_filled, self._columns)
         rows_made = pa.concat_tables(made)
@@ -105,14 +107,14 @@ class SnapshotSource:
         changes = read(CHANGES, _since(due, last), *until, columns=columns, of=due)
         changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
         late_filled = self._with_late_fills(read, changes, last, until)
-        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, late_filled)))
+        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(is_of_sessions(last, late_filled)))
         times = values_of(pc.unique(last["snapshot_at"]))
         held = read(SNAPSHOTS, ("snapshot_at", among, times), *_named(due), of=last)
-        rows = among_keys(held, CUT_COLUMNS, last)
+        rows = semi_join(held, CUT_COLUMNS, last)
         if late_filled.num_rows:
             begun, history = read_seq_history(read, late_filled, kept, last_batch, self._columns, _named(due))
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
-            changes = pa.concat_tables([changes.filter(pc.invert(are_of(changes, late_filled))), history])
+            changes = pa.concat_tables([changes.filter(pc.invert(is_of_sessions(changes, late_filled))), history])
         return rows, changes, late_filled
 
     def _with_late_fills(
@@ -153,7 +155,7 @@ def _since(due: pa.Table, last: pa.Table) -> Condition:
 
     Changes since a cut are not older than the cut. Without a cut, they are not older than the session's first change.
     """
-    first = due.filter(pc.invert(are_of(due, last)))["changed_at"]
+    first = due.filter(pc.invert(is_of_sessions(due, last)))["changed_at"]
     times = [time for time in map(value_of, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
     return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, codes, session_keys
+from sessionlake.protocol.arrow import SESSION, dictionary_codes, session_keys
 from sessionlake.protocol.types import Bools, Int64s
 
 
@@ -51,7 +51,7 @@ def cuts_of_kept_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
         cuts: The cuts; a session can have several.
         kept: The last stored tables, as for `Weights`.
     """
-    session, names = codes(session_keys(cuts))
+    session, names = dictionary_codes(session_keys(cuts))
     weights = Weights(names, kept)
     np.add.at(weights.since, session, _numbers(cuts["changes"]))
     found = weights.since > weights.rows
