@@ -27,7 +27,7 @@ from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.session import Limits, prepare_processor
 from sessionlake.processors.shard import MessageProcessor
-from sessionlake.processors.testing import Result, _folded, _collect
+from sessionlake.processors.testing import Result, _collect, _folded
 from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split

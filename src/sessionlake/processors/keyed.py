@@ -307,8 +307,8 @@ class _KeyedBatch:
         """Returns the table's rows that the batch replaces.
 
         Args:
-            is_first_batch: Whether this is the stream's first batch. Then rows of keys that the source no longer has are
-                included, since no later batch would report them.
+            is_first_batch: Whether this is the stream's first batch. Then rows of keys that the source no longer has
+                are included, since no later batch would report them.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.into)
         if not is_first_batch:
