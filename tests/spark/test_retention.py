@@ -243,8 +243,8 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     with pytest.raises(LakeError, match="single sessions cannot be rebuilt"):
         rebuild(spark, aging.settings, selection=Selection(sessions=("long",)))
     rebuilt = rebuild(spark, aging.settings)
-    assert rebuilt.verified is not None
-    assert rebuilt.verified.exact
+    assert rebuilt.comparison is not None
+    assert rebuilt.comparison.is_exact
     assert retained(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
     unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}

@@ -93,8 +93,8 @@ def messages_of(
     except PySparkException as error:
         raise explain_sql_error("archive", error) from error
     for topic, partition, offset, at, kind, key, value, headers in found:
-        own = None if headers is None else tuple((name, _bytes(held)) for name, held in headers)
-        yield (topic, partition), Message(offset, at, _bytes(key), _bytes(value), kind or 0, own)
+        decoded = None if headers is None else tuple((name, _bytes(held)) for name, held in headers)
+        yield (topic, partition), Message(offset, at, _bytes(key), _bytes(value), kind or 0, decoded)
 
 
 def _bytes(value: bytearray | None) -> bytes | None:

@@ -217,7 +217,7 @@ def rebuild_silver(
 
     wanted = Selection(topic, tuple(sessions or ()))
     refuse_combined(
-        cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.everything
+        cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.is_everything
     )
     if cancel:
         with_spark(settings, lambda spark: rebuild.cancel_silver(spark, settings, say))

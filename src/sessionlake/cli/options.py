@@ -128,7 +128,7 @@ class DecisionOptions:
 def with_decision_options(command: Callable[..., None]) -> Callable[..., None]:
     """Returns the command with an option for each field of `DecisionOptions`, which is its first parameter."""
     options = [*inspect.signature(DecisionOptions, eval_str=True).parameters.values()]
-    own = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
+    others = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -136,8 +136,8 @@ def with_decision_options(command: Callable[..., None]) -> Callable[..., None]:
         command(decision, **given)
 
     del run.__wrapped__
-    run.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]  # Typer reads it
-    run.__annotations__ = {one.name: one.annotation for one in (*options, *own)}
+    run.__signature__ = inspect.Signature([*options, *others])  # type: ignore[attr-defined]  # Typer reads it
+    run.__annotations__ = {one.name: one.annotation for one in (*options, *others)}
     return run
 
 

@@ -41,10 +41,13 @@ def rebuild(
     """
     everything, settings = settings, choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
-        if (own := processor_settings(settings, name)).key:
+        if (processor := processor_settings(settings, name)).key:
             require_uninterrupted(settings, SILVER)  # the source may be a table of silver
-            rows, different = keyed.rebuild(spark, settings, own)
-            say(f"{own.into} is rebuilt from {own.source}: {rows} rows; compared with the former table: {different}")
+            rows, different = keyed.rebuild(spark, settings, processor)
+            say(
+                f"{processor.into} is rebuilt from {processor.source}: {rows} rows; compared with the former table: "
+                f"{different}"
+            )
             _show(different, form)
             return
         found = processors.rebuild(spark, settings, name, start_over=start_over)
@@ -62,19 +65,21 @@ def rebuild(
         _show(found.different, form)
 
 
-def rebuild_advice(own: ProcessorSettings) -> str:
+def rebuild_advice(processor: ProcessorSettings) -> str:
     """Says how to update a table with a key after its source was rebuilt. Its stream reads only appended rows."""
-    return f"{own.into} was made of the former rows: run `sessionlake rebuild {own.rebuilt_as}` to update it"
+    return (
+        f"{processor.into} was made of the former rows: run `sessionlake rebuild {processor.rebuilt_as}` to update it"
+    )
 
 
-def verify(spark: SparkSession, settings: Settings, own: ProductProcessor, say: Say) -> bool:
+def verify(spark: SparkSession, settings: Settings, processor: ProductProcessor, say: Say) -> bool:
     """Compares a product's table with a recomputation from its source, and says the result.
 
     Returns False if they differ.
     """
-    settings = choose_processor(settings, Layer.PROCESSOR, own.name)
-    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {own.into}"):
-        found = verify_product(spark, settings, own)
+    settings = choose_processor(settings, Layer.PROCESSOR, processor.name)
+    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {processor.into}"):
+        found = verify_product(spark, settings, processor)
     say(str(found))
     return isinstance(found, str) or found.first is None
 
@@ -83,8 +88,10 @@ def show_difference(spark: SparkSession, settings: Settings, name: str, form: Ou
     """Shows how the table would differ if the present code had made it from the same history."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
-        own = processor_settings(settings, name)
-        found = keyed.compared(spark, settings, own) if own.key else processors.compared(spark, settings, name)
+        processor = processor_settings(settings, name)
+        found = (
+            keyed.compared(spark, settings, processor) if processor.key else processors.compared(spark, settings, name)
+        )
     say(f"with the present code, from the same history: {found}")
     _show(found, form)
 

@@ -34,7 +34,7 @@ def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
         say(f"{removed}: only later rows are compared")
     if found.states is not None:
         say(_describe_states(found.states))
-    return found.exact
+    return found.is_exact
 
 
 def _describe_states(states: StatesComparison) -> str:
@@ -83,31 +83,31 @@ def rebuild_silver(
 def report_rebuild(found: RebuildResult, settings: Settings, say: Say, selection: Selection = EVERYTHING) -> None:
     """Says what a rebuild has changed, and which tables should be rebuilt next."""
     _report_result(found, say, selection)
-    for own in settings.processors:
-        if own.key and own.source.startswith("silver."):
-            say(rebuild_advice(own))
+    for processor in settings.processors:
+        if processor.key and processor.source.startswith("silver."):
+            say(rebuild_advice(processor))
 
 
 def _report_result(found: RebuildResult, say: Say, selection: Selection) -> None:
-    if found.finished:
+    if found.finished_interrupted:
         say(
             f"the interrupted rebuild from bronze.messages@v{found.version} is finished; run the command again for a "
             "new one"
         )
         return
     say(f"silver is rebuilt from bronze.messages@v{found.version}: {found.messages} messages, batch {found.batch}")
-    if not selection.everything:
+    if not selection.is_everything:
         say(f"only {selection} were replaced")
-    if found.verified is None:
+    if found.comparison is None:
         why = (
             "the former tables are not used" if found.columns is None else f"the columns have changed ({found.columns})"
         )
         say(f"nothing was compared, because {why}; {GOLD_EMPTIED}")
-    elif found.verified.first_difference is None:
+    elif found.comparison.first_difference is None:
         say("every row is equal to the former one")
         if found.empties_gold:
             say(f"gold had not read all of them: {GOLD_EMPTIED}")
     else:
-        what = f"{found.verified.different} of {found.verified.sessions} sessions differ from the former tables"
-        say(f"{what}; the first difference:\n  {found.verified.first_difference}")
+        what = f"{found.comparison.different} of {found.comparison.sessions} sessions differ from the former tables"
+        say(f"{what}; the first difference:\n  {found.comparison.first_difference}")
         say(GOLD_EMPTIED)

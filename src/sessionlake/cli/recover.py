@@ -136,9 +136,9 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
     if lacks_batches(spark, lake, GOLD):
         gold.empty(spark, settings, shorten=shorten)
         say(GOLD_EMPTIED)
-    for own in settings.processors:
-        if lacks_batches(spark, lake, own.layer):
-            say(f"{own.layer}: what its batches have read is unknown: start the processor again under another name")
+    for processor in settings.processors:
+        if lacks_batches(spark, lake, processor.layer):
+            say(f"{processor.layer}: it is unknown what its batches have read, so start it again under another name")
 
 
 def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:

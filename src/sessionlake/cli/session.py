@@ -33,8 +33,8 @@ def show_session(
         UsageError: The session does not exist, or several topics or partitions have its id.
     """
     found = find_session(reader, settings, session, topic, partition)
-    own = [(name, operator.eq, getattr(found, name)) for name in SESSION]
-    show_table(reader.table(ROWS, *own).drop_columns(list(SESSION)).sort_by("row_id"), form)
+    conditions = [(name, operator.eq, getattr(found, name)) for name in SESSION]
+    show_table(reader.table(ROWS, *conditions).drop_columns(list(SESSION)).sort_by("row_id"), form)
 
 
 def show_session_as_of(

@@ -121,8 +121,8 @@ def _defined(table: Any) -> set[str]:
     while inside is not None:
         holder = inside.parent
         if isinstance(holder, exp.With):  # a query sees those before it, and itself if it is recursive
-            own = holder.expressions.index(inside) + bool(holder.args.get("recursive"))
-            found |= {cte.alias.lower() for cte in holder.expressions[:own]}
+            visible = holder.expressions.index(inside) + bool(holder.args.get("recursive"))
+            found |= {cte.alias.lower() for cte in holder.expressions[:visible]}
         own_with = holder and (holder.args.get("with_") or holder.args.get("with"))
         if own_with and inside is not own_with:
             found |= {cte.alias.lower() for cte in own_with.expressions}

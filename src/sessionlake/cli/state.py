@@ -61,9 +61,9 @@ def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat
 def _place(
     spark: SparkSession, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> TopicPartition:
-    own: list[Condition] = [("session_id", operator.eq, session)]
-    own += [] if topic is None else [("topic", operator.eq, topic)]
-    rows = Lake(settings).reader(spark).rows(PROGRESS, *own, columns=["topic", "partition"])
+    conditions: list[Condition] = [("session_id", operator.eq, session)]
+    conditions += [] if topic is None else [("topic", operator.eq, topic)]
+    rows = Lake(settings).reader(spark).rows(PROGRESS, *conditions, columns=["topic", "partition"])
     place = choose_place(session, {(row["topic"], row["partition"]) for row in rows}, partition)
     if place is None:
         raise UsageError(

@@ -104,9 +104,11 @@ def _wrote(commit: BatchCommit) -> str:
 
 def _judgement(found: Trace) -> str:
     judgement = found.judgement
-    own = next((event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None)
-    parts = [_fate(found, own)]
-    parts += [_event(event) for event in judgement.events if event is not own]
+    own_event = next(
+        (event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None
+    )
+    parts = [_fate(found, own_event)]
+    parts += [_event(event) for event in judgement.events if event is not own_event]
     if judgement.broken_by:
         parts.append(f"broken at offset {judgement.broken_by['offset']} by {_event(judgement.broken_by)}")
     if judgement.fate is Fate.APPLIED and not found.changes:
@@ -117,13 +119,13 @@ def _judgement(found: Trace) -> str:
     return "; ".join(parts)
 
 
-def _fate(found: Trace, own: Mapping[str, Any] | None) -> str:
+def _fate(found: Trace, own_event: Mapping[str, Any] | None) -> str:
     judgement = found.judgement
     if judgement.fate is Fate.HELD:
         return "held back until its session's watermark passes its event time"
     by = f" (class {judgement.integrity})" if found.message.type else ""
     reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None
-    seqs = _seqs(own) if own and judgement.fate is not Fate.LATE else ""
+    seqs = _seqs(own_event) if own_event and judgement.fate is not Fate.LATE else ""
     why = ", ".join(part for part in (reason, seqs) if part)
     return f"{judgement.fate}{by}{f': {why}' if why else ''}"
 

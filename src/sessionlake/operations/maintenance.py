@@ -64,21 +64,22 @@ class Reader:
     """A stream that reads a table, and its progress.
 
     Attributes:
-        begun: True if it has read anything.
-        since: The version that it reads next. None if that is unknown, or if it still reads the table's first snapshot.
-        again: The version at which its last batch began. Spark lists the files of that batch again whenever the stream
-            starts, although it does not read them.
+        has_started: True if it has read anything.
+        next_version: The version that it reads next. None if that is unknown, or if it still reads the table's first
+            snapshot.
+        last_start: The version at which its last batch began. Spark lists the files of that batch again whenever the
+            stream starts, although it does not read them.
     """
 
     name: str
-    begun: bool
-    since: int | None = None
-    again: int | None = None
+    has_started: bool
+    next_version: int | None = None
+    last_start: int | None = None
 
     @property
     def oldest_needed(self) -> int | None:
         """The oldest version whose entry in the table's log the stream still needs."""
-        return self.since if self.again is None else self.again
+        return self.next_version if self.last_start is None else self.last_start
 
 
 class Maintenance:
@@ -171,7 +172,7 @@ class Maintenance:
             only_if_worth: Look for old rows only from time to time, and remove files only if many have expired.
         """
         reading = readers(self._settings, table)
-        if table == MESSAGES and not all(reader.begun for reader in reading if reader.name == SILVER):
+        if table == MESSAGES and not all(reader.has_started for reader in reading if reader.name == SILVER):
             # A new stream reads the first snapshot in the order of file times, which merging would change.
             return TableMaintenance(table, waits="silver has not started to read it, and needs its files as they are")
         removed = self._retention.remove(table, datetime.now(UTC), only_if_due=only_if_worth)
@@ -224,7 +225,9 @@ def readers(settings: Settings, table: str) -> list[Reader]:
         stateful = [SILVER, *(processor.layer for processor in settings.processors if not processor.key)]
     else:
         stateful = [GOLD] if table == CHANGES else []
-    names = [own.layer for own in settings.processors if own.key and own.source == table] + stateful
+    names = [
+        processor.layer for processor in settings.processors if processor.key and processor.source == table
+    ] + stateful
     beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
     names += [folder.name for folder in sorted(beside)]
     begins = {name: handover.read_active(settings, name) for name in stateful}
@@ -255,13 +258,13 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
             fix="Run `sessionlake doctor`, which names the remedy",
         ) from None
     return (
-        Reader(name, begun=True)
+        Reader(name, has_started=True)
         if place.in_initial_snapshot
-        else Reader(name, begun=True, since=place.version, again=again)
+        else Reader(name, has_started=True, next_version=place.version, last_start=again)
     )
 
 
 def _blocked_by(reading: Sequence[Reader]) -> str:
     """Names the streams that still read the table's first snapshot, whose files can be of any age."""
-    early = [reader.name for reader in reading if reader.begun and reader.since is None]
+    early = [reader.name for reader in reading if reader.has_started and reader.next_version is None]
     return f"still reading the first snapshot of the table: {', '.join(early)}" if early else ""

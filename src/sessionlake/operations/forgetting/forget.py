@@ -216,7 +216,7 @@ class Forgetting:
 
     def _refuse_keyed(self) -> None:
         """Refuses processors with a key column, because their rows can be made of several sessions."""
-        keyed = [own for own in self._settings.processors if own.key]
+        keyed = [processor for processor in self._settings.processors if processor.key]
         if keyed:
             first = keyed[0]
             raise UsageError(
@@ -315,9 +315,9 @@ class Forgetting:
 
     def _tables_to_purge(self) -> list[str]:
         """Returns the tables whose history may contain the session."""
-        own = [processor.into for processor in self._settings.processors]
+        processor_tables = [processor.into for processor in self._settings.processors]
         known = [MESSAGES, *REPLAYED, *rows.tables_of(self._spark, self._lake), DECISIONS, LEDGER]
-        known += [*gold_tables(self._settings), *own, *rows.BOOKKEEPING]
+        known += [*gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
     def _purge(self, table: str, receipt: str, journal: Journal[_Inputs]) -> dict[str, int] | None:

@@ -51,11 +51,13 @@ def _columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> 
     from pyspark.sql import functions as F
 
     rows, text = lake.read(spark, table), pattern(session)
-    own = [name for name, kind in rows.dtypes if kind.startswith(_WITH_TEXT)]
-    if not own:
+    text_columns = [name for name, kind in rows.dtypes if kind.startswith(_WITH_TEXT)]
+    if not text_columns:
         return []
-    hits = rows.agg(*(F.max(F.col(quote(name)).cast("string").rlike(text)).alias(name) for name in own)).first()
-    return [] if hits is None else [name for name in own if hits[name]]
+    hits = rows.agg(
+        *(F.max(F.col(quote(name)).cast("string").rlike(text)).alias(name) for name in text_columns)
+    ).first()
+    return [] if hits is None else [name for name in text_columns if hits[name]]
 
 
 def _of_source(settings: Settings, topic: str) -> str:

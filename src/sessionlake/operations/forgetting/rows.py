@@ -60,24 +60,26 @@ BOOKKEEPING = (LEDGER, POSITIONS, RETAINED)
 
 def tables_of(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns the existing tables, other than bronze, from which a session's rows are removed."""
-    own = [processor.into for processor in lake.settings.processors]
-    return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *own]) if lake.exists(spark, table)]
+    processor_tables = [processor.into for processor in lake.settings.processors]
+    return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *processor_tables]) if lake.exists(spark, table)]
 
 
 def topics_of(reader: TableReader, session: str) -> list[str]:
     """Returns the topics that have a session of this id, by its messages or by what was made of them."""
     found: set[str] = set()
     for table in _NAMING:
-        own = SessionRows.of(table, "", session)
-        for batch in reader.batches(table, (own.by, eq, own.value), columns=["topic"]):
+        rows = SessionRows.of(table, "", session)
+        for batch in reader.batches(table, (rows.by, eq, rows.value), columns=["topic"]):
             found.update(batch.column("topic").unique().to_pylist())
     return sorted(found)
 
 
 def offsets_of(reader: TableReader, session: Session) -> list[OffsetRange]:
     """Returns, for each partition, the first and last offset of the session's messages in bronze, and their number."""
-    own = ("topic", eq, session[0]), ("key", eq, session[1].encode())
-    parts = [pa.Table.from_batches([part]) for part in reader.batches(MESSAGES, *own, columns=["partition", "offset"])]
+    conditions = ("topic", eq, session[0]), ("key", eq, session[1].encode())
+    parts = [
+        pa.Table.from_batches([part]) for part in reader.batches(MESSAGES, *conditions, columns=["partition", "offset"])
+    ]
     if not parts:
         return []
     aggregates = [("offset", function) for function in ("min", "max", "count")]
@@ -88,8 +90,8 @@ def offsets_of(reader: TableReader, session: Session) -> list[OffsetRange]:
 
 def counts_of(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """Returns the number of the session's rows in each table."""
-    own = {table: SessionRows.of(table, *session) for table in tables_of(spark, lake)}
-    return {table: lake.storage.count(spark, table, rows) for table, rows in own.items()}
+    rows_by_table = {table: SessionRows.of(table, *session) for table in tables_of(spark, lake)}
+    return {table: lake.storage.count(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
 def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:

@@ -87,5 +87,7 @@ def state_without_session(stored: bytes, columns: tuple[Column, ...], session: t
     judging, memory = split(stored)
     state = ShardState.decode(judging, columns)
     left = None if memory is None else without_session(memory, *session)
-    state.replace_sessions(ShardState(), lambda topic, _, own: (topic, own) == session, ProcessorMemory.due_of(left))
+    state.replace_sessions(
+        ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.due_of(left)
+    )
     return join(state.encode(columns), left)

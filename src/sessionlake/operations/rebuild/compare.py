@@ -57,7 +57,7 @@ class TablesComparison:
     not_compared: tuple[str, ...] = ()
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """True if everything that was compared is equal."""
         return self.first_difference is None and (self.states is None or self.states.first_difference is None)
 

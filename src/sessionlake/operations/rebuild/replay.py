@@ -79,7 +79,7 @@ class Selection:
     sessions: tuple[str, ...] = ()
 
     @property
-    def everything(self) -> bool:
+    def is_everything(self) -> bool:
         """True if all sessions are chosen."""
         return self.topic is None and not self.sessions
 

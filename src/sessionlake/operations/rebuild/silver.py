@@ -58,18 +58,18 @@ class RebuildResult:
         version: The version of bronze.
         batch: The number of the rebuild among silver's batches.
         messages: The number of messages read.
-        verified: How the former tables compare; None if nothing was compared.
+        comparison: How the former tables compare; None if nothing was compared.
         columns: How the former columns differ from the declared ones. If they do, nothing was compared.
-        finished: True if an interrupted publication was finished.
+        finished_interrupted: True if an interrupted publication was finished.
         empties_gold: True if gold was emptied, to be computed again.
     """
 
     version: int
     batch: int
     messages: int
-    verified: TablesComparison | None
+    comparison: TablesComparison | None
     columns: str | None = None
-    finished: bool = False
+    finished_interrupted: bool = False
     empties_gold: bool = False
 
 
@@ -112,10 +112,10 @@ def rebuild(
             readable, compares = compares, compares and columns is None
             if compares:
                 TableMerger(spark, settings).catch_up()
-            if not selection.everything:
+            if not selection.is_everything:
                 require_kept_sessions(spark, lake, version, selection, columns)
             replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
-            if not selection.everything:
+            if not selection.is_everything:
                 _add_kept_sessions(spark, settings, lake, selection)
             found = compare_tables(spark, settings, lake) if compares else None
             plan = _plan(spark, lake, replayed, found, started, readable=readable)
@@ -155,9 +155,9 @@ def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, sele
     """Copies the live rows of all sessions that are not rebuilt into the staging tables."""
     beside = Lake(settings).staging()
     for table in REPLAYED:
-        own = beside.read(spark, table).where(selection.rows())
+        rebuilt = beside.read(spark, table).where(selection.rows())
         others = lake.read(spark, table).where(~selection.rows())
-        rows = own.unionByName(others).localCheckpoint()
+        rows = rebuilt.unionByName(others).localCheckpoint()
         beside.overwrite(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
@@ -166,7 +166,7 @@ def _states(
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the states from which to resume: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
     rebuilt = states_by_shard(replayed.states)
-    if selection.everything:
+    if selection.is_everything:
         yield from rebuilt
         return
     columns, live = settings.capture.declared, dict(shard_states(spark, settings))

@@ -39,11 +39,11 @@ class JudgingResharder:
         parts = {}
         for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
-            own = select_sessions(judging, mine, next_due(sessions, self._timeout_of)).encode(
+            part = select_sessions(judging, mine, next_due(sessions, self._timeout_of)).encode(
                 self.rules.capture.declared
             )
             own_memory = None if stored is None else self._encoded(sessions, stored_processor_name(stored))
-            parts[target] = join(own, own_memory)
+            parts[target] = join(part, own_memory)
         return parts
 
     def join(self, parts: Sequence[bytes]) -> bytes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def layers_of(settings: Settings) -> list[str]:
     """Returns the layers whose states are divided into shards, in the order of the data flow."""
-    return [SILVER, *(own.layer for own in settings.processors if not own.key), GOLD]
+    return [SILVER, *(processor.layer for processor in settings.processors if not processor.key), GOLD]
 
 
 def configured_shards(settings: Settings, layer: str) -> int:

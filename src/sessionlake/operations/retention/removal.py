@@ -222,8 +222,8 @@ class Retention:
         """Returns the number of messages to remove, and the limits with the highest Kafka timestamp up to each."""
         from pyspark.sql import functions as F
 
-        own = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
-        rows = self._lake.read(self._spark, MESSAGES).alias("t").join(own, expired(MESSAGES, limits).condition())
+        places = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
+        rows = self._lake.read(self._spark, MESSAGES).alias("t").join(places, expired(MESSAGES, limits).condition())
         highest = F.timestamp_millis(F.max(counted_time_column(self._settings, "t")))
         found = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
         found = found.rename_columns([*_PLACE, "highest_timestamp", "rows"])
@@ -261,12 +261,12 @@ class Retention:
         for processor in self._settings.processors:
             if processor.key:
                 continue  # it reads no messages
-            own = ends(reader, processor.layer)
-            if not own:
+            read = ends(reader, processor.layer)
+            if not read:
                 raise _BlockedError(f"{processor.layer} has not read anything yet")
             # The processor's ledger has only the topics that it reads.
             chosen = {place: limit for place, limit in limits.items() if re.fullmatch(processor.topics, place[0])}
-            limits = {**limits, **dict.fromkeys(chosen, -1), **rules.of_messages(chosen, [own], _NO_SESSIONS)}
+            limits = {**limits, **dict.fromkeys(chosen, -1), **rules.of_messages(chosen, [read], _NO_SESSIONS)}
         return {place: limit for place, limit in limits.items() if limit >= 0}
 
     def _aged(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
