@@ -191,8 +191,8 @@ def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     from sessionlake.cli.show import show
     from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 
-    found = with_reader(settings, lambda reader: layer_statuses(reader, settings))
-    show(STATUS_COLUMNS, [layer.row() for layer in found], form)
+    layers = with_reader(settings, lambda reader: layer_statuses(reader, settings))
+    show(STATUS_COLUMNS, [layer.row() for layer in layers], form)
 
 
 @app.command()

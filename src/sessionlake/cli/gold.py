@@ -35,17 +35,17 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
         products = tables_of(settings)
         complete = complete_tables(spark, Lake(settings), products)
-        found = verify_gold(spark, settings, complete)
+        comparisons = verify_gold(spark, settings, complete)
         begins = read_floors(Lake(settings).reader(spark), _tables(complete))
-    for one in found:
-        say(str(one))
+    for comparison in comparisons:
+        say(str(comparison))
     for table, floors in begins.items():
         say(f"{describe_floors(table, floors)}, and not compared")
     for product in products:
         if product not in complete:
             say(f"{product.table} is not compared, because it does not exist yet: `sessionlake run gold` creates it")
     are_equal = [processors.verify(spark, settings, processor, say) for processor in _with_sources(settings)]
-    return all(one.first is None for one in found) and all(are_equal)
+    return all(comparison.first is None for comparison in comparisons) and all(are_equal)
 
 
 def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say, *, shorten: bool = False) -> None:

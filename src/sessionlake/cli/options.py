@@ -148,12 +148,12 @@ def parse_time(option: str, text: str) -> datetime:
         UsageError: The text is not a time.
     """
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
             f"{option} {text!r} is not a time", fix="Write it in ISO 8601, as in 2026-11-21T18:18:00Z"
         ) from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def refuse_combined(*, cancel: bool, start_over: bool, others: bool) -> None:

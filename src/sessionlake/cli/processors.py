@@ -50,19 +50,19 @@ def rebuild(
             )
             _show(different, form)
             return
-        found = processors.rebuild(spark, settings, name, start_over=start_over)
-    made = f"bronze.messages@v{found.version}: {found.messages} messages"
-    if found.different is None:
-        say(f"the interrupted rebuild of {found.table} from {made} is finished; run the command again for a new one")
+        result = processors.rebuild(spark, settings, name, start_over=start_over)
+    made = f"bronze.messages@v{result.version}: {result.messages} messages"
+    if result.different is None:
+        say(f"the interrupted rebuild of {result.table} from {made} is finished; run the command again for a new one")
     else:
-        say(f"{found.table} is rebuilt from {made}; compared with the former table: {found.different}")
-    if found.behind:
-        say(f"the processor had not read {found.behind} of the messages before")
+        say(f"{result.table} is rebuilt from {made}; compared with the former table: {result.different}")
+    if result.behind:
+        say(f"the processor had not read {result.behind} of the messages before")
     for reader in everything.processors:
-        if reader.key and reader.source == found.table:
+        if reader.key and reader.source == result.table:
             say(rebuild_advice(reader))
-    if found.different is not None:
-        _show(found.different, form)
+    if result.different is not None:
+        _show(result.different, form)
 
 
 def rebuild_advice(processor: ProcessorSettings) -> str:
@@ -79,9 +79,9 @@ def verify(spark: SparkSession, settings: Settings, processor: ProductProcessor,
     """
     settings = choose_processor(settings, Layer.PROCESSOR, processor.name)
     with claimed(spark, settings, Layer.PROCESSOR, f"verifies {processor.into}"):
-        found = verify_product(spark, settings, processor)
-    say(str(found))
-    return isinstance(found, str) or found.first is None
+        comparison = verify_product(spark, settings, processor)
+    say(str(comparison))
+    return isinstance(comparison, str) or comparison.first is None
 
 
 def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
@@ -89,14 +89,14 @@ def show_difference(spark: SparkSession, settings: Settings, name: str, form: Ou
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         processor = processor_settings(settings, name)
-        found = (
+        difference = (
             keyed.compared(spark, settings, processor) if processor.key else processors.compared(spark, settings, name)
         )
-    say(f"with the present code, from the same history: {found}")
-    _show(found, form)
+    say(f"with the present code, from the same history: {difference}")
+    _show(difference, form)
 
 
-def _show(found: Difference, form: OutputFormat) -> None:
-    rows = [(one.change, *one.key.values(), one.before, one.after) for one in found.first]
+def _show(difference: Difference, form: OutputFormat) -> None:
+    rows = [(one.change, *one.key.values(), one.before, one.after) for one in difference.first]
     if rows:
-        show(("change", *found.first[0].key, "before", "after"), rows, form)
+        show(("change", *difference.first[0].key, "before", "after"), rows, form)

@@ -198,10 +198,10 @@ def without_schemas(sql: str) -> tuple[str, list[str]]:
     Raises:
         UsageError: The statement reads a table that has no past state by batch.
     """
-    found = names_in(sql)
-    if other := [str(one) for one in found if str(one) not in SILVER_WRITES]:
+    names = names_in(sql)
+    if other := [str(one) for one in names if str(one) not in SILVER_WRITES]:
         raise _not_of_silver(other[0])
-    return rename(sql, lambda one: quote(one.name)), sorted({one.name for one in found})
+    return rename(sql, lambda one: quote(one.name)), sorted({one.name for one in names})
 
 
 def _not_of_silver(name: str) -> UsageError:

@@ -187,7 +187,7 @@ class Maintenance:
 
     def _vacuum(self, table: str, reading: Sequence[Reader], *, only_if_worth: bool) -> Vacuumed | None:
         storage = self._lake.storage
-        since = min((one.oldest_needed for one in reading if one.oldest_needed is not None), default=None)
+        since = min((reader.oldest_needed for reader in reading if reader.oldest_needed is not None), default=None)
         kept = Kept(self._settings.maintain.keep, since, self._settings.maintain.versions)
         if only_if_worth and not storage.has_expired(self._spark, table, kept):
             return None
@@ -228,8 +228,8 @@ def readers(settings: Settings, table: str) -> list[Reader]:
     names = [
         processor.layer for processor in settings.processors if processor.key and processor.source == table
     ] + stateful
-    beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
-    names += [folder.name for folder in sorted(beside)]
+    checkpoints = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
+    names += [folder.name for folder in sorted(checkpoints)]
     begins = {name: handover.read_active(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
     return [_reader(settings, name, firsts.get(name)) for name in names]
@@ -250,7 +250,7 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     try:
         place = read_delta_offset(checkpoint, batch)
         # A first batch has no start in its checkpoint. Spark loads the table as it was one version before the end.
-        again = read_delta_offset(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
+        last_start = read_delta_offset(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
     except (OSError, ValueError) as error:
         raise LakeError(
             f"{checkpoint / 'offsets'}: file {batch}, or the one before, cannot be read ({error!r})",
@@ -260,7 +260,7 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     return (
         Reader(name, has_started=True)
         if place.in_initial_snapshot
-        else Reader(name, has_started=True, next_version=place.version, last_start=again)
+        else Reader(name, has_started=True, next_version=place.version, last_start=last_start)
     )
 
 

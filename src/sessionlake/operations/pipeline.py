@@ -57,8 +57,8 @@ class Layer(StrEnum):
 
 def names_to_run(settings: Settings, layer: Layer) -> tuple[str, ...]:
     """Returns the names of everything to run: the layers, and with `all` and `processor` every configured processor."""
-    mine = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
-    return (*layer.single_layers, *(processor.layer for processor in mine))
+    chosen = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
+    return (*layer.single_layers, *(processor.layer for processor in chosen))
 
 
 def preflight(settings: Settings, layer: Layer) -> None:
@@ -348,7 +348,7 @@ def claimed(
     Raises:
         ClaimedError: Another process holds one of the claims, or takes one over during the block.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for part in (*names_to_run(settings, layer), *others):
-            held.enter_context(storage_of(settings).claim(spark, part, doing or f"runs {part}"))
+            stack.enter_context(storage_of(settings).claim(spark, part, doing or f"runs {part}"))
         yield

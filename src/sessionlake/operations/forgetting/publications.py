@@ -77,7 +77,7 @@ def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> Non
                 time.sleep(_POLL_SECONDS)
 
 
-def first_needed(settings: Settings, table: str, removal: int) -> int | None:
+def oldest_version_needed(settings: Settings, table: str, removal: int) -> int | None:
     """Returns the oldest version in the table's log that its publications still need; None if it has no publications.
 
     Versions before the removal cannot be kept, even if the last batch of a publication started there.

@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 def layers_with_state(settings: Settings) -> list[str]:
     """Returns the layers that judge sessions and have started."""
     layers = [SILVER, *(processor.layer for processor in settings.processors)]
-    return [layer for layer in layers if has_begun(settings, layer)]
+    return [layer for layer in layers if has_started(settings, layer)]
 
 
-def has_begun(settings: Settings, layer: str) -> bool:
+def has_started(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has a checkpoint, or states to start from."""
-    begun = (Path(settings.checkpoint(layer)) / "metadata").is_file()
+    has_checkpoint = (Path(settings.checkpoint(layer)) / "metadata").is_file()
     return (
-        begun or handover.read_active(settings, layer) is not None or handover.prepared_folder(settings, layer).is_dir()
+        has_checkpoint
+        or handover.read_active(settings, layer) is not None
+        or handover.prepared_folder(settings, layer).is_dir()
     )
 
 

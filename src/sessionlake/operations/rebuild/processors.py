@@ -121,9 +121,9 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
         work.replay(
             work.lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, work.lake, work.processor.layer).ends
         )
-        found = work.difference()
+        difference = work.difference()
         work.clear()
-        return found
+        return difference
 
 
 def staging_tables(name: str) -> tuple[str, str]:
@@ -149,7 +149,7 @@ class _Rebuild:
         self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
         if not self.lake.exists(spark, self.processor.into):
             self.lake.ensure(spark, [self.processor.into])
-        self._beside = self.lake.staging()
+        self._staging = self.lake.staging()
         self._states: DataFrame | None = None
         self._partitions: list[PartitionCounts] = []
         self._version = -1
@@ -172,13 +172,13 @@ class _Rebuild:
         version = self.lake.latest_version(self._spark, MESSAGES)
         with record_building(settings, self._operation, version):
             self.replay(version)
-            found = self.difference()
+            difference = self.difference()
             plan = self._plan(started)
             publishing.prepare(settings, processor.layer, plan, states_by_shard(self._states))
             self.lake.storage.require_claims()
         self._publish(Journal.begin(settings, self._operation, plan))
         behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
-        return ProcessorRebuild(processor.into, plan.version, plan.counts["messages"], behind, found)
+        return ProcessorRebuild(processor.into, plan.version, plan.counts["messages"], behind, difference)
 
     def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
         """Fills the staging tables from a version of bronze.
@@ -190,7 +190,7 @@ class _Rebuild:
         require_complete_bronze(self.lake.reader(spark), processor.into)
         refuse_restored(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
-        self._beside.ensure(spark, self._tables.values())
+        self._staging.ensure(spark, self._tables.values())
         self._version = version
         what = f"a rebuild of {processor.into}"
         unread = () if ends is None else unread_silences(spark, self._settings, processor.layer, ends)
@@ -203,7 +203,7 @@ class _Rebuild:
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
                     ddl = row_ddl(kind, self._loaded.loaded_processor.output)
-                    append(spark, self._beside, table, rows_of(part.folded, kind, txn, ddl), txn)
+                    append(spark, self._staging, table, rows_of(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states
         self._partitions = total([ShardReport(partitions, {})])
@@ -211,12 +211,12 @@ class _Rebuild:
     def difference(self) -> Difference:
         """Compares the staging table with the live table."""
         spark = self._spark
-        return difference(self.lake.read(spark, self.processor.into), self._beside.read(spark, self._records), KEYS)
+        return difference(self.lake.read(spark, self.processor.into), self._staging.read(spark, self._records), KEYS)
 
     def clear(self) -> None:
         """Removes the staging tables."""
         for table in self._tables.values():
-            self._beside.drop(self._spark, table)
+            self._staging.drop(self._spark, table)
 
     def _plan(self, started: datetime) -> Plan:
         last = last_batch(self.lake.reader(self._spark), self.processor.layer)
@@ -228,8 +228,8 @@ class _Rebuild:
         from pyspark.sql import functions as F
 
         errors = self.lake.read(self._spark, PROCESSOR_ERRORS).where(F.col("processor") == self.processor.name)
-        found = errors.agg(F.max("_batch")).first()
-        return None if found is None else found[0]
+        newest = errors.agg(F.max("_batch")).first()
+        return None if newest is None else newest[0]
 
     def _publish(self, journal: Journal[Plan]) -> None:
         spark, processor, lake, plan = self._spark, self.processor, self.lake, journal.inputs
@@ -246,8 +246,8 @@ class _Rebuild:
     def _replace(self, plan: Plan) -> dict[str, int]:
         """Replaces the live records by the rebuilt ones. Returns the table's version and number of rows."""
         spark, processor, lake = self._spark, self.processor, self.lake
-        rows = with_batch(self._beside.read(spark, self._records), plan.batch)
-        columns = lake.storage.columns(spark, processor.into) != self._beside.storage.columns(spark, self._records)
+        rows = with_batch(self._staging.read(spark, self._records), plan.batch)
+        columns = lake.storage.columns(spark, processor.into) != self._staging.storage.columns(spark, self._records)
         replace(spark, lake, processor.into, rows, plan, config_hash_of(self._settings, processor), columns=columns)
         return {"version": lake.latest_version(spark, processor.into), "rows": rows.count()}
 
@@ -258,5 +258,5 @@ class _Rebuild:
         former = Expired(("processor",), "_batch", limits, {})
         if lake.storage.count(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
-        errors = with_batch(self._beside.read(spark, self._errors), plan.batch)
+        errors = with_batch(self._staging.read(spark, self._errors), plan.batch)
         append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second)

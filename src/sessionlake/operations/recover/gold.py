@@ -59,13 +59,13 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
     present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
     unread = first_loss(lambda: refuse_unreadable(spark, lake, present))
     tables = unread or first_loss(lambda: refuse_restored(spark, lake, present))
-    found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
-    if found:
+    losses = tuple(loss for loss in (checkpoint, tables) if loss is not None)
+    if losses:
         try:
             empty(spark, settings, shorten=shorten)
         except LakeError as error:
-            raise LakeError("; ".join(found), why=f"Gold cannot be computed again: {error}") from error
-    return found
+            raise LakeError("; ".join(losses), why=f"Gold cannot be computed again: {error}") from error
+    return losses
 
 
 def _not_created_yet(spark: SparkSession, lake: Lake) -> set[str]:

@@ -48,9 +48,9 @@ class JudgingResharder:
 
     def join(self, parts: Sequence[bytes]) -> bytes:
         """Joins the parts of a new shard into one state."""
-        found = [split(part) for part in parts]
-        state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in found)
-        memories = [memory for _, memory in found if memory is not None]
+        states = [split(part) for part in parts]
+        state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
+        memories = [memory for _, memory in states if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode(memory).sessions.items()}
         joined_memory = self._encoded(sessions, stored_processor_name(memories[0])) if memories else None
         return join(state.encode(self.rules.capture.declared), joined_memory)

@@ -54,7 +54,7 @@ def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int
     return None
 
 
-def moved_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
+def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
     """Returns a layer's states in another number of shards, one row per shard: `shard int, chunk binary`.
 
     Raises:
