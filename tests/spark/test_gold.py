@@ -474,7 +474,7 @@ def test_a_difference_is_found_and_told(feed: Feed):
 
 
 def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it(feed: Feed):
-    with pytest.raises(LakeError, match=r"gold\.metrics_1m is not there yet"):
+    with pytest.raises(LakeError, match=r"gold\.metrics_1m does not exist yet"):
         explain(feed.spark, feed.settings, METRICS_1M, "")
     points = [change("s", "r", i, i * 20 * SECOND, price=float(i), status="on") for i in range(6)]
     feed.write(points[:2]).run().write(points[2:4]).run().write([*points[4:], change("t", "r", 9, 0, price=1.0)]).run()

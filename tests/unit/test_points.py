@@ -283,7 +283,7 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     assert gold.beyond == WINDOW - 1
     gold.batch(new)
     assert gold.beyond == WINDOW - 1  # of what the table does not hold, nothing is looked up
-    assert gold.state().made == "anew"
+    assert gold.state().rebuild_id == "anew"
     assert held(gold) == by_hand([*before, *after, *new])
 
 
@@ -483,7 +483,9 @@ def test_no_product_can_be_named_as_another_kind_of_payload(kind: str) -> None:
 def test_a_state_that_is_not_whole_is_an_error_that_says_so():
     whole = encode_states({"gold.rolling_average": GoldShardState.empty("", METRICS).encode()})
     for content in (b"", whole[:-1], msgspec.msgpack.encode([1])):
-        with pytest.raises(LakeError, match=r"gold's state cannot be read \(.+\): put its checkpoint back"):
+        with pytest.raises(
+            LakeError, match=r"gold's state cannot be read \(.+\)\. Restore its checkpoint from a backup"
+        ):
             decode_states(content)
     with pytest.raises(LakeError, match="gold's state cannot be read"):
         GoldShardState.decode(decode_states(whole)["gold.rolling_average"][:-1])
