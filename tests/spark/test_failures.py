@@ -18,6 +18,7 @@ import pytest
 
 from sessionlake.cli import gold, maintain, rebuild, recover, rules, session, state
 from sessionlake.cli.archive import archived_messages
+from sessionlake.cli.export import select_rows
 from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import Recoverable
 from sessionlake.cli.query import answer_as_of, fetch
