@@ -124,7 +124,7 @@ def remote_run(
     if (job == OPERATE) != bool(words):
         raise UsageError(
             f"remote run: the job {OPERATE} needs a command after --, and no other job takes one",
-            fix=f"Run for example `sessionlake remote run {OPERATE} -- doctor`",
+            fix=f"Give one, for example: sessionlake remote run {OPERATE} -- doctor",
         )
     with workspace(profile) as client:
         deployed_job = job_called(deployed_jobs(client, target), job)
