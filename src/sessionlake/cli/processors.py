@@ -90,7 +90,9 @@ def show_difference(spark: SparkSession, settings: Settings, name: str, form: Ou
     with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         processor = processor_settings(settings, name)
         difference = (
-            keyed.compared(spark, settings, processor) if processor.key else processors.compared(spark, settings, name)
+            keyed.preview_rebuild(spark, settings, processor)
+            if processor.key
+            else processors.preview_rebuild(spark, settings, name)
         )
     say(f"with the present code, from the same history: {difference}")
     _show(difference, form)

@@ -28,7 +28,7 @@ from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry
 from sessionlake.operations.rebuild.replay import is_small, require_complete_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.job import fold_of, load, processor_settings, row_ddl, table_schema
+from sessionlake.processors.job import load, processor_fold, processor_settings, row_ddl, table_schema
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
@@ -106,7 +106,7 @@ def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
     _Rebuild(spark, settings, name, None).cancel()
 
 
-def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
+def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Difference:
     """Compares the table with one that the present code makes from the same messages. Nothing is changed.
 
     Raises:
@@ -197,7 +197,7 @@ class _Rebuild:
         slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
-        for part in slices.fold(spark, self._settings, source, fold_of(spark, self.lake, self._loaded)):
+        for part in slices.fold(spark, self._settings, source, processor_fold(spark, self.lake, self._loaded)):
             refuse_failures(processor.name, part.reports)
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
