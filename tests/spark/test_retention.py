@@ -243,8 +243,8 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     with pytest.raises(LakeError, match="single sessions cannot be rebuilt"):
         rebuild(spark, aging.settings, selection=Selection(sessions=("long",)))
     rebuilt = rebuild(spark, aging.settings)
-    assert rebuilt.verified is not None
-    assert rebuilt.verified.exact
+    assert rebuilt.comparison is not None
+    assert rebuilt.comparison.is_exact
     assert retained(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
     unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
@@ -490,7 +490,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     write_rows(spark, lake, SNAPSHOT_INDEX, [s | cut for s, own in zip(of, kept, strict=True) for cut in own])
     filled_late = [s | {"_batch": 1, "beneath": is_late or None} for s, is_late in zip(of, late, strict=True)]
     write_rows(spark, lake, PROGRESS, filled_late)
-    rules = {CHANGES: by_session.of_changes, SNAPSHOTS: by_session.of_snapshots}
+    rules = {CHANGES: by_session.change_limits, SNAPSHOTS: by_session.snapshot_limits}
     noted: dict[tuple[str, str, int, str], int] = {}
     # Of whole tables, more may be old than of changes, or less.
     for steps in (((CHANGES, 4), (SNAPSHOTS, 2)), ((SNAPSHOTS, 7), (CHANGES, 5)), ((SNAPSHOTS, 7), (CHANGES, 9))):
@@ -532,7 +532,7 @@ def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_l
             last = max((r["_batch"] for r in own if r["_batch"] <= batch), default=-1)
             if row["first_offset"] is not None and not row["beneath"] and row["_batch"] < last:
                 expected[*(row[name] for name in SESSION), row["first_offset"]] = last - 1
-        found = by_session.of_progress(spark, lake, batch).to_pylist()
+        found = by_session.progress_limits(spark, lake, batch).to_pylist()
         names = (*SESSION, "first_offset")
         assert {tuple(row[name] for name in names): row["limit"] for row in found} == expected
 
