@@ -11,7 +11,7 @@ import pytest
 from sessionlake.delta.catalog import memory
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS
-from sessionlake.delta.storage.reading import TableReader, among
+from sessionlake.delta.storage.reading import TableReader, is_in
 from sessionlake.settings.model import Settings
 from support.lakes import write_rows
 
@@ -64,7 +64,7 @@ def test_rows_are_those_of_the_table_and_read_once(
 def answers(reader: TableReader) -> list[Any]:
     """What a reader says of a table in each of its ways, with and without conditions."""
     found: list[Any] = [reader.count(DECISIONS), reader.some(DECISIONS, 99, ["topic", "offset"])]
-    for conditions in ((), [("offset", among, [1, 3]), ("topic", operator.eq, "t")]):
+    for conditions in ((), [("offset", is_in, [1, 3]), ("topic", operator.eq, "t")]):
         rows, count = reader.counted(DECISIONS, *conditions, columns=["offset"])
         found += [
             sorted(row["offset"] for row in reader.rows(DECISIONS, *conditions)),

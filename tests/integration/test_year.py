@@ -35,7 +35,7 @@ from sessionlake.delta.schemas.names import BRONZE, EVENTS, GOLD, MESSAGES, QUAR
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.ledger.retained import REMOVED_TOGETHER, beginnings
+from sessionlake.ledger.retained import TABLES_REMOVED_TOGETHER, beginnings
 from sessionlake.settings.model import Integrity, Settings, load_settings
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, folder_of, rows_of
@@ -59,7 +59,7 @@ FLAT = 64 << 20
 """So many bytes of heap, or of Python, a process may hold more at its end than when it was warm."""
 ANSWER_SECONDS = 300
 RETAINED = ("bronze", "progress", "snapshots", "quarantine", "events", "ledger")  # gold is computed from all changes
-REMOVED = {EVENTS, QUARANTINE, *(table for tables in REMOVED_TOGETHER.values() for table in tables)}
+REMOVED = {EVENTS, QUARANTINE, *(table for tables in TABLES_REMOVED_TOGETHER.values() for table in tables)}
 
 
 @dataclass(frozen=True)

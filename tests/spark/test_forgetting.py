@@ -45,7 +45,7 @@ from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.history.trace import decoded
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.erasures import Erasure, erasures, hashed, store
+from sessionlake.ledger.erasures import Erasure, read_receipts, session_hash_of, store_receipt
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
@@ -130,10 +130,10 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
 
     mine = sum(m.key == GONE.encode() for m in (*first, *second))
     assert found.messages == mine
-    assert found.session_hash == hashed(found.salt, TOPIC, GONE)
+    assert found.session_hash == session_hash_of(found.salt, TOPIC, GONE)
     assert found.report["tables"][CHANGES]["rows"] > 0
     assert found.report["search"]["found"] == []
-    assert [one.receipt for one in erasures(lake.reader(spark))] == [found.receipt]
+    assert [one.receipt for one in read_receipts(lake.reader(spark))] == [found.receipt]
     assert of_others(spark, lake) == before
     left = rows_of(spark, lake, MESSAGES)
     assert [row["offset"] for row in sorted(left, key=lambda row: row["offset"])] == list(range(len(first + second)))
@@ -282,7 +282,7 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     lake = Lake(settings)
     lake.ensure(spark, [LEDGER])
     now = datetime.now(UTC)
-    store(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
+    store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
     assert gone_rows(lake.reader(spark)) == {CHANGES: 3}
     Ledger(lake).write(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
     assert gone_rows(lake.reader(spark)) == {}

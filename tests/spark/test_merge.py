@@ -16,7 +16,7 @@ import pytest
 from sessionlake.delta.commit import append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, METRICS_1M, SESSIONS
-from sessionlake.delta.storage.reading import TooLargeError, among
+from sessionlake.delta.storage.reading import TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -92,7 +92,7 @@ def test_spark_finds_rows_by_their_times_and_takes_no_more_than_it_may(spark: An
     merge(spark, lake, METRICS_1M, rows([1, 2, 3, 4, 5]), Upsert(KEYS, ("points",)), Txn("m", 0))
     reader = SparkReader(lake.storage, spark)
     for place, moment in enumerate(TIMES):
-        assert reader.table(METRICS_1M, ("window_start", among, [moment]), columns=["points"]).to_pylist() == [
+        assert reader.table(METRICS_1M, ("window_start", is_in, [moment]), columns=["points"]).to_pylist() == [
             {"points": place + 1}
         ]
     assert reader.table(METRICS_1M, columns=["points"], at_most=1_000).num_rows == len(TIMES)

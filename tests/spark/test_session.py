@@ -118,7 +118,7 @@ def test_few_rows_are_read_once_and_more_stay_where_they_are(spark, monkeypatch:
 def test_a_table_in_a_folder_is_read_alike_whether_it_is_small_or_not(
     spark, settings: Settings, monkeypatch: pytest.MonkeyPatch, few: int
 ):
-    monkeypatch.setattr(tables, "_FEW", few)
+    monkeypatch.setattr(tables, "_SMALL_ROWS", few)
     lake = Lake(settings)
     lake.ensure(spark, [EVENTS])
     for offset in range(2):

@@ -8,8 +8,8 @@ from importlib import import_module
 
 import pytest
 
-from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.home import Folders
+from sessionlake.delta.catalog.storage import CatalogStorage
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.storage.interface import Limits
 
 FORCED: dict[str, dict[str, int]] = {
@@ -189,7 +189,7 @@ def force(patch: pytest.MonkeyPatch, above: int = 0) -> None:
             users = [home] if name.startswith("_") else [m for m in _loaded() if vars(m).get(name, None) is value]
             for user in {home.__name__: home, **{user.__name__: user for user in users}}.values():
                 patch.setattr(user, name, least + above)
-    for storage in (Folders, Catalog):
+    for storage in (FolderStorage, CatalogStorage):
         patch.setattr(storage, "limits", replace(storage.limits, **{one.name: above for one in fields(Limits)}))
 
 

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from sessionlake.delta.folders import staging as folder_staging
-from sessionlake.delta.folders.staging import Place, written
-from sessionlake.delta.home import Folders
+from sessionlake.delta.folders.staging import TableLocation, stage_files
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, DELETION_VECTORS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -23,8 +23,8 @@ TABLE = "gold.own"
 ROW = pa.table({"value": [1]})
 
 
-def made(folder: Path, **properties: str) -> Folders:
-    lake = Folders(Settings(home=folder))
+def made(folder: Path, **properties: str) -> FolderStorage:
+    lake = FolderStorage(Settings(home=folder))
     write_deltalake(lake.path(TABLE), ROW, configuration=properties)
     return lake
 
@@ -58,9 +58,9 @@ def test_an_append_that_meets_a_removal_is_committed_behind_it(tmp_path: Path, m
             DeltaTable(folder).delete()
         return commit(*args)
 
-    monkeypatch.setattr(folder_staging, "appended", then_removed)
-    place = Place(folder, TABLE, lake.exclusive)
-    with written(place, pa.table({"value": [2]}), DeltaTable(folder)) as staged:
+    monkeypatch.setattr(folder_staging, "commit_append", then_removed)
+    place = TableLocation(folder, TABLE, lake.exclusive)
+    with stage_files(place, pa.table({"value": [2]}), DeltaTable(folder)) as staged:
         for _ in range(2):
             staged.commit(Txn("app", 0))
     assert pa.table(DeltaTable(folder).scan())["value"].to_pylist() == [2]

@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
 from sessionlake.kafka.transactions import without_message
-from sessionlake.ledger.absent import Reason, Run, note_absent, runs_between
+from sessionlake.ledger.absent import Reason, Run, missing_runs, record_absent
 from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def explain_gaps(
         lost = next((run for run in runs if run not in proven[place]), None)
         if lost is not None:
             raise OffsetHoleError(_lost(place, lost))
-    note_absent(spark, lake, gaps, txn, reason=Reason.TRANSACTION)
+    record_absent(spark, lake, gaps, txn, reason=Reason.TRANSACTION)
 
 
 def _gaps(planned: Mapping[TopicPartition, Run], read: pa.Table) -> dict[TopicPartition, list[Run]]:
     found = {}
     for (topic, partition), (first, end) in planned.items():
         own = read.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
-        runs = runs_between(np.sort(own["offset"].to_numpy()), first, end)
+        runs = missing_runs(np.sort(own["offset"].to_numpy()), first, end)
         if runs:
             found[topic, partition] = runs
     return found

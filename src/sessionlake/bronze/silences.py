@@ -26,13 +26,13 @@ from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES, SILENCES_APP
 from sessionlake.delta.schemas.tables import arrow_schema
-from sessionlake.delta.storage.offset_ranges import within
+from sessionlake.delta.storage.offset_ranges import offsets_condition
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.ledger.progress import latest_since
-from sessionlake.ledger.silences import messages_of, silences
+from sessionlake.ledger.progress import last_commits_since
+from sessionlake.ledger.silences import read_silences, without_silences
 from sessionlake.protocol.silence import Silence, decode, encode
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -140,7 +140,7 @@ class Silences:
                 return {}
             reader = self._lake.reader(self._spark)
             long_ago = now.wall - 3 * after
-            before = dict.fromkeys(ends, long_ago) | latest_since(reader, BRONZE, long_ago)
+            before = dict.fromkeys(ends, long_ago) | last_commits_since(reader, BRONZE, long_ago)
             told = sorted(self._told(reader), key=attrgetter("behind", "lasted"))
             self._noted = {one.place: one for one in told}
             self._note()
@@ -153,7 +153,7 @@ class Silences:
         """The last silences of each topic-partition; all, looked for in all of bronze, where they are not noted."""
         with suppress(OSError, LakeError):
             return [*decode([self._notes.read_bytes()])]
-        return silences(reader)
+        return read_silences(reader)
 
     def _note(self) -> None:
         """Notes the last silences beside the checkpoint. One that is not, since the process died, may be told again."""
@@ -175,8 +175,8 @@ class Silences:
         """
         from pyspark.sql import functions as F
 
-        messages = messages_of(self._lake.read(self._spark, MESSAGES))
-        last = messages.where(within({place: (end - _LAST, end - 1) for place, end in ends.items()}))
+        messages = without_silences(self._lake.read(self._spark, MESSAGES))
+        last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in ends.items()}))
         said, read = F.max(said_time(self._settings)), F.max(F.unix_millis("ingested_at"))
         found = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in found.collect()}

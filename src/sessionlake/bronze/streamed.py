@@ -20,7 +20,7 @@ from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.erasures import Erasure, blanked, erasures
+from sessionlake.ledger.erasures import Erasure, erase_forgotten, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
@@ -160,7 +160,7 @@ class _Batch:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
         beside = versions_beside(spark, lake) if self._log is None else ()
         if self._log is None:  # whoever forgets a session has bronze end first
-            self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), erasures(lake.reader(spark))
+            self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), read_receipts(lake.reader(spark))
         log = self._log
         with on_disk(self._source.messages(rows, log.ends)) as read:
             sound = read.where(F.col("damage").isNull())
@@ -172,7 +172,7 @@ class _Batch:
             if not damaged.isEmpty():
                 append(spark, lake, DAMAGED, _damaged(damaged), txn)
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
-            messages = blanked(stored, self._forgotten)
+            messages = erase_forgotten(stored, self._forgotten)
             before = lake.latest_version(spark, MESSAGES)
             # Silver may take the files of a commit in any order: no topic-partition is in two of them.
             cores = spark.sparkContext.defaultParallelism

@@ -23,14 +23,14 @@ from sessionlake.bronze.reading import messages_within
 from sessionlake.bronze.topic_book import seen_topics
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES
-from sessionlake.delta.storage.offset_ranges import OffsetRanges, slices, within, without
+from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges, subtract_runs
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError, LakeError
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.ledger.absent import NO_END, Reason, covered, noted
-from sessionlake.ledger.progress import Span, spans
-from sessionlake.ledger.retained import Beginning, beginnings, heads
-from sessionlake.ledger.topics import latest, read_topics
+from sessionlake.ledger.absent import NO_END, Reason, count_covered, recorded_runs
+from sessionlake.ledger.progress import Span, offset_spans
+from sessionlake.ledger.retained import Beginning, beginnings, read_heads
+from sessionlake.ledger.topics import latest_generations, read_topics
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -69,12 +69,14 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         BrokerError: Kafka cannot be read, or a topic was deleted or made anew meanwhile.
     """
     lake = Lake(settings)
-    taken = spans(lake.reader(spark), BRONZE)  # before the topics: whose offsets are shifted is then known of all
+    taken = offset_spans(
+        lake.reader(spark), BRONZE
+    )  # before the topics: whose offsets are shifted is then known of all
     if not taken:
         raise LakeError("bronze holds no messages yet: `sessionlake run bronze --once` takes in what Kafka holds")
-    cut = heads(lake.reader(spark)).get(MESSAGES)
+    cut = read_heads(lake.reader(spark)).get(MESSAGES)
     taken = _left(taken, beginnings(lake.reader(spark)))
-    known = latest(read_topics(spark, lake))
+    known = latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
         ids = admin.topic_ids()
@@ -84,9 +86,11 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         absent = _absent_behind(lake.reader(spark), taken)
         sides = _Sides(spark, lake, admin, ids, shifts)
         offsets = sum(last + 1 - first for first, last in both.ranges.values())
-        skipped = noted(lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, Reason.SKIPPED)
+        skipped = recorded_runs(
+            lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, Reason.SKIPPED
+        )
         parts = chain.from_iterable(
-            without(part, skipped) for part in slices(both.ranges, -(-offsets // SLICE_OFFSETS))
+            subtract_runs(part, skipped) for part in slice_ranges(both.ranges, -(-offsets // SLICE_OFFSETS))
         )
         compared = sum((sides.compare(part) for part in parts if part), Compared())
     gone = 0 if cut is None else cut.gone
@@ -97,7 +101,7 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
 def _absent_behind(reader: TableReader, taken: Iterable[Span]) -> int:
     """How many offsets behind bronze's last messages it has read that hold none."""
     behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
-    return sum(covered(runs, *behind[place]) for place, runs in noted(reader, behind).items())
+    return sum(count_covered(runs, *behind[place]) for place, runs in recorded_runs(reader, behind).items())
 
 
 def _left(taken: Iterable[Span], gone: Mapping[TopicPartition, Beginning]) -> list[Span]:
@@ -139,7 +143,7 @@ class _Sides:
 
         kafka = self._kafka(part)
         complete_from = self._complete_from(part)  # behind the reading
-        held = self.lake.read(self.spark, MESSAGES).where(within(part))
+        held = self.lake.read(self.spark, MESSAGES).where(offsets_condition(part))
         erased = held.where((F.col("key") == F.lit(bytearray(ERASED_KEY))) & F.col("value").isNull())
         return compare(kafka, hashed(held).toArrow(), complete_from, erased.select(*OFFSET).toArrow())
 

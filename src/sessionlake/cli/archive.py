@@ -49,14 +49,14 @@ def archive(
         raise LakeError(f"archive: {MESSAGES} is not there yet in {settings.place}: `sessionlake run bronze` fills it")
 
     def work(spark: SparkSession) -> Archived:
-        return write_archives(folder, messages_of(spark, settings, where), f".{form}", limit)
+        return write_archives(folder, without_silences(spark, settings, where), f".{form}", limit)
 
     made = with_spark(settings, work)
     say(f"{made.messages:,} messages in {made.members:,} members")
     write_line(str(folder))
 
 
-def messages_of(
+def without_silences(
     spark: SparkSession, settings: Settings, where: str | None = None
 ) -> Iterator[tuple[TopicPartition, Message]]:
     """Bronze's messages of one version by topic, partition and offset, a few at a time.
@@ -68,7 +68,7 @@ def messages_of(
 
     from sessionlake.bronze.archive.lines import Message
     from sessionlake.delta.lake import Lake
-    from sessionlake.ledger.silences import messages_of
+    from sessionlake.ledger.silences import without_silences
     from sessionlake.spark.reading_plan import require_condition
     from sessionlake.streaming.errors import refused
 
@@ -78,7 +78,9 @@ def messages_of(
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:
-        rows = messages_of(lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)}))
+        rows = without_silences(
+            lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)})
+        )
         chosen = rows if where is None else rows.where(where)
         found = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:

@@ -17,10 +17,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, SILVER_TABLES
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.commits import Commit
-from sessionlake.delta.storage.conflicts import repeated
-from sessionlake.delta.storage.expired import Chosen
+from sessionlake.delta.storage.conflicts import retry_on_conflict
+from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.interface import Staged
+from sessionlake.delta.storage.interface import StagedRows
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
 from sessionlake.delta.storage.upsert import Combine, Upsert
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 
-def merges_of(app_id: str) -> str:
+def merge_app_id(app_id: str) -> str:
     """Application id under which batches of a query of silver's are merged."""
     return f"{app_id}:{SILVER_TABLES}"
 
@@ -45,7 +45,7 @@ def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: 
 
 
 @contextmanager
-def staged(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[Staged]:
+def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[StagedRows]:
     """Writes rows down, runs the block, then makes them part of the table, as `append`; not if the block fails."""
     with lake.storage.stage(spark, table, rows) as written:
         yield written
@@ -66,21 +66,21 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
 def replace_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
     """Replaces all rows of one of `names.CLAIMED_TABLES`, whose claim must be held."""
     lake.ensure(spark, [table])
-    replace_rows(spark, lake, table, rows, _claimed(spark, lake, table))
+    replace_rows(spark, lake, table, rows, _claimed_txn(spark, lake, table))
 
 
 def merge_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
     """MERGEs rows into one of `names.CLAIMED_TABLES`, which must be there, and whose claim must be held."""
-    merge(spark, lake, table, rows, upsert, _claimed(spark, lake, table))
+    merge(spark, lake, table, rows, upsert, _claimed_txn(spark, lake, table))
 
 
 def delete_claimed(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
     """Deletes rows of one of `names.CLAIMED_TABLES`, which must be there, and whose claim must be held."""
-    txn = _claimed(spark, lake, table)
-    repeated(lambda: delete_rows(spark, lake, table, txn, where))
+    txn = _claimed_txn(spark, lake, table)
+    retry_on_conflict(lambda: delete_rows(spark, lake, table, txn, where))
 
 
-def _claimed(spark: SparkSession, lake: Lake, table: str) -> Txn:
+def _claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
     """A transaction of its own, above those of all holders of the claim before.
 
     What one of them, which stood still, would yet commit is passed over.
@@ -94,9 +94,9 @@ def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
     return Txn(app_id, lake.latest_version(spark, table) + 1)
 
 
-def empty(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
+def delete_all_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
     """Removes all rows of a table, once, as `delete_rows` those of which something holds."""
-    _open(spark, lake, table)
+    _disable_append_only(spark, lake, table)
     lake.storage.make_sure(table)
     lake.storage.empty(spark, table, txn)
 
@@ -106,13 +106,13 @@ def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Co
 
     One that rows are only appended to is open to it from then on, as by `remove_rows`.
     """
-    _open(spark, lake, table)
+    _disable_append_only(spark, lake, table)
     lake.storage.make_sure(table)
     with lake.storage.exclusive(table), conf(spark, txn.conf(table)):
         lake.delta(spark, table).delete(where)
 
 
-def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: Chosen) -> None:
+def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelection) -> None:
     """Removes rows of a table that rows are only appended to, in one commit; what is gone already is no more to do.
 
     The table is open to it from then on: its `delta.appendOnly` is false.
@@ -122,27 +122,27 @@ def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: Chosen) -> 
     fault_point(f"after:remove:{table}")
 
 
-def blank_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
+def erase_messages(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
     """Leaves of a session's messages only where and when they were, as `remove_rows` removes."""
     _opened(spark, lake, table, lambda: lake.storage.blank(spark, table, rows))
 
 
-def _open(spark: SparkSession, lake: Lake, table: str) -> None:
+def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
     if lake.storage.properties(spark, table).get(APPEND_ONLY) == "true":
         lake.set_property(spark, table, APPEND_ONLY, "false")
 
 
 def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
-    _open(spark, lake, table)
+    _disable_append_only(spark, lake, table)
 
     def surely() -> None:
         lake.storage.make_sure(table)
         write()
 
-    repeated(surely)
+    retry_on_conflict(surely)
 
 
-def retire(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
+def fence_off(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
     """Sees to it that Delta passes over the transaction, and earlier ones of its application, from now on.
 
     A process that has made sure that it may write, and stands still before it commits, may go on at any time. Where the

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.home import Folders
+from sessionlake.delta.catalog.storage import CatalogStorage
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, SILVER
@@ -36,15 +36,15 @@ _NO_VERSION = {
     "DELTA_TRUNCATED_TRANSACTION_LOG",
     "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION",
 }
-PASSING_REMOVALS = {"skipChangeCommits": "true"}
+SKIP_REMOVALS = {"skipChangeCommits": "true"}
 """A stream's option: it goes on where retention has removed rows, which it has read. Such a commit appends none."""
 # Up to so many rows a table is small.
-_FEW = 20_000
+_SMALL_ROWS = 20_000
 
 
 def storage_of(settings: Settings) -> Storage:
     """Where the tables of these settings are: the one place that asks."""
-    return Folders(settings) if settings.catalog is None else Catalog(settings)
+    return FolderStorage(settings) if settings.catalog is None else CatalogStorage(settings)
 
 
 class Lake:
@@ -108,7 +108,7 @@ class Lake:
 
         To plan a read of a Delta table takes Spark some tenths of a second, and to read a small one next to nothing.
         """
-        if not self.storage.needs_session and self.reader(spark).count(table) <= _FEW:
+        if not self.storage.needs_session and self.reader(spark).count(table) <= _SMALL_ROWS:
             with suppress(TooLargeError):
                 rows = self.reader(spark).table(table, at_most=self.limits.driver_bytes)
                 return as_frame(spark, rows).coalesce(1)

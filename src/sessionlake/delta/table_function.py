@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _RELATION = "(SELECT {columns} FROM {table})"
 
 
-def relation(table: str, columns: Iterable[str]) -> str:
+def subquery(table: str, columns: Iterable[str]) -> str:
     """A table for a query, with these columns alone.
 
     A column that a function's query does not need could be called as the function, or a parameter, is: SQL would take

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -161,7 +161,7 @@ def folded(
     """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
     declared, owners = declared_in(settings), owners_of(one.series for one in averages)
     shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
-    options: dict[str, Any] = {**PASSING_REMOVALS}
+    options: dict[str, Any] = {**SKIP_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
     elif last_planned(settings.checkpoint(LAYER)) is None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.far_times import micros_of, nearest_time
-from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, Span, answer_by, spans
@@ -75,7 +75,7 @@ def metrics(
     tiers = whole(spark, lake, TIERS)
     if METRICS_1M not in tiers:
         raise LakeError(f"{METRICS_1M.table} is not there yet, or not whole: `sessionlake run gold` makes it")
-    conditions: list[Condition] = [(name, among, [*values]) for name, values in (of or {}).items()]
+    conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
     reader, wanted = lake.reader(spark), [*spans(begin, end, length, tiers)]
     _refuse_gone(reader, wanted, (of or {}).get("topic"))
     return answered(reader, answer_by(by, length), wanted, conditions)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
-from sessionlake.delta.schemas.properties import RETENTION, interval, span_of
+from sessionlake.delta.schemas.properties import RETENTION, interval_text, parse_interval
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import advance
+from sessionlake.ledger.positions import update_sums
 from sessionlake.operations.retention.removal import Retention
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import own_session
@@ -166,7 +166,7 @@ class Maintenance:
         unfit = self._unfit(table)
         compacted = self._compact(table)
         if table == LEDGER:
-            advance(self._spark, self._lake)
+            update_sums(self._spark, self._lake)
         waits = unfit or _in_the_way(reading)
         vacuumed = None if waits else self._vacuum(table, reading, at_leisure=at_leisure)
         return Maintained(table, compacted, vacuumed, removed.rows, "; ".join(filter(None, (removed.waits, waits))))
@@ -174,7 +174,7 @@ class Maintenance:
     def _vacuum(self, table: str, reading: Sequence[Reader], *, at_leisure: bool) -> Vacuumed | None:
         storage = self._lake.storage
         since = min((reader.needs for reader in reading if reader.needs is not None), default=None)
-        kept = Kept(self._settings.maintain.keep, since, self._settings.maintain.versions)
+        kept = HistoryToKeep(self._settings.maintain.keep, since, self._settings.maintain.versions)
         if at_leisure and not storage.has_expired(self._spark, table, kept):
             return None
         return storage.vacuum(self._spark, table, kept)
@@ -196,9 +196,9 @@ class Maintenance:
         """
         storage = self._lake.storage
         wanted = self._settings.maintain.keep
-        if span_of(storage.set_missing(self._spark, table, storage.log).get(RETENTION)) >= wanted:
+        if parse_interval(storage.set_missing(self._spark, table, storage.log).get(RETENTION)) >= wanted:
             return ""
-        return f"its {RETENTION} is not {interval(wanted)}: the next start of its layer sets it"
+        return f"its {RETENTION} is not {interval_text(wanted)}: the next start of its layer sets it"
 
 
 def readers(settings: Settings, table: str) -> list[Reader]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, Writes, described
+from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
@@ -163,7 +163,7 @@ def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
 def table_of(own: ProcessorSettings, output: OutputColumns) -> TableSchema:
     """Definition of a processor's output table."""
     return TableSchema(
-        described(output.ddl, HEAD_COMMENTS | output.comments),
+        with_comments(output.ddl, HEAD_COMMENTS | output.comments),
         f"Records of the processor {own.name}",
         written_by="processors.job",
         cluster_by=("topic", "session_id"),

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from sessionlake.build import code_version
 from sessionlake.delta.commit import merge
-from sessionlake.delta.lake import PASSING_REMOVALS, Lake
-from sessionlake.delta.schemas.definition import TableSchema, described
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
+from sessionlake.delta.schemas.definition import TableSchema, with_comments
 from sessionlake.delta.schemas.names import LEDGER, REFERENCE
-from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, SKIPPING, names_listed
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, STATISTICS_COLUMNS, split_names
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn
@@ -28,7 +28,7 @@ from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.retained import heads
+from sessionlake.ledger.retained import read_heads
 from sessionlake.processors.by_class import ByClass
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
@@ -63,7 +63,7 @@ class KeyedTable:
         self.work = ByProduct(own, present) if isinstance(own, ProductProcessor) else ByClass(own, present)
         self.columns = (*self.work.columns, (BATCH, "bigint"))
         by = self.work.by
-        columns = described(self.columns, {**self.work.comments, BATCH: BATCH_COMMENT})
+        columns = with_comments(self.columns, {**self.work.comments, BATCH: BATCH_COMMENT})
         schema = TableSchema(
             columns, self.work.comment, written_by="processors.keyed", cluster_by=by[:2], skipping=by, feed=True
         )
@@ -92,7 +92,7 @@ class KeyedTable:
         """The columns that the rows of the table there is are by."""
         if not self.lake.exists(spark, self._own.into):
             return None
-        return names_listed(self.lake.storage.properties(spark, self._own.into).get(SKIPPING, ""))
+        return split_names(self.lake.storage.properties(spark, self._own.into).get(STATISTICS_COLUMNS, ""))
 
     # -- what a declared product's rows rest on
 
@@ -157,7 +157,7 @@ class KeyedTable:
         if told.get(CHANGE_FEED) == "true":
             options = {"readChangeFeed": "true"}
         elif told.get(APPEND_ONLY) is not None or (own.source in TABLES and TABLES[own.source].append_only):
-            options = PASSING_REMOVALS
+            options = SKIP_REMOVALS
         else:
             raise LakeError(
                 f"{own.where}.source: {own.source} tells nothing of the rows that change in it: it is "
@@ -173,7 +173,7 @@ class KeyedTable:
             LakeError: retention has removed some.
         """
         own = self._own
-        if (cut := heads(self.lake.reader(spark)).get(own.source)) is not None and cut.gone:
+        if (cut := read_heads(self.lake.reader(spark)).get(own.source)) is not None and cut.gone:
             raise LakeError(f"{cut.since}: processor {own.name} goes by all rows of a key")
         return self.lake.read(spark, own.source, version)
 

@@ -24,8 +24,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError, LossError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.retained import cut_of
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.retained import read_head
 from sessionlake.settings.model import Integrity, Settings
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations
@@ -52,7 +52,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     checkpoint = settings.checkpoint(layer)
     if Generations(checkpoint, layer).present.app_id is not None:
         return
-    entries = list(rows_of(Books(lake.reader(spark)).current(("layer", eq, layer))))
+    entries = list(to_dicts(LedgerReader(lake.reader(spark)).current(("layer", eq, layer))))
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
     # What is rebuilt is filled by right, and handed over. Gold is emptied: what it has is of a batch since.
     begins_empty = not entries or (layer == GOLD and not Path(f"{checkpoint}.handover").exists())
@@ -75,7 +75,7 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     Raises:
         LakeError: a topic has become one of class `once` since retention has removed changes of it.
     """
-    found = cut_of(reader, CHANGES)
+    found = read_head(reader, CHANGES)
     if found is None:
         return
     rules = RuleBook(settings.capture)

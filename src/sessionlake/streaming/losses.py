@@ -12,12 +12,12 @@ from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, POSI
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, LossError
-from sessionlake.ledger.books import Books, rows_of, stored_sums
-from sessionlake.ledger.entries import rebuilt_by
-from sessionlake.ledger.erasures import erasures
-from sessionlake.ledger.progress import last_batch, spans
-from sessionlake.ledger.retained import heads
-from sessionlake.ledger.silences import NO_MESSAGE
+from sessionlake.ledger.books import LedgerReader, stored_sums, to_dicts
+from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.erasures import read_receipts
+from sessionlake.ledger.progress import last_batch, offset_spans
+from sessionlake.ledger.retained import read_heads
+from sessionlake.ledger.silences import IS_SILENCE
 from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import failure_of
@@ -60,7 +60,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     """
     lake = Lake(settings)
     there = lake.exists(spark, LEDGER)
-    cut = heads(lake.reader(spark)).get(LEDGER) if there else None
+    cut = read_heads(lake.reader(spark)).get(LEDGER) if there else None
     if cut is not None and cut.removed and stored_sums(lake.reader(spark)).cut is None:
         raise LossError(
             f"{cut.since}, and {POSITIONS}, which has their only sums, is gone", fix="Put it back from a backup"
@@ -127,7 +127,7 @@ def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
     """
     refuse_lost_tables(spark, lake, BRONZE, [TOPICS])
     known = {row.topic for row in read_topics(spark, lake)}
-    refuse_unknown_topics(known, (span.topic for span in spans(lake.reader(spark), BRONZE)))
+    refuse_unknown_topics(known, (span.topic for span in offset_spans(lake.reader(spark), BRONZE)))
 
 
 def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
@@ -267,7 +267,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         LossError: naming one that is not, or does not.
     """
     reader, booked = lake.reader(spark), Counter[str]()
-    for row in rows_of(Books(reader, "outputs").current()):
+    for row in to_dicts(LedgerReader(reader, "outputs").current()):
         for output in row["outputs"]:
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
@@ -275,7 +275,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             raise LossError(f"{table} is gone", fix=mended(table))
     gone = gone_rows(reader)
     for table in tables:
-        silent = sum(part.num_rows for part in reader.batches(table, NO_MESSAGE)) if table == MESSAGES else 0
+        silent = sum(part.num_rows for part in reader.batches(table, IS_SILENCE)) if table == MESSAGES else 0
         rows, removed = reader.count(table) - silent, gone.get(table, 0)
         # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
         if rows < booked[table] - removed:
@@ -287,10 +287,10 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
 
 def gone_rows(reader: TableReader) -> Counter[str]:
     """How many rows of each table retention has removed, or were a forgotten session's: noted before they are gone."""
-    found = Counter({table: cut.gone for table, cut in heads(reader).items()})
-    known = erasures(reader)
+    found = Counter({table: cut.gone for table, cut in read_heads(reader).items()})
+    known = read_receipts(reader)
     if known:
-        since = rebuilt_by(reader, SILVER)
+        since = earliest_after_rebuild(reader, SILVER)
         for erasure in known:
             if erasure.begun_at >= since:  # what was rebuilt since never had them
                 found.update(erasure.removed)

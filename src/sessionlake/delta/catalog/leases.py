@@ -77,7 +77,9 @@ class Lease:
 
     def refusal(self, settings: Settings) -> ClaimedError:
         """What is told to one that wants it, too."""
-        way_on = f"stop it first; if it is gone for good, {self.name} can be taken over after {_told(self.expires_at)}"
+        way_on = (
+            f"stop it first; if it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
+        )
         return refusal(settings, self._holder, self.name, way_on)
 
 
@@ -219,7 +221,7 @@ class Claim:
             if found is not None and found.claim == self._id:
                 self.overtook = before is not None and (before.holder is not None or not before.settled)
                 if before is not None and before.holder is not None:
-                    _tell_taken_over(before)
+                    _warn_taken_over(before)
                 return begun, found
         raise ClaimedError(f"{self.name}: several processes try to have it in {self._settings.place}: run it again")
 
@@ -234,8 +236,8 @@ class Claim:
         else:
             then = f"another process {found.doing} now ({found})"
         return ClaimedError(
-            f"{self.name}: this process did not renew its lease before {_told(self._lease.expires_at)}, and {then}: "
-            "nothing more is written here; what was committed stays, and is gone on from there"
+            f"{self.name}: this process did not renew its lease before {_utc_text(self._lease.expires_at)}, and "
+            f"{then}: nothing more is written here; what was committed stays, and is gone on from there"
         )
 
 
@@ -244,14 +246,14 @@ def _changed(before: Lease, **changed: object) -> Lease:
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
 
-def _told(moment: datetime) -> str:
+def _utc_text(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
-def _tell_taken_over(before: Lease) -> None:
+def _warn_taken_over(before: Lease) -> None:
     _LOG.warning(
         "%s: taken over from a process that %s and stands still, or is gone (%s); it last renewed its lease at %s",
-        before.name, before.doing, before, _told(before.renewed_at),
+        before.name, before.doing, before, _utc_text(before.renewed_at),
     )  # fmt: skip
 
 
@@ -260,7 +262,7 @@ _HELD: dict[str, list[Claim]] = {}
 
 
 @contextmanager
-def holding(
+def hold_lease(
     settings: Settings, table: LeaseTable, name: str, doing: str, on_takeover: Callable[[int], None] = lambda _: None
 ) -> Iterator[None]:
     """Claims a lease, and keeps it until the block is left.
@@ -320,7 +322,7 @@ def _require_if_known(claim: Claim) -> None:
         pass
 
 
-def require_held(table: str) -> None:
+def require_leases(table: str) -> None:
     """Returns if all that this process has claimed by a table of leases is its own still.
 
     Args:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from sessionlake.protocol.types import Row
 
 # The tables whose rows are remembered: small, or asked for again and again with the same condition.
-_REMEMBERED = frozenset({LEDGER, POSITIONS, TOPICS, ERASURES, RETAINED, DECISIONS})
+_CACHED_TABLES = frozenset({LEDGER, POSITIONS, TOPICS, ERASURES, RETAINED, DECISIONS})
 # Up to so many bytes, all rows of a table are read at the first question.
 _SMALL_BYTES = 2 << 20
 
 
 @dataclass
-class Remembered:
+class CachedTable:
     """What is remembered of one table that exists.
 
     Attributes:
@@ -59,21 +59,21 @@ class Remembered:
         self.rows, self.is_small = [], None
 
 
-Memory = dict[str, Remembered]
+TableCache = dict[str, CachedTable]
 """By the table's name in SQL."""
 
-_here: ContextVar[Memory | None] = ContextVar("memory", default=None)
-_all: dict[int, Memory] = {}
+_here: ContextVar[TableCache | None] = ContextVar("memory", default=None)
+_all: dict[int, TableCache] = {}
 """Those of all threads, by `id`: two may be equal."""
 
 
 @contextmanager
-def remembering() -> Iterator[None]:
+def cache_tables() -> Iterator[None]:
     """Remembers until the block is left, in this thread; inside another such block, until that one is."""
     if _here.get() is not None:
         yield
         return
-    memory: Memory = {}
+    memory: TableCache = {}
     token = _here.set(memory)
     _all[id(memory)] = memory
     try:
@@ -83,7 +83,7 @@ def remembering() -> Iterator[None]:
         _here.reset(token)
 
 
-def remembered(identifier: str) -> Remembered | None:
+def cached_table(identifier: str) -> CachedTable | None:
     """What is remembered of a table; None if nothing is, or it is not known to be there."""
     memory = _here.get()
     return None if memory is None else memory.get(identifier)
@@ -93,23 +93,23 @@ def note_exists(identifier: str) -> None:
     """Remembers that a table is there, if anything is remembered now."""
     memory = _here.get()
     if memory is not None:
-        memory.setdefault(identifier, Remembered())
+        memory.setdefault(identifier, CachedTable())
 
 
-def forget_rows(identifier: str) -> None:
+def drop_rows(identifier: str) -> None:
     """Drops the rows of a table that was committed to, by whichever thread."""
     for memory in tuple(_all.values()):
         if (known := memory.get(identifier)) is not None:
             known.forget_rows()
 
 
-def forget(identifier: str) -> None:
+def drop_table(identifier: str) -> None:
     """Drops all that is remembered of a table."""
     for memory in tuple(_all.values()):
         memory.pop(identifier, None)
 
 
-class RememberingReader(TableReader):
+class CachingReader(TableReader):
     """Reads tables, those that are small once, while anything is remembered.
 
     Args:
@@ -183,10 +183,10 @@ class RememberingReader(TableReader):
     def _of(self, table: str, conditions: Sequence[Condition]) -> TableReader:
         """What answers a question about rows that meet these conditions."""
         held = self._held(table, conditions)
-        return self._asked if held is None else _Held(self._asked, held)
+        return self._asked if held is None else _RowsReader(self._asked, held)
 
-    def _known(self, table: str) -> Remembered | None:
-        return remembered(self._identifier(table)) if table in _REMEMBERED and self.exists(table) else None
+    def _known(self, table: str) -> CachedTable | None:
+        return cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
 
     def _held(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
         """The rows that meet these conditions, and perhaps others; None if they are to be asked for."""
@@ -216,7 +216,7 @@ class RememberingReader(TableReader):
             return None
 
 
-class _Held(TableReader):
+class _RowsReader(TableReader):
     """Answers questions about one table, out of rows that are in memory."""
 
     def __init__(self, asked: TableReader, rows: pa.Table) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sessionlake.delta.folders.parquet import conformed
+from sessionlake.delta.folders.parquet import conform_batch
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.protocol.types import Int64s
 
@@ -91,7 +91,7 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
         ):
             here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
             if len(here):
-                parts.append(conformed(batch.take(pa.array(here - place)), plain))
+                parts.append(conform_batch(batch.take(pa.array(here - place)), plain))
             place += batch.num_rows
         return pa.Table.from_batches(parts, plain)
 
@@ -104,7 +104,7 @@ def column_of(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.Chu
     return column if column.type == wanted.type else column.cast(wanted.type)
 
 
-def rows_of(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of files, in that order, with the columns of a schema; nulls of one that is younger than a file."""
     for file in files:
         stays, place = np.ones(file.held, np.bool_), 0
@@ -114,4 +114,4 @@ def rows_of(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.Record
             for batch in content.iter_batches(columns=schema.names):
                 kept = pa.array(stays[place : place + batch.num_rows])
                 place += batch.num_rows
-                yield conformed(batch, schema).filter(kept)
+                yield conform_batch(batch, schema).filter(kept)

@@ -30,7 +30,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _KeySearch:
     """Keys that are asked for, row by row.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Asked:
     tail: pa.Array
 
     @classmethod
-    def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _Asked:
+    def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _KeySearch:
         number = np.zeros(rows.num_rows, np.int64)
         for name in names[:-1]:
             code, values = codes(rows[name])
@@ -55,7 +55,7 @@ class _Asked:
         heads = Keys.of(rows.take(pa.array(first)), names[:-1], schema)
         return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
-    def settled(self, seen: Sequence[_Seen]) -> Iterator[FoundRows]:
+    def settled(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
         """Of each file the rows that are there and have one of the keys."""
         tails = [chunk for one in seen for chunk in one.tail.chunks]
         if tails:
@@ -100,7 +100,7 @@ class FoundRows:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _FileMatch:
     """What a file's index tells.
 
     Attributes:
@@ -157,9 +157,9 @@ class KeyIndexes:
         if not rows.num_rows:
             return []
         self._known.begin_search(files)
-        asked = _Asked.of(rows, names, schema)
+        asked = _KeySearch.of(rows, names, schema)
         ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
-        seen, found, near = list[_Seen](), list[FoundRows](), 0
+        seen, found, near = list[_FileMatch](), list[FoundRows](), 0
         for file in files:
             if file.may_have(ends):
                 one = self._in_file(file, asked, names, schema)
@@ -171,7 +171,9 @@ class KeyIndexes:
                 seen, near = [], 0
         return [one for one in (*found, *asked.settled(seen)) if len(one.rows)]
 
-    def _in_file(self, file: TableFile, asked: _Asked, names: Sequence[str], schema: pa.Schema) -> _Seen | None:
+    def _in_file(
+        self, file: TableFile, asked: _KeySearch, names: Sequence[str], schema: pa.Schema
+    ) -> _FileMatch | None:
         """None of a file that has nothing of the keys."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
         for first, index in self._known.parts(file.path, names, schema):
@@ -187,7 +189,7 @@ class KeyIndexes:
         if len(candidates):
             tail = read_rows(file.path, candidates, [last.name], footer)[last.name].cast(last.type)
         found = FoundRows(file, exact, np.concatenate(source), footer)
-        return _Seen(found, candidates, np.concatenate(heads), tail)
+        return _FileMatch(found, candidates, np.concatenate(heads), tail)
 
 
 def _among(rows: Int64s, some: Int64s) -> Bools:
@@ -236,14 +238,14 @@ class Lookup:
         if self.combine is None or not found:
             return source
         keys = pa.table([source[name].cast(schema.field(name).type) for name in names], list(names))
-        rows = self.combine(source, held_rows(found, keys, schema, self.most))
+        rows = self.combine(source, read_found_rows(found, keys, schema, self.most))
         at, asked = KeyIndex.of(rows.select(list(names)), schema).find(Keys.of(source, names, schema))
         if not len(at) == rows.num_rows == source.num_rows:
             raise LakeError(f"{source.num_rows} rows were combined into {rows.num_rows}, and not into one for each key")
         return rows.take(pa.array(at[np.argsort(asked)]))
 
 
-def held_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
+def read_found_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
     """The rows that were found.
 
     Args:

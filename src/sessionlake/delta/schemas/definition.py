@@ -16,9 +16,9 @@ from sessionlake.delta.schemas.properties import (
     CHECKPOINTS,
     DELETION_VECTORS,
     RETENTION,
-    SKIPPING,
-    interval,
-    listed,
+    STATISTICS_COLUMNS,
+    interval_text,
+    join_names,
 )
 from sessionlake.settings.model import Settings
 
@@ -42,7 +42,7 @@ class Column(NamedTuple):
     comment: str
 
 
-def described(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
+def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
     """The columns with their comments.
 
     Raises:
@@ -120,10 +120,10 @@ class TableSchema:
         Args:
             keep: how far back the table's history is to reach.
         """
-        found = _LOG | {RETENTION: interval(keep)}
+        found = _LOG | {RETENTION: interval_text(keep)}
         found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}
         if self.skipping:
-            found[SKIPPING] = listed(self.skipping)
+            found[STATISTICS_COLUMNS] = join_names(self.skipping)
         if self.feed:
             found[CHANGE_FEED] = "true"
         return found

@@ -20,9 +20,20 @@ _NOWHERE = -2
 """In the place of a version that a RESTORE does not name: nothing is known to be in it."""
 # By their first words, what changes no row of those that write no rows.
 _OF_FILES = ("OPTIMIZE", "VACUUM", "REORG")
-DEFINES = ("COMPUTE", "CLUSTER", "SET", "UNSET", "ADD", "CHANGE", "DROP", "RENAME", "UPGRADE", "CREATE TABLE")
+DEFINITION_OPERATIONS = (
+    "COMPUTE",
+    "CLUSTER",
+    "SET",
+    "UNSET",
+    "ADD",
+    "CHANGE",
+    "DROP",
+    "RENAME",
+    "UPGRADE",
+    "CREATE TABLE",
+)
 """First words of operations that change no file of rows, either."""
-_UPKEEP = (*_OF_FILES, *DEFINES)
+_UPKEEP = (*_OF_FILES, *DEFINITION_OPERATIONS)
 _ALL_ROWS = {"[]", '["true"]'}
 
 
@@ -79,7 +90,7 @@ class LoggedCommit:
         return _NOWHERE if version is None else int(version)
 
 
-def set_back(commits: Sequence[LoggedCommit]) -> str | None:
+def unrepaired_restore(commits: Sequence[LoggedCommit]) -> str | None:
     """What has set a table back, and is not made good since; None if nothing has.
 
     A RESTORE to an older version leaves out what was committed behind that one, though Delta goes on passing over the

@@ -10,15 +10,15 @@ T = TypeVar("T")
 _ATTEMPTS = 5
 
 
-def repeated(write: Callable[[], T]) -> T:
+def retry_on_conflict(write: Callable[[], T]) -> T:
     """Does an idempotent write until no other commit is in its way."""
     for _ in range(_ATTEMPTS - 1):
-        with suppress(*conflicts()):
+        with suppress(*conflict_errors()):
             return write()
     return write()
 
 
-def conflicts() -> tuple[type[Exception], ...]:
+def conflict_errors() -> tuple[type[Exception], ...]:
     """The classes of Delta's exceptions that say so; they have no common one."""
     from delta import exceptions as delta
 

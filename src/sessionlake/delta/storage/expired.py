@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LIMIT = "limit"
 
 
-class Chosen(Protocol):
+class RowSelection(Protocol):
     """Rows of a table that something is to be done with.
 
     Attributes:
@@ -85,7 +85,7 @@ class Expired:
         limits = self.limits[LIMIT].combine_chunks()
         if not self.keys:
             return limits[0] if len(limits) else pa.scalar(None, limits.type)
-        return limits.take(pc.index_in(_named(batch, self.keys), value_set=_named(self.limits, self.keys)))
+        return limits.take(pc.index_in(_joined_keys(batch, self.keys), value_set=_joined_keys(self.limits, self.keys)))
 
     def source(self, spark: SparkSession) -> DataFrame:
         """The limits, alias `s`."""
@@ -110,7 +110,7 @@ class Expired:
         return [(name, le, value) for name, value in self.most.items()]
 
 
-def _named(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:
+def _joined_keys(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:
     """The keys of each row as one text; null where one of them is."""
     parts = [pc.cast(rows[name] if isinstance(rows, pa.Table) else rows.column(name), pa.string()) for name in keys]
     joined = pc.binary_join_element_wise(*parts, "\0")

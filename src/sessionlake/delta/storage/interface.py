@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sessionlake.delta.schemas.ddl import text
+from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.storage.commits import Commit, LoggedCommit
-from sessionlake.delta.storage.expired import Chosen
+from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.reading import TableReader, of_keys
+from sessionlake.delta.storage.reading import TableReader, key_conditions
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows, as_frame
@@ -63,12 +63,12 @@ class Limits:
     index_bytes: int
 
 
-def writing(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
+def delta_writer(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
     """Spark's writer of the rows, which Delta passes over if a commit of the transaction is in the table."""
     return rows.write.format("delta").mode(mode).options(txnAppId=txn.on(table), txnVersion=txn.version)
 
 
-class Staged(Protocol):
+class StagedRows(Protocol):
     """Rows that are written down, and not part of their table yet."""
 
     def count(self) -> int:
@@ -220,7 +220,9 @@ class Storage(ABC):
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
         with self.exclusive(table):
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
+            spark.sql(
+                f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({sql_string(key)} = {sql_string(value)})"
+            )
 
     def retain(self, spark: SparkSession, table: str) -> None:
         """Sets how far back the table's history reaches, and who removes its log, if a start does so.
@@ -262,7 +264,7 @@ class Storage(ABC):
     # -- writing
 
     @abstractmethod
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
         """Writes rows down, once, until the block is left: what is not committed by then is gone."""
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
@@ -278,12 +280,12 @@ class Storage(ABC):
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""
         frame = as_frame(spark, rows)
-        writer = frame.write.format("delta") if txn is None else writing(frame, table, txn, "append")
+        writer = frame.write.format("delta") if txn is None else delta_writer(frame, table, txn, "append")
         self.save(writer.mode("overwrite"), table)
 
     def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows of a table, unless a commit of the transaction has done so before: see `Lake.overwrite`."""
-        writer = writing(rows, table, txn, "overwrite")
+        writer = delta_writer(rows, table, txn, "overwrite")
         self.save(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
 
     def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
@@ -317,7 +319,7 @@ class Storage(ABC):
             TooLargeError: the rows that the table has do not fit into memory.
         """
         reader = self.reader(spark)
-        conditions = of_keys(rows, upsert.keys, reader.schema(table))
+        conditions = key_conditions(rows, upsert.keys, reader.schema(table))
         held = reader.table(table, *conditions, at_most=self.limits.driver_bytes)
         if held.num_rows:
             return self.merge(spark, table, combine(rows, held), upsert, txn)
@@ -351,11 +353,11 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
+    def count(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
         """How many rows of a table are chosen."""
 
     @abstractmethod
-    def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
+    def remove(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
         """Removes rows of a table that rows are only appended to, in one commit, which streams pass over.
 
         See `Lake.stream`. `commit.remove_rows` does so only if this process may write.
@@ -386,9 +388,9 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
+    def has_expired(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         """Whether `vacuum` has enough to do to be worth it."""
 
     @abstractmethod
-    def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
+    def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
         """Removes files that no version needs that is to be kept, and what of the log is of no use without them."""

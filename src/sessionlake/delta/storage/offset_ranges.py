@@ -15,7 +15,7 @@ OffsetRanges = Mapping[TopicPartition, tuple[int, int]]
 """First and last offset of each topic-partition, both included."""
 
 
-def enclosing(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
+def enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
     """The range of each topic-partition that holds all of its `(topic, partition, first, last)`."""
     found: dict[TopicPartition, tuple[int, int]] = {}
     for topic, partition, first, last in spans:
@@ -24,7 +24,7 @@ def enclosing(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
     return found
 
 
-def slices(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
+def slice_ranges(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
     """Cuts every topic-partition's offsets into the same number of ranges, which come one after the other.
 
     About what arrived together is so in one slice, and in few files. A slice can lack a topic-partition, or all.
@@ -37,7 +37,9 @@ def slices(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
         yield {place: span for place, span in cut.items() if span[0] <= span[1]}
 
 
-def without(spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> Iterator[OffsetRanges]:
+def subtract_runs(
+    spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[int, int]]]
+) -> Iterator[OffsetRanges]:
     """The offsets of `spans` that are in none of the runs `[first, end)`, in as few parts as possible."""
     left: dict[TopicPartition, list[tuple[int, int]]] = {}
     for place, (first, last) in spans.items():
@@ -49,7 +51,7 @@ def without(spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[in
         yield {place: parts[number] for place, parts in left.items() if len(parts) > number}
 
 
-def within(spans: OffsetRanges) -> Column:
+def offsets_condition(spans: OffsetRanges) -> Column:
     """Rows of these offsets, by `topic`, `partition` and `offset`: Delta leaves out the files that hold none."""
     from pyspark.sql import functions as F
 

@@ -32,12 +32,12 @@ Condition = tuple[str, Callable[[Any, Any], Any], Any]
 _NAMED = 1_000
 
 
-def among(column: Any, values: Sequence[Any]) -> Any:
+def is_in(column: Any, values: Sequence[Any]) -> Any:
     """A comparison: the column's value is one of these."""
     return column.isin(values)
 
 
-def begins_with(column: Any, text: str) -> Any:
+def starts_with(column: Any, text: str) -> Any:
     """A comparison: the column's value begins with the text."""
     return pc.starts_with(column, text) if isinstance(column, pc.Expression) else column.startswith(text)
 
@@ -60,7 +60,7 @@ def _comparable(value: Any) -> Any:
     return pa.scalar(micros_of(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
 
 
-def of_keys(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
+def key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
     """Conditions that hold for all rows of a table with the keys of these, and for few others.
 
     Args:
@@ -70,7 +70,7 @@ def of_keys(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Cond
     for name in keys:
         values = pc.unique(rows[name].cast(schema.field(name).type))
         if len(values) <= _NAMED:
-            conditions.append((name, among, values_of(values)))
+            conditions.append((name, is_in, values_of(values)))
         else:
             ends = value_of(pc.min_max(values))
             conditions += [(name, operator.ge, ends["min"]), (name, operator.le, ends["max"])]
@@ -165,7 +165,7 @@ class TableReader(ABC):
         Raises:
             TooLargeError: it has more.
         """
-        names = [] if of is None else named_by(of)
+        names = [] if of is None else session_columns(of)
         sessions = None if of is None else _joined(of, names)
         found, size = [], 0
         for batch in self.batches(table, *conditions, columns=columns):
@@ -210,7 +210,7 @@ class TableReader(ABC):
         return found
 
 
-def named_by(of: pa.Table) -> list[str]:
+def session_columns(of: pa.Table) -> list[str]:
     """Which of the columns `SESSION` tell the sessions that are meant; see `TableReader.table`."""
     return [name for name in SESSION if name in of.column_names]
 

@@ -16,7 +16,7 @@ from sessionlake.spark.frames import as_frame
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-BLANKED: dict[str, Any] = {"key": erased.KEY, "value": None, "headers": None}
+ERASED_VALUES: dict[str, Any] = {"key": erased.KEY, "value": None, "headers": None}
 """What an erased message's row holds instead: where and when it was stays."""
 
 
@@ -65,7 +65,7 @@ class SessionRows:
         """Messages, the session's as those of erased ones."""
         gone = self.mask(batch)
         columns = [
-            pc.if_else(gone, pa.scalar(BLANKED[name], column.type), column) if name in BLANKED else column
+            pc.if_else(gone, pa.scalar(ERASED_VALUES[name], column.type), column) if name in ERASED_VALUES else column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

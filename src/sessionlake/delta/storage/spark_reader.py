@@ -19,7 +19,7 @@ from sessionlake.delta.storage.reading import (
     TooLargeError,
     by_key,
     counter_of,
-    named_by,
+    session_columns,
 )
 from sessionlake.delta.storage.values import rows_of
 from sessionlake.protocol.names import quote
@@ -98,7 +98,7 @@ class SparkReader(TableReader):
 
         if sessions is None:
             return frame
-        names = named_by(sessions)
+        names = session_columns(sessions)
         named = sessions.select(names).group_by(names).aggregate([])
         return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
 

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.commits import LAST_COMMIT, Commit
-from sessionlake.delta.storage.conflicts import repeated
-from sessionlake.delta.storage.expired import Chosen
-from sessionlake.delta.storage.interface import Storage, writing
-from sessionlake.delta.storage.session_rows import BLANKED, SessionRows
+from sessionlake.delta.storage.conflicts import retry_on_conflict
+from sessionlake.delta.storage.expired import RowSelection
+from sessionlake.delta.storage.interface import Storage, delta_writer
+from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
@@ -52,17 +52,17 @@ class StagedFrame:
 
     def commit(self, txn: Txn) -> None:
         """Commits them, again after a conflict: of two with one transaction, the later does nothing."""
-        repeated(lambda: self._storage.save(writing(self._rows, self._table, txn, "append"), self._table))
+        retry_on_conflict(lambda: self._storage.save(delta_writer(self._rows, self._table, txn, "append"), self._table))
 
 
 @contextmanager
-def staged_by_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
+def stage_with_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
     """The rows on disk, read once, until the block is left."""
     with on_disk(as_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
 
-def merged_by_spark(
+def merge_with_spark(
     storage: Storage,
     spark: SparkSession,
     table: str,
@@ -93,34 +93,34 @@ def merged_by_spark(
             return Commit(int(version), done[0]["num_affected_rows"])
 
     with conf(spark, txn.conf(table) | dict(settings or {})):
-        return repeated(execute)
+        return retry_on_conflict(execute)
 
 
-def counted_by_spark(storage: Storage, spark: SparkSession, table: str, chosen: Chosen) -> int:
+def count_with_spark(storage: Storage, spark: SparkSession, table: str, chosen: RowSelection) -> int:
     """How many rows of a table are chosen."""
     rows = storage.read(spark, table, {}).alias("t")
     return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
 
 
-def removed_by_spark(storage: Storage, spark: SparkSession, table: str, chosen: Chosen) -> None:
+def remove_with_spark(storage: Storage, spark: SparkSession, table: str, chosen: RowSelection) -> None:
     """Removes the chosen rows."""
-    rewritten_by_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
+    rewrite_with_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
 
 
-def blanked_by_spark(storage: Storage, spark: SparkSession, table: str, rows: SessionRows) -> None:
+def erase_with_spark(storage: Storage, spark: SparkSession, table: str, rows: SessionRows) -> None:
     """Leaves of a session's messages only where and when they were."""
     from pyspark.sql import functions as F
 
-    values = {name: None if value is None else bytearray(value) for name, value in BLANKED.items()}
+    values = {name: None if value is None else bytearray(value) for name, value in ERASED_VALUES.items()}
     blank = {name: F.lit(value) for name, value in values.items()}
-    rewritten_by_spark(storage, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=blank))
+    rewrite_with_spark(storage, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=blank))
 
 
-def rewritten_by_spark(
+def rewrite_with_spark(
     storage: Storage,
     spark: SparkSession,
     table: str,
-    chosen: Chosen,
+    chosen: RowSelection,
     change: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
 ) -> None:
     """Changes the chosen rows of a table, if there are any, and leaves no file with rows that are marked as gone."""
@@ -134,7 +134,7 @@ def rewritten_by_spark(
             change(merge).execute()
 
     with conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
-        repeated(execute)
+        retry_on_conflict(execute)
 
 
 def _same(upsert: Upsert) -> Column:

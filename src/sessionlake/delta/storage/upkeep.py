@@ -23,7 +23,7 @@ class Vacuumed:
 
 
 @dataclass(frozen=True)
-class Kept:
+class HistoryToKeep:
     """What of a table's history must stay.
 
     Attributes:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
 from sessionlake.delta.storage.far_times import ms_of, nearest_time
-from sessionlake.delta.storage.reading import Condition, TableReader, among, of_keys
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in, key_conditions
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
@@ -176,8 +176,8 @@ def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 def _conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
     """Those that all slices of these topics and keys meet."""
     conditions = [] if topics is None else _among("topic", sorted(topics))
-    return conditions if keys is None else [*conditions, *of_keys(keys, keys.column_names, keys.schema)]
+    return conditions if keys is None else [*conditions, *key_conditions(keys, keys.column_names, keys.schema)]
 
 
 def _among(name: str, values: Sequence[str]) -> list[Condition]:
-    return [(name, among, list(values))] if len(values) <= _NAMED else []
+    return [(name, is_in, list(values))] if len(values) <= _NAMED else []

@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.interface import Limits
-from sessionlake.delta.storage.reading import TableReader, TooLargeError, of_keys
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.batch.rows import Part, rows_of
@@ -160,7 +160,7 @@ def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAvera
     """
     if beyond.num_rows > limits.driver_changes:
         return None
-    conditions = of_keys(beyond, series.keys, held.schema(series.table))
+    conditions = key_conditions(beyond, series.keys, held.schema(series.table))
     try:
         most = limits.driver_bytes // PART
         rows = held.table(series.table, *conditions, columns=_history_columns(series), at_most=most)

@@ -23,7 +23,7 @@ from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.far_times import ms_of, nearest_time
-from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import literal
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -198,7 +198,7 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
         if some:
             low, high = min(since.get(place, NEVER) for place in some), max(some.values())
             partitions = {partition for _, partition in some}
-            conditions: list[Condition] = [("topic", among, sorted(topics)), (PARTITION, among, sorted(partitions))]
+            conditions: list[Condition] = [("topic", is_in, sorted(topics)), (PARTITION, is_in, sorted(partitions))]
             yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
 
 

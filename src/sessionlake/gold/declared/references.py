@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes, described
+from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
 from sessionlake.errors import ConfigError
 from sessionlake.gold.declared.comments import enriched_comments, reference_comments
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference, taken_columns
@@ -33,7 +33,7 @@ def enriched_schema(one: Enriched) -> TableSchema:
     joined = (name for join in one.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*one.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
-        described(one.columns, enriched_comments(one)),
+        with_comments(one.columns, enriched_comments(one)),
         one.comment,
         written_by="gold.references.step",
         cluster_by=one.keys,
@@ -48,7 +48,7 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     for one in references_of(settings):
         first, comments = one.key_names[:1], reference_comments(one)
         found[one.table] = TableSchema(
-            described(one.all_columns, comments),
+            with_comments(one.all_columns, comments),
             f"What holds of each {', '.join(one.key_names)}, and from when until when",
             written_by="gold.references.writing",
             cluster_by=first,
@@ -56,7 +56,7 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             writes=Writes.BOTH,
         )
         found[one.taken] = TableSchema(
-            described(taken_columns(one), comments),
+            with_comments(taken_columns(one), comments),
             f"What gold has taken of {one.table}: its tables rest on the rows that are not gone",
             written_by="gold.references.taken",
             cluster_by=first,

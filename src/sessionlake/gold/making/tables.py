@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, delete_rows, next_txn, retire
+from sessionlake.delta.commit import append, delete_rows, fence_off, next_txn
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
-from sessionlake.delta.storage.interface import writing
+from sessionlake.delta.storage.interface import delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
@@ -53,11 +53,11 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     """
     token = lake.storage.token(GOLD)
     if token:
-        retire(spark, lake, [table], Txn.before(_MADE, token))
+        fence_off(spark, lake, [table], Txn.before(_MADE, token))
     txn = next_txn(spark, lake, table, _MADE).under(token)
     before = lake.last_commit(spark, table)
     lake.storage.make_sure(table)
-    lake.storage.save(writing(rows, table, txn, "overwrite"), table)
+    lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"{table} has rows of a later holder of gold's lease than this one: was {LEASES} dropped? Drop the table, "
@@ -149,7 +149,7 @@ def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings,
     if app_id is not None:
         last = Txn(app_id, next_batch(settings, GOLD) - 1)
         for txn in (last, last.second):
-            retire(spark, lake, [table], txn)
+            fence_off(spark, lake, [table], txn)
 
 
 def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:

@@ -13,7 +13,7 @@ from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.reading import Condition, TooLargeError, of_keys
+from sessionlake.delta.storage.reading import Condition, TooLargeError, key_conditions
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.asof import OPEN
@@ -150,6 +150,6 @@ class Corrections:
 def _near(join: Join, spans: pa.Table) -> list[Condition]:
     """Conditions that all rows in the spans meet, and few others."""
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
-    found = [*of_keys(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
+    found = [*key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()
     return found if last == OPEN else [*found, ("ts", operator.lt, last)]

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
-from sessionlake.delta.storage.reading import Condition, among, is_null
+from sessionlake.delta.storage.reading import Condition, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError, LakeError
 from sessionlake.gold.enrich.reference import Reference
@@ -182,7 +182,7 @@ class Lookups:
     def _failures(self, keys: Collection[Key]) -> dict[Key, Row]:
         """What failed last time of these keys."""
         mine = {*keys}
-        named = [("key", among, [*map(_text, mine)])] if len(mine) <= _NAMED else []
+        named = [("key", is_in, [*map(_text, mine)])] if len(mine) <= _NAMED else []
         rows = self._failed(*named) if mine else ()
         return {key: row for row in rows if (key := _key(row)) in mine}
 

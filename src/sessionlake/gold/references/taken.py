@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta import commit
-from sessionlake.delta.commit import append, merge, retire
+from sessionlake.delta.commit import append, fence_off, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
@@ -144,7 +144,7 @@ def retire_others(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id
     """Sees to it that what a holder before may yet write is passed over."""
     token = lake.storage.token(GOLD)
     if token:
-        retire(spark, lake, tables, Txn.before(app_id, token))
+        fence_off(spark, lake, tables, Txn.before(app_id, token))
 
 
 def _taken_schema(reference: Reference) -> pa.Schema:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import delete_rows, next_txn
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.conflicts import repeated
+from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.far_times import nearest_time
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
@@ -27,7 +27,15 @@ from sessionlake.gold.aggregate.late import NEVER, first_kept
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.declared.tables import GoldTable, finals_of, products_of, with_finals
-from sessionlake.ledger.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
+from sessionlake.ledger.retained import (
+    CLAIM,
+    LIMITS,
+    Retained,
+    clear_retained,
+    read_head,
+    read_retained,
+    record_retained,
+)
 from sessionlake.protocol.arrow import codes
 
 if TYPE_CHECKING:
@@ -42,7 +50,7 @@ _STEPS = 24
 
 def floors_in(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
     """Where tables begin of which something is gone."""
-    known = retained(reader, tables)
+    known = read_retained(reader, tables)
     return {table: _floors(known[table]) for table in tables if table in known}
 
 
@@ -95,13 +103,13 @@ def note_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors
     Raises:
         ClaimedError: rows are just being removed.
     """
-    known = retained(lake.reader(spark), tables)
+    known = read_retained(lake.reader(spark), tables)
     if any((_floors(known[table]) if table in known else {}) != dict(floors) for table in tables):
         with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
             for table in tables if floors else ():
-                note(spark, lake, _noted(table, floors))
+                record_retained(spark, lake, _noted(table, floors))
             others = {topic for one in known.values() for topic in _floors(one)} - floors.keys()
-            forget(spark, lake, tables, sorted(others) if floors else None)
+            clear_retained(spark, lake, tables, sorted(others) if floors else None)
 
 
 def begun_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
@@ -123,7 +131,7 @@ class Expiry:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
-        known = retained(lake.reader(spark), [one.table for one in self._products])
+        known = read_retained(lake.reader(spark), [one.table for one in self._products])
         self._floors = {one.table: _floors(known[one.table]) for one in self._products if one.table in known}
         self._looked: dict[str, dict[str, int]] = {}
         # A process died: what it has noted may still be there.
@@ -167,20 +175,20 @@ class Expiry:
         now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
         is_gone = _is_gone(now)
         count = self._lake.read(spark, table).where(is_gone).count()
-        found = cut_of(self._lake.reader(spark), table)
+        found = read_head(self._lake.reader(spark), table)
         if not count and not (found and found.pending):
             return
         # Of what a process that died was about to remove, all is gone or nothing.
         removed = 0 if found is None else found.gone - (count if found.pending else 0)
         noted = replace(_noted(table, now), removed=removed, pending=count)
         if count:
-            note(spark, self._lake, noted)
+            record_retained(spark, self._lake, noted)
             self._floors[table] = now
             txn = next_txn(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
-            repeated(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
+            retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
-        note(spark, self._lake, replace(noted, removed=noted.gone, pending=0))
+        record_retained(spark, self._lake, replace(noted, removed=noted.gone, pending=0))
 
 
 def _latest(many: Iterable[Floors]) -> Floors:

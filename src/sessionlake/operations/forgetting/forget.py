@@ -26,8 +26,15 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.changes import refuse_shorter
 from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.gold.making import states
-from sessionlake.ledger.entries import rebuilt_by
-from sessionlake.ledger.erasures import Erasure, erasures, hashed, salt_of, store, withdraw
+from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.erasures import (
+    Erasure,
+    delete_receipt,
+    lake_salt,
+    read_receipts,
+    session_hash_of,
+    store_receipt,
+)
 from sessionlake.operations.forgetting import publications, rows
 from sessionlake.operations.forgetting.receipt import proof, remains
 from sessionlake.operations.forgetting.rows import Session
@@ -133,7 +140,7 @@ class Forgetting:
                 f"forget --cancel: messages of the session are erased already (receipt {inputs.receipt}), which "
                 "cannot be undone: run `sessionlake forget --resume`, which finishes it"
             )
-        withdraw(self._spark, self._lake, inputs.receipt)
+        delete_receipt(self._spark, self._lake, inputs.receipt)
         journal.end()
         return inputs.receipt
 
@@ -151,14 +158,14 @@ class Forgetting:
         for name, take in self._steps(session, begun, journal):
             journal.take(name, take)
         erasure = self._proved(begun, journal, journal.inputs.session)
-        store(self._spark, self._lake, erasure)
+        store_receipt(self._spark, self._lake, erasure)
         journal.end()
         return erasure
 
     # -- how it begins
 
     def _known(self) -> list[Erasure]:
-        return erasures(self._lake.reader(self._spark))
+        return read_receipts(self._lake.reader(self._spark))
 
     def _begun(self, session: str, topic: str | None) -> Journal[_Inputs]:
         """Checks all that can be checked before anything changes, and writes the journal: then no layer starts."""
@@ -182,22 +189,22 @@ class Forgetting:
         stored = next((one for one in known if one.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
-        salt = salt_of(known)
+        salt = lake_salt(known)
         offsets = rows.offsets_of(self._lake.reader(self._spark), session)
         counts = rows.counts_of(self._spark, self._lake, session)
         begun = Erasure(
             receipt=inputs.receipt,
             topic=inputs.topic,
-            session_hash=hashed(salt, *session),
+            session_hash=session_hash_of(salt, *session),
             salt=salt,
-            begun_at=max(datetime.now(UTC), rebuilt_by(self._lake.reader(self._spark), SILVER)),
+            begun_at=max(datetime.now(UTC), earliest_after_rebuild(self._lake.reader(self._spark), SILVER)),
             messages=sum(item.messages for item in offsets),
             report={
                 "offsets": [asdict(item) for item in offsets],
                 "tables": {table: {"rows": count} for table, count in counts.items()},
             },
         )
-        store(self._spark, self._lake, begun)
+        store_receipt(self._spark, self._lake, begun)
         return begun
 
     def _refuse_keyed(self) -> None:

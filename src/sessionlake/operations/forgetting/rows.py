@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import blank_rows, remove_rows
+from sessionlake.delta.commit import erase_messages, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -29,7 +29,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_writes import rewritten_by_spark
+from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
@@ -90,7 +90,7 @@ def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> Non
     """Removes the session's rows from a table."""
     rows = SessionRows.of(table, *session)
     if table in _MARKED:
-        rewritten_by_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
+        rewrite_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
         remove_rows(spark, lake, table, rows)
 
@@ -99,7 +99,7 @@ def blank(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Leaves of the session's messages in bronze only where and when they were."""
     rows = SessionRows.of(MESSAGES, *session)
     if lake.storage.count(spark, MESSAGES, rows):
-        blank_rows(spark, lake, MESSAGES, rows)
+        erase_messages(spark, lake, MESSAGES, rows)
 
 
 def clean_books(spark: SparkSession, lake: Lake, session: Session) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.values import rows_of
-from sessionlake.ledger.retained import by_table, expired, heads, limits_frame
+from sessionlake.ledger.retained import by_table, expired_rows, limits_frame, read_heads
 from sessionlake.operations.rebuild.compare_states import VerifiedStates
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import internal, quote
@@ -65,7 +65,7 @@ class Verified:
 def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
     """Compares the live tables with those that a replay has left beside them: of cut ones, what is left for sure."""
     beside = Lake(settings).staging()
-    cut = heads(lake.reader(spark))
+    cut = read_heads(lake.reader(spark))
     noted = by_table(cut)
 
     def left(of: Lake, table: str) -> DataFrame:
@@ -73,7 +73,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verif
         if table not in noted:
             return rows
         up_to = limits_frame(spark, lake, noted[table].table).alias("s")
-        return rows.alias("t").join(up_to, expired(table).condition(), "left_anti")
+        return rows.alias("t").join(up_to, expired_rows(table).condition(), "left_anti")
 
     found = compare(lambda table: left(lake, table), lambda table: left(beside, table))
     return replace(found, cut=tuple(cut[table].since for table in sorted(cut) if table in COMPARED))

@@ -10,8 +10,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.retained import beginnings, heads
-from sessionlake.ledger.silences import messages_of, silences_of
+from sessionlake.ledger.retained import beginnings, read_heads
+from sessionlake.ledger.silences import silences_in, without_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, Selection
 from sessionlake.silver.states import last_batches
 from sessionlake.silver.unread import unread_silences
@@ -89,7 +89,7 @@ def _require_uncut(reader: TableReader) -> None:
     Raises:
         LakeError: retention has removed rows of silver.
     """
-    cut = [found for table, found in sorted(heads(reader).items()) if table in REPLAYED]
+    cut = [found for table, found in sorted(read_heads(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(f"{cut[0].since}: sessions cannot be rebuilt one by one; rebuild everything")
 
@@ -108,14 +108,14 @@ def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
             "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
         )
     bronze = lake.read(spark, MESSAGES, version)
-    last_offsets = messages_of(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
+    last_offsets = without_silences(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
     held = {(row[0], row[1]): row[2] for row in last_offsets}
     gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
     ends = OffsetLog.load(spark, lake, SILVER).ends
     # Of a topic-partition that retention has emptied there is nothing to take in.
     taken_in = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
     unread = unread_silences(spark, lake.settings, SILVER, ends)
-    if held != taken_in or not unread.isdisjoint(silences_of(bronze)):
+    if held != taken_in or not unread.isdisjoint(silences_in(bronze)):
         raise LakeError(
             f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
             "one: run `sessionlake run silver --once` first, or rebuild everything"

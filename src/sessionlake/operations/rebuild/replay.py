@@ -35,7 +35,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.retained import beginnings, begins
+from sessionlake.ledger.retained import beginnings, describe_beginning
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -156,7 +156,9 @@ def require_whole_bronze(reader: TableReader, what: str = "silver") -> None:
     gone = sorted(beginnings(reader).items())
     if gone:
         more = f", and {len(gone) - 1} more begin later" if len(gone) > 1 else ""
-        raise LakeError(f"{begins(*gone[0])}{more}: {what} cannot be built from what is left. Nothing was changed")
+        raise LakeError(
+            f"{describe_beginning(*gone[0])}{more}: {what} cannot be built from what is left. Nothing was changed"
+        )
 
 
 def is_small(spark: SparkSession, lake: Lake) -> bool:

@@ -19,7 +19,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
 from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.retained import forget
+from sessionlake.ledger.retained import clear_retained
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, Verified, compare_tables
 from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
@@ -206,7 +206,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journ
         journal.take(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
     Ledger(lake).write(spark, entry_of(LAYER, plan, outputs, config_hash(settings)))
     Ledger(lake).write(spark, _merged(settings, plan))
-    forget(spark, lake, REPLAYED)
+    clear_retained(spark, lake, REPLAYED)
     finish(spark, lake, LAYER, journal, lambda: clear(spark, settings))
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.offset_ranges import OffsetRanges, slices, within
+from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.ledger.entries import config_hash
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.silences import messages_of, silences_of
+from sessionlake.ledger.silences import silences_in, without_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -84,12 +84,12 @@ class Slices(Generic[R]):
         """
         lake = Lake(settings)
         log, times = OffsetLog.empty(spark, lake), StreamTimes()
-        source, silences = messages_of(source), self._taken_in(silences_of(source))
+        source, silences = without_silences(source), self._taken_in(silences_in(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut(source)):
             told = {one for one in silences if one.place in part and one.behind <= part[one.place][1]}
             silences -= told
-            packed = self._packed(settings, source.where(within(part)), times, told)
+            packed = self._packed(settings, source.where(offsets_condition(part)), times, told)
             shards = fold_slice(packed, states, fold).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect(emitted, self.report, lake.limits.inline_bytes)
@@ -123,7 +123,7 @@ class Slices(Generic[R]):
             messages += count
             weight += size or 0
         number = max(1, -(-messages // (self.messages or SLICE_MESSAGES)), -(-weight // SLICE_BYTES))
-        yield from slices(held, number)
+        yield from slice_ranges(held, number)
 
     def _packed(
         self, settings: Settings, messages: DataFrame, times: StreamTimes, silences: Iterable[Silence]

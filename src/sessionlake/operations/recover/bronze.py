@@ -18,13 +18,13 @@ import msgspec
 from sessionlake.bronze.job import LAYER, entry_of, ranges_behind, require_as_new
 from sessionlake.bronze.silences import notes_of
 from sessionlake.bronze.subscription import QueryOffsets
-from sessionlake.delta.commit import retire
+from sessionlake.delta.commit import fence_off
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import RECOVERED, Ledger, OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
@@ -137,7 +137,7 @@ def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[st
     So an entry of what they do not know has a number, too.
     """
     reader = lake.reader(spark)
-    entries = list(rows_of(Books(reader).entries(("layer", eq, LAYER))))
+    entries = list(to_dicts(LedgerReader(reader).entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
     of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).survey()
     interrupted = Journal.read(settings, RECOVER_BRONZE, _Inputs)
@@ -157,7 +157,7 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
     while not written:
         number += 1
         before = lake.latest_version(spark, MESSAGES)
-        retire(spark, lake, [MESSAGES], Txn(app_id, number))
+        fence_off(spark, lake, [MESSAGES], Txn(app_id, number))
         come = lake.latest_version(spark, MESSAGES) - before
         # A platform that merges files commits as well.
         found = lake.storage.latest_commits(spark, MESSAGES, come) if come else []

@@ -15,10 +15,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, RETAINED, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.ledger.books import Books, stored_sums
+from sessionlake.ledger.books import LedgerReader, stored_sums
 from sessionlake.ledger.positions import carry_forward
-from sessionlake.ledger.progress import batches_after, last_merged
-from sessionlake.ledger.retained import Retained, cut_of, note
+from sessionlake.ledger.progress import batches_after, last_merged_batch
+from sessionlake.ledger.retained import Retained, read_head, record_retained
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.set_back import refuse_set_back
 
@@ -32,7 +32,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     The retention's claim must be held.
     """
     reader = lake.reader(spark)
-    before = cut_of(reader, LEDGER) or Retained(LEDGER, bound)
+    before = read_head(reader, LEDGER) or Retained(LEDGER, bound)
     if before.pending:  # a process died
         before = replace(_finished(spark, lake, before), pending=0)
     cut = due(reader, lake.settings, bound)
@@ -40,10 +40,10 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
         return 0
     refuse_set_back(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
-    note(spark, lake, now)
+    record_retained(spark, lake, now)
     carry_forward(spark, lake, cut)
     remove_rows(spark, lake, LEDGER, _older(cut))
-    note(spark, lake, replace(now, removed=now.gone, pending=0))
+    record_retained(spark, lake, replace(now, removed=now.gone, pending=0))
     return count
 
 
@@ -75,9 +75,11 @@ def _needed(reader: TableReader, settings: Settings, bound: datetime) -> list[da
     layers = (BRONZE, SILVER, SILVER_TABLES, GOLD, *(processor.layer for processor in settings.processors))
     found = [bound]
     for layer in layers:
-        times = [pc.max(part.column("committed_at")).as_py() for part in Books(reader).entries(("layer", eq, layer))]
+        times = [
+            pc.max(part.column("committed_at")).as_py() for part in LedgerReader(reader).entries(("layer", eq, layer))
+        ]
         found += [max(known)] if (known := [time for time in times if time is not None]) else []
-    return found + [row["committed_at"] for row in batches_after(reader, SILVER, last_merged(reader))]
+    return found + [row["committed_at"] for row in batches_after(reader, SILVER, last_merged_batch(reader))]
 
 
 def _older(cut: datetime) -> Expired:

@@ -32,19 +32,25 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.expired import LIMIT
 from sessionlake.errors import ClaimedError, InterruptedOperationError, LossError
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.progress import began_since, ends, first_batch_since, last_batch, last_merged
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.progress import (
+    first_batch_since,
+    first_offsets_since,
+    last_batch,
+    last_merged_batch,
+    last_offsets,
+)
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    REMOVED_TOGETHER,
+    TABLES_REMOVED_TOGETHER,
     Retained,
-    cut_of,
-    expired,
-    heads,
-    moved_last,
-    note,
-    retained,
+    expired_rows,
+    limits_moved_last,
+    read_head,
+    read_heads,
+    read_retained,
+    record_retained,
 )
 from sessionlake.operations.retention import by_session, rules
 from sessionlake.operations.retention.ledger import cut_ledger
@@ -148,7 +154,7 @@ class Retention:
 
         Of the ledger nobody counts what a session had, and gold's tables are made anew.
         """
-        for table, found in heads(self._lake.reader(self._spark)).items():
+        for table, found in read_heads(self._lake.reader(self._spark)).items():
             if found.pending and table in _SETTINGS and table != LEDGER:
                 self._finished(self._before(table, found.before))
 
@@ -169,7 +175,7 @@ class Retention:
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
         refuse_set_back(self._spark, self._lake, [RETAINED])
-        note(self._spark, self._lake, now)
+        record_retained(self._spark, self._lake, now)
         self._removed(now, limits)
         return Removed(finished + count)
 
@@ -182,37 +188,37 @@ class Retention:
 
     def _removed(self, found: Retained, limits: pa.Table) -> None:
         """Removes what is noted, and notes that it is gone."""
-        for part in REMOVED_TOGETHER.get(found.table, (found.table,)):
-            remove_rows(self._spark, self._lake, part, expired(part, limits, found.batch))
+        for part in TABLES_REMOVED_TOGETHER.get(found.table, (found.table,)):
+            remove_rows(self._spark, self._lake, part, expired_rows(part, limits, found.batch))
         done = replace(found, removed=found.gone, pending=0, limits=LIMITS.empty_table())
-        note(self._spark, self._lake, done)
+        record_retained(self._spark, self._lake, done)
 
     def _before(self, table: str, bound: datetime) -> Retained:
         """What is noted, with the limits of all places; of sessions, those that a process that died was moving."""
         reader = self._lake.reader(self._spark)
-        found = cut_of(reader, table)
+        found = read_head(reader, table)
         if found is None:
             return Retained(table, bound)
         if _keys(table) == _PLACE:
-            return retained(reader, [table])[table]
+            return read_retained(reader, [table])[table]
         if not found.pending:
             return found
         if table == PROGRESS:
             return replace(found, limits=by_session.of_progress(self._spark, self._lake, found.batch))
-        return replace(found, limits=moved_last(reader, found))
+        return replace(found, limits=limits_moved_last(reader, found))
 
     def _count(self, table: str, batch: int, limits: pa.Table) -> int:
         if not limits.num_rows:
             return 0
-        storage, parts = self._lake.storage, REMOVED_TOGETHER.get(table, (table,))
-        return sum(storage.count(self._spark, part, expired(part, limits, batch)) for part in parts)
+        storage, parts = self._lake.storage, TABLES_REMOVED_TOGETHER.get(table, (table,))
+        return sum(storage.count(self._spark, part, expired_rows(part, limits, batch)) for part in parts)
 
     def _measured(self, limits: pa.Table) -> tuple[int, pa.Table]:
         """How many messages are to go, and the limits with the highest time that is said up to each."""
         from pyspark.sql import functions as F
 
         own = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
-        rows = self._lake.read(self._spark, MESSAGES).alias("t").join(own, expired(MESSAGES, limits).condition())
+        rows = self._lake.read(self._spark, MESSAGES).alias("t").join(own, expired_rows(MESSAGES, limits).condition())
         highest = F.timestamp_millis(F.max(said_time(self._settings, "t")))
         found = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
         found = found.rename_columns([*_PLACE, "highest_timestamp", "rows"])
@@ -225,7 +231,7 @@ class Retention:
     # -- what is known
 
     def _due(self, table: str, bound: datetime) -> _Due:
-        ledger = cut_of(self._lake.reader(self._spark), LEDGER)
+        ledger = read_head(self._lake.reader(self._spark), LEDGER)
         if ledger is not None and ledger.before > bound:
             raise _WaitsError(f"{LEDGER} begins later, and says how old rows are")
         if table == MESSAGES:
@@ -233,7 +239,7 @@ class Retention:
         batch = self._judged_before(bound)
         if table in {QUARANTINE, EVENTS}:
             return _Due(rules.of_places(self._aged(SILVER, bound)), batch)
-        batch = min(batch, last_merged(self._lake.reader(self._spark)))
+        batch = min(batch, last_merged_batch(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._read_by_gold())
         if batch < 0:
@@ -243,14 +249,14 @@ class Retention:
     def _messages(self, bound: datetime) -> dict[TopicPartition, int]:
         """The last offset of bronze that may go, of each topic-partition."""
         reader = self._lake.reader(self._spark)
-        aged, silver = self._aged(BRONZE, bound), ends(reader, SILVER)
+        aged, silver = self._aged(BRONZE, bound), last_offsets(reader, SILVER)
         if not silver:
             raise _WaitsError(f"{SILVER} has not begun")
         limits = rules.of_messages(aged, [silver], self._remembered())
         for processor in self._settings.processors:
             if processor.key:
                 continue  # it reads no messages
-            own = ends(reader, processor.layer)
+            own = last_offsets(reader, processor.layer)
             if not own:
                 raise _WaitsError(f"{processor.layer} has not begun")
             # What it is not given is not in its ledger.
@@ -261,8 +267,8 @@ class Retention:
     def _aged(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
         """The last offset of each topic-partition that the layer had taken in before a moment."""
         reader = self._lake.reader(self._spark)
-        later = began_since(reader, layer, bound)
-        return {place: min(last, later.get(place, last + 1) - 1) for place, last in ends(reader, layer).items()}
+        later = first_offsets_since(reader, layer, bound)
+        return {place: min(last, later.get(place, last + 1) - 1) for place, last in last_offsets(reader, layer).items()}
 
     def _judged_before(self, bound: datetime) -> int:
         """The last batch of silver of before a moment."""
@@ -277,8 +283,10 @@ class Retention:
         """The last batch of which gold has read all changes."""
         if is_at_first(self._settings.checkpoint(GOLD)):
             raise _WaitsError(f"{GOLD} is still at what {CHANGES} held when it began, which need not come in order")
-        books = Books(self._lake.reader(self._spark), "source_to")
-        read = [row["source_to"] for row in rows_of(books.current(("layer", eq, GOLD))) if row["source_to"] is not None]
+        books = LedgerReader(self._lake.reader(self._spark), "source_to")
+        read = [
+            row["source_to"] for row in to_dicts(books.current(("layer", eq, GOLD))) if row["source_to"] is not None
+        ]
         if not read:
             raise _WaitsError(f"{GOLD} has not begun: it is computed from all changes")
         return int(max(read)) - 1  # of the last one, it may have read a part
@@ -294,7 +302,9 @@ class Retention:
         lake, spark = self._lake, self._spark
         first, last = F.coalesce("first_offset", F.lit(0)), F.unix_millis("last_kafka_timestamp")
         columns = *_PLACE, "session_id", first.alias("first"), last.alias("last")
-        found = lake.read(spark, PROGRESS).where(F.col("_batch") > last_merged(lake.reader(spark))).select(*columns)
+        found = (
+            lake.read(spark, PROGRESS).where(F.col("_batch") > last_merged_batch(lake.reader(spark))).select(*columns)
+        )
         if lake.exists(spark, SESSIONS):
             found = found.unionByName(lake.read(spark, SESSIONS).select(*columns))
         told = found.select(*_PLACE, F.col("last").alias("come")).unionByName(as_frame(spark, self._come()))
@@ -310,7 +320,7 @@ class Retention:
 
         Silences have moved it on as messages have.
         """
-        judged = ends(self._lake.reader(self._spark), SILVER)
+        judged = last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
         times, _ = stored_times(self._settings, SILVER).before(places, behind)
         noted = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
-from sessionlake.delta.storage.reading import Condition, among
+from sessionlake.delta.storage.reading import Condition, is_in
 from sessionlake.protocol.arrow import SESSION, are_of
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
@@ -87,7 +87,7 @@ class DriverSource(Source):
 def _named(sessions: pa.Table) -> list[Condition]:
     """The sessions by name, if they are few."""
     ids = sessions["session_id"].to_pylist()
-    return [("session_id", among, ids)] if len(ids) <= NAMED_SESSIONS else []
+    return [("session_id", is_in, ids)] if len(ids) <= NAMED_SESSIONS else []
 
 
 def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, merge, merges_of, retire
+from sessionlake.delta.commit import append, fence_off, merge, merge_app_id
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -36,7 +36,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
-from sessionlake.ledger.progress import batches_after, last_merged
+from sessionlake.ledger.progress import batches_after, last_merged_batch
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
@@ -91,7 +91,7 @@ def at_once(waiting: Sequence[Waiting]) -> list[Waiting]:
 
 
 def _app_id(waiting: Sequence[Waiting]) -> str:
-    return merges_of(waiting[0].app_id)
+    return merge_app_id(waiting[0].app_id)
 
 
 def _changes(outputs: Iterable[TableOutput]) -> int:
@@ -252,14 +252,14 @@ class TableMerger:
         token, waiting = self._lake.storage.token(SILVER), self._not_merged()
         if not token or not waiting:
             return waiting
-        retire(self._spark, self._lake, _WRITTEN, Txn.before(_app_id(waiting), token))
+        fence_off(self._spark, self._lake, _WRITTEN, Txn.before(_app_id(waiting), token))
         return self._not_merged()
 
     def _not_merged(self) -> list[Waiting]:
         """From the ledger: the stream's batches that no merge has taken in yet."""
         reader = self._lake.reader(self._spark)
         with self._lake.storage.remembering():
-            behind = batches_after(reader, SILVER, last_merged(reader), "messages", "outputs", "offsets")
+            behind = batches_after(reader, SILVER, last_merged_batch(reader), "messages", "outputs", "offsets")
         return [*map(_waiting, behind)]
 
     def _merge(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
-from sessionlake.delta.storage.reading import Condition, among
+from sessionlake.delta.storage.reading import Condition, is_in
 from sessionlake.delta.storage.values import values_of
 from sessionlake.protocol.arrow import among_keys, are_of, session_keys
 from sessionlake.protocol.columns import Column
@@ -55,6 +55,6 @@ def history_of(
     schema = rows_schema(columns)
     if not base.num_rows:
         return schema.empty_table(), changes
-    held = read(SNAPSHOTS, ("snapshot_at", among, values_of(pc.unique(base["snapshot_at"]))), *named, of=base)
+    held = read(SNAPSHOTS, ("snapshot_at", is_in, values_of(pc.unique(base["snapshot_at"]))), *named, of=base)
     rows = among_keys(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)

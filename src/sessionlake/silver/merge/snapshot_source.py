@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
-from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.values import value_of, values_of
 from sessionlake.protocol.arrow import SESSION, among_keys, are_of, session_keys
 from sessionlake.settings.model import Settings
@@ -103,7 +103,7 @@ class SnapshotSource:
         anew = self._anew(read, changes, last, until)
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, anew)))
         times = values_of(pc.unique(last["snapshot_at"]))
-        held = read(SNAPSHOTS, ("snapshot_at", among, times), *_named(due), of=last)
+        held = read(SNAPSHOTS, ("snapshot_at", is_in, times), *_named(due), of=last)
         rows = among_keys(held, CUT_COLUMNS, last)
         if anew.num_rows:
             begun, history = history_of(read, anew, kept, last_batch, self._columns, _named(due))
@@ -129,7 +129,7 @@ class SnapshotSource:
 def _named(due: pa.Table) -> tuple[Condition, ...]:
     """The sessions by name, if they are few."""
     ids = pc.unique(due["session_id"]).to_pylist()
-    return (("session_id", among, ids),) if len(ids) <= NAMED_SESSIONS else ()
+    return (("session_id", is_in, ids),) if len(ids) <= NAMED_SESSIONS else ()
 
 
 def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
