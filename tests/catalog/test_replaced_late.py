@@ -75,7 +75,7 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     stopped.before(POSITIONS, removes)
     update_sums(spark, lake)
     reader = lake.reader(spark)
-    assert stored_sums(reader).cut == NOON + 800 * SPACING
+    assert stored_sums(reader).removed_before == NOON + 800 * SPACING
     assert list(offset_spans(reader)) == before
 
 

@@ -220,7 +220,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
     world.send("a", 0, 3)
     world.run(world.settings)
     world.send("a", 3, 2)
-    real, reads = folder_staging.written_by_spark, []
+    real, reads = folder_staging.write_with_spark, []
 
     def made_anew_before_it_is_read(*args: Any) -> Any:
         reads.append(args)

@@ -367,7 +367,7 @@ def test_a_year_of_small_batches_leaves_little_behind_and_the_truth(
 def assert_exact(spark: Any, settings: Settings, sent: list[KafkaMessage]) -> None:
     """Bronze is what was sent, behind what retention has removed; silver the truth; gold what it is computed from."""
     lake = Lake(settings)
-    gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
+    gone = {place: at.last_removed for place, at in beginnings(lake.reader(spark)).items()}
     held = [(r["topic"], r["partition"], r["offset"], r["key"], r["value"]) for r in rows_of(spark, lake, MESSAGES)]
     stay = [(m[0], m[1], m[2], m.key, m.value) for m in sent if m.offset > gone.get((m.topic, m.partition), -1)]
     assert sorted(held, key=repr) == sorted(stay, key=repr)

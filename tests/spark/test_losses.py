@@ -350,7 +350,7 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
         monkeypatch.setattr(positions, "_WORTHWHILE", 1)
         monkeypatch.setattr(positions, "_LAG", timedelta(0))
         assert positions.update_sums(spark, lake)
-    assert LedgerReader(lake.reader(spark)).in_short == summed
+    assert LedgerReader(lake.reader(spark)).uses_copies == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
         refuse_set_back(spark, lake, [table])
     lake.drop(spark, table)

@@ -294,9 +294,9 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
         os.utime(file, (file.stat().st_mtime - 60 * (len(log) - 1 - n),) * 2)
     assert lake.storage.compact(spark, EVENTS) is not None
 
-    lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), since=40))
+    lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=40))
     assert int(min((folder / "_delta_log").glob("*.json")).stem) == 0  # there is no checkpoint before what is read
-    freed = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(days=1), versions=timedelta(minutes=30)))
+    freed = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(days=1), log_span=timedelta(minutes=30)))
     assert (freed.files, len(list(folder.glob("*.parquet")))) == (0, 121)
     lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(minutes=30)))
     # 30 minutes are an hour to VACUUM; of the log, what is behind the last checkpoint before them.
@@ -306,7 +306,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     with pytest.raises(LakeError, match=r"version 12 cannot be read: with .* reaches back as far as maintain.versions"):
         lake.read(spark, EVENTS, 12)
 
-    kept = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), since=110))
+    kept = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=110))
     assert kept.files == 0
     assert offsets_of(lake) == list(range(120))
     assert int(min((folder / "_delta_log").glob("*.json")).stem) in {99, 100}
@@ -332,11 +332,11 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
     since = lake.last_commit(spark, ROWS).version - 2  # the last two MERGEs are yet to be read
     before = {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()}
     time.sleep(3)
-    if not lake.storage.needs_session:  # files of long before, which the log does not name any more
+    if not lake.storage.needs_spark:  # files of long before, which the log does not name any more
         for file in folder_of(lake, ROWS).glob("*.*"):
             os.utime(file, (0, 0))
         DeltaTable(folder_of(lake, ROWS)).create_checkpoint()
-    lake.storage.vacuum(spark, ROWS, HistoryToKeep(timedelta(seconds=1), since=since))
+    lake.storage.vacuum(spark, ROWS, HistoryToKeep(timedelta(seconds=1), first_unread=since))
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()} == before
     lake.ensure(spark, [ROWS])
     assert lake.storage.vacuum(spark, ROWS, NOW).files > 0

@@ -64,7 +64,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return counting
 
     def counted(kind: type[FolderReader | SparkReader]) -> Callable[..., Any]:
-        before = kind.counted
+        before = kind.read_with_count
 
         def counting(reader: Any, table: str, *conditions: Any, **how: Any) -> tuple[pa.Table, int]:
             found, known = before(reader, table, *conditions, **how)
@@ -75,7 +75,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     for kind in (FolderReader, SparkReader):
         monkeypatch.setattr(kind, "batches", batches(kind))
-        monkeypatch.setattr(kind, "counted", counted(kind))
+        monkeypatch.setattr(kind, "read_with_count", counted(kind))
     return rows
 
 
@@ -84,8 +84,10 @@ def asked(spark: Any, lake: Lake) -> dict[str, Callable[[], Any]]:
     reader, settings = lake.reader(spark), lake.settings
     again = Txn(f"6f1d1f5e-0000-4000-8000-{1:012}", LAST)
     return {
-        "offsets": lambda: dict(OffsetLog.load(spark, lake, "silver").ends),
-        "offsets before a batch that is repeated": lambda: dict(OffsetLog.load(spark, lake, "silver", again).ends),
+        "offsets": lambda: dict(OffsetLog.load(spark, lake, "silver").last_offsets),
+        "offsets before a batch that is repeated": lambda: dict(
+            OffsetLog.load(spark, lake, "silver", again).last_offsets
+        ),
         "a fresh checkpoint": lambda: refused(spark, lake),
         "the last batch": lambda: last_batch(reader, "bronze"),
         "what is merged": lambda: last_merged_batch(reader),
@@ -137,10 +139,10 @@ def test_sums_go_on_from_sums_and_are_those_of_all(spark: Any, lake: Lake, monke
     late = LedgerEntry("gold", Txn("by a clock set back", 0), "x", NOON)
     monkeypatch.setattr("sessionlake.ledger.entries.datetime", Clock)
     Ledger(lake).write(spark, late)
-    assert not LedgerReader(reader).in_short
+    assert not LedgerReader(reader).uses_copies
     assert last_batch(reader, "gold", "by a clock set back") == 0
     assert update_sums(spark, lake)  # of all, once more
-    assert LedgerReader(reader).in_short
+    assert LedgerReader(reader).uses_copies
     assert verify_sums(reader)
 
 

@@ -47,7 +47,7 @@ def test_spark_and_every_reader_of_files_see_the_rows_of_every_version(spark: An
     assert lake.lost_files(spark, TABLE) == [], "files of vectors that are in use stay, though marking is off"
     assert_read_by_all(spark, life)
     life.append()
-    lake.purge(spark, TABLE, "receipt")
+    lake.purge_history(spark, TABLE, "receipt")
     assert_read_by_all(spark, life)
     lake.purge_vectors(TABLE)
     assert comparable(DeltaTable(folder).to_pyarrow_table(), COLUMNS) == comparable(life.held, COLUMNS)

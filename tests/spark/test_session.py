@@ -123,7 +123,7 @@ def test_a_table_in_a_folder_is_read_alike_whether_it_is_small_or_not(
     lake.ensure(spark, [EVENTS])
     for offset in range(2):
         write_rows(spark, lake, EVENTS, [{"topic": "capture.a", "partition": 0, "offset": offset, "_batch": 0}])
-    found, whole = lake.read_near(spark, EVENTS), lake.read(spark, EVENTS)
+    found, whole = lake.read_small_in_memory(spark, EVENTS), lake.read(spark, EVENTS)
     assert found.dtypes == whole.dtypes
     assert sorted(found.collect(), key=repr) == sorted(whole.collect(), key=repr)
     assert bool(found.inputFiles()) == (few < 2)

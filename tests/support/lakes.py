@@ -63,7 +63,7 @@ def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None
 def write_rows(spark: SparkSession, lake: Lake, table: str, rows: list[Row]) -> None:
     """Appends rows as one commit of one file."""
     whole = pa.Table.from_pylist(rows, lake.reader(spark).schema(table))
-    one = as_frame(spark, whole).coalesce(1) if lake.storage.needs_session else whole
+    one = as_frame(spark, whole).coalesce(1) if lake.storage.needs_spark else whole
     lake.storage.append(spark, table, one, Txn(f"test-{uuid4()}", 0))
 
 

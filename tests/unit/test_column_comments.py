@@ -44,7 +44,7 @@ def rows(*pairs: tuple[int, int]) -> pa.Table:
 def test_every_kind_of_commit_leaves_the_comments_as_they_are(tmp_path: Path, comments: dict[str, str]):
     lake = made(tmp_path, comments)
     lake.append(None, TABLE, rows((1, 10), (2, 20)), Txn("app", 0))
-    lake.merge(None, TABLE, rows((2, 21), (3, 30)), Upsert(("key",), ("value",), bounded=("key",)), Txn("app", 1))
+    lake.merge(None, TABLE, rows((2, 21), (3, 30)), Upsert(("key",), ("value",), pruned_by=("key",)), Txn("app", 1))
     lake.set_property(None, TABLE, "sessionlake.note", "set")
     found = lake.reader(None).table(TABLE).sort_by("key")
     assert found.to_pylist() == rows((1, 10), (2, 21), (3, 30)).to_pylist()

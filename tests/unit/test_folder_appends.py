@@ -33,7 +33,7 @@ def made(folder: Path, **properties: str) -> FolderStorage:
 def test_a_table_that_is_merged_into_is_appended_to_in_its_turn(tmp_path: Path, properties: dict[str, str]) -> None:
     lake = made(tmp_path, **properties)
     thread = threading.Thread(target=lake.append, args=(None, TABLE, ROW, Txn("app", 0)))
-    with lake.exclusive(TABLE):
+    with lake.commit_lock(TABLE):
         thread.start()
         thread.join(0.5)
         assert DeltaTable(lake.path(TABLE)).version() == 0
@@ -44,14 +44,14 @@ def test_a_table_that_is_merged_into_is_appended_to_in_its_turn(tmp_path: Path, 
 
 def test_one_that_is_only_appended_to_does_not_wait_while_it_is_put_together(tmp_path: Path) -> None:
     lake = made(tmp_path, **{APPEND_ONLY: "true"})
-    with lake.exclusive(TABLE):
+    with lake.commit_lock(TABLE):
         lake.append(None, TABLE, ROW, Txn("app", 0))
     assert DeltaTable(lake.path(TABLE)).version() == 1
 
 
 def test_an_append_that_meets_a_removal_is_committed_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = made(tmp_path, **{APPEND_ONLY: "false"})
-    folder, commit = lake.path(TABLE), folder_staging.appended
+    folder, commit = lake.path(TABLE), folder_staging.commit_append
 
     def then_removed(*args: Any) -> bool:
         if DeltaTable(folder).version() == 0:
@@ -59,7 +59,7 @@ def test_an_append_that_meets_a_removal_is_committed_behind_it(tmp_path: Path, m
         return commit(*args)
 
     monkeypatch.setattr(folder_staging, "commit_append", then_removed)
-    place = TableLocation(folder, TABLE, lake.exclusive)
+    place = TableLocation(folder, TABLE, lake.commit_lock)
     with stage_files(place, pa.table({"value": [2]}), DeltaTable(folder)) as staged:
         for _ in range(2):
             staged.commit(Txn("app", 0))

@@ -74,7 +74,7 @@ def lake(tmp_path: Path, at_version_48: Path) -> FolderStorage:
 
 def staged(lake: FolderStorage) -> StagedFiles:
     folder = lake.path(TABLE)
-    return StagedFiles(TableLocation(folder, TABLE, lake.exclusive), [written(folder, ROWS)])
+    return StagedFiles(TableLocation(folder, TABLE, lake.commit_lock), [written(folder, ROWS)])
 
 
 def add_files(lake: FolderStorage) -> None:
@@ -213,9 +213,11 @@ def test_files_that_were_never_to_be_committed_are_removed(lake: FolderStorage) 
 
 def test_delta_is_told_once_to_leave_the_log_of_an_earlier_version_alone(lake: FolderStorage) -> None:
     DeltaTable(lake.path(TABLE)).alter.set_table_properties({LOG_CLEANUP: "true"})
-    assert lake.set_missing(NO_SPARK, TABLE, lake.log)[LOG_CLEANUP] == "true"  # as maintenance does
+    assert (
+        lake.set_changed_properties(NO_SPARK, TABLE, lake.log_properties)[LOG_CLEANUP] == "true"
+    )  # as maintenance does
     told = DeltaTable(lake.path(TABLE))
     assert told.metadata().configuration[LOG_CLEANUP] == "false"
     for _ in range(2):
-        lake.retain(NO_SPARK, TABLE)  # which says how far history reaches, besides
+        lake.set_retention(NO_SPARK, TABLE)  # which says how far history reaches, besides
     assert DeltaTable(lake.path(TABLE)).version() == told.version() + 1

@@ -71,11 +71,11 @@ def test_what_a_reader_which_rests_has_yet_to_read_stays_though_the_log_has_forg
     if put_together:
         DeltaTable(folder).create_checkpoint()
     lake.append(None, TABLE, rows(5), Txn("app", 5))
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, since=3)).files == 0
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
     assert sorted(pa.table(DeltaTable(folder, version=3).scan())["value"].to_pylist()) == [0, 1, 2, 3]
     pass_by(folder, hours=7)
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, since=3)).files == 0
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, since=5)).files == 4
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=5)).files == 4
     assert (files(folder), len(lake.lost_files(None, TABLE))) == (2, 0)
 
 
@@ -117,7 +117,7 @@ def test_what_killed_processes_had_begun_to_write_goes_with_what_is_as_old(lake:
 
 def test_what_killed_processes_had_begun_to_write_goes_at_once_with_a_tables_history(lake: FolderStorage) -> None:
     kill(lake.path(TABLE))
-    lake.purge(NO_SPARK, TABLE, "receipt")
+    lake.purge_history(NO_SPARK, TABLE, "receipt")
     assert begun(lake.path(TABLE)) == []
     assert files(lake.path(TABLE)) == 3
 
@@ -173,7 +173,7 @@ def test_vectors_stay_as_long_as_their_file_though_the_log_no_longer_has_the_com
     purged: tuple[FolderStorage, int],
 ) -> None:
     lake, version = purged
-    folder, kept = lake.path(TABLE), HistoryToKeep(KEEP, versions=timedelta(hours=1))
+    folder, kept = lake.path(TABLE), HistoryToKeep(KEEP, log_span=timedelta(hours=1))
     read = DeltaTable(folder, version=version)  # by a query that takes hours
     lake.vacuum(NO_SPARK, TABLE, kept)
     pass_by(folder, hours=2)
@@ -188,5 +188,5 @@ def test_vectors_stay_as_long_as_their_file_though_the_log_no_longer_has_the_com
 
 def test_vectors_that_were_purged_go_at_once_with_a_tables_history(purged: tuple[FolderStorage, int]) -> None:
     lake, _ = purged
-    lake.purge(NO_SPARK, TABLE, "receipt")
+    lake.purge_history(NO_SPARK, TABLE, "receipt")
     assert (files(lake.path(TABLE)), vectors(lake.path(TABLE))) == (4, 0)

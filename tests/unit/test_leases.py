@@ -134,9 +134,9 @@ def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_who
     with caplog.at_level(logging.WARNING):
         holder = place.claim()
     assert "silver: taken over from a process that runs silver" in caplog.text
-    assert (former.overtook, holder.overtook) == (False, True)
+    assert (former.took_over, holder.took_over) == (False, True)
     holder.release()
-    assert not place.claim().overtook
+    assert not place.claim().took_over
 
 
 def test_a_renewed_lease_lasts_from_its_renewal(place):

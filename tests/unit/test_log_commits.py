@@ -50,7 +50,7 @@ def lake(tmp_path: Path, request: pytest.FixtureRequest) -> FolderStorage:
 
 def staged(lake: FolderStorage, *tables: pa.Table) -> StagedFiles:
     folder = lake.path(TABLE)
-    return StagedFiles(TableLocation(folder, TABLE, lake.exclusive), [file_of(folder, table) for table in tables])
+    return StagedFiles(TableLocation(folder, TABLE, lake.commit_lock), [file_of(folder, table) for table in tables])
 
 
 def held(lake: FolderStorage) -> dict[str, int]:
@@ -104,10 +104,10 @@ def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: FolderS
 
 def test_a_table_is_emptied_once(lake: FolderStorage) -> None:
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
-    lake.empty(NO_SPARK, TABLE, Txn("none", 0))
+    lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0))
     assert held(lake) == {}
     lake.append(None, TABLE, rows(b=2), Txn("app", 1))
-    lake.empty(NO_SPARK, TABLE, Txn("none", 0))
+    lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0))
     assert held(lake) == {"b": 2}
 
 
@@ -144,13 +144,13 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) 
         lambda: staged(lake, rows(c=3)).commit(Txn("app", 1)),
         lambda: merge_by_marking(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, marks=False),
         lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
-        lambda: lake.remove(NO_SPARK, TABLE, Expired((), "value", pa.table({"limit": [2]}), {})),
+        lambda: lake.remove_rows(NO_SPARK, TABLE, Expired((), "value", pa.table({"limit": [2]}), {})),
         lambda: lake.append(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
         lambda: commit_marking_merge(lake, 1, rows(e=7, g=8)),
         lambda: commit_marking_merge(lake, 2, rows(e=9, f=10)),
         lambda: staged(lake, rows(h=11)).replace(live_files(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
         lambda: lake.replace(None, TABLE, rows(i=12), None),
-        lambda: lake.empty(NO_SPARK, TABLE, Txn("none", 0)),
+        lambda: lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0)),
     ]
     for step in steps:
         step()

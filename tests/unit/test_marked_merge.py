@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
         ("other", pa.string()),
     ]
 )
-UPSERT = Upsert(("key", "at"), ("value",), kept=("kept",), deletes=True)
+UPSERT = Upsert(("key", "at"), ("value",), optional_columns=("kept",), deletes=True)
 Rows = dict[tuple[str, int], list[Any]]
 
 
@@ -192,7 +192,7 @@ def test_a_column_that_is_younger_than_a_file_stays_null_where_it_is_not_written
     DeltaTable(tmp_path).alter.add_columns(Field("kept", "long"))
     DeltaTable(tmp_path).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     rows = pa.table({"key": ["a", "b"], "kept": [7, 8], WRITTEN: [[True], [False]]})
-    assert merge_by_marking(DeltaTable(tmp_path), rows, Upsert(("key",), (), kept=("kept",)), "app", 1)
+    assert merge_by_marking(DeltaTable(tmp_path), rows, Upsert(("key",), (), optional_columns=("kept",)), "app", 1)
     found = pa.table(DeltaTable(tmp_path).scan())
     assert dict(zip(found["key"].to_pylist(), found["kept"].to_pylist(), strict=True)) == {"a": 7, "b": None}
 
@@ -216,7 +216,9 @@ def test_vectors_say_the_same_rows_to_another_reader_at_the_limits_of_their_cont
     left = pa.table(DeltaTable(tmp_path).scan())["row"].to_pylist()
     assert left == sorted({*range(200_000)} - {*rows})
     for _ in range(2):
-        assert [file.gone.tolist() for file in live_files(DeltaTable(tmp_path)) if len(file.gone)] == [[*rows]]
+        assert [file.deleted_rows.tolist() for file in live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)] == [
+            [*rows]
+        ]
         monkeypatch.setattr(table_files, "read_vector", lambda *_: None)  # as of a vector that others wrote
 
 
@@ -227,7 +229,7 @@ def test_the_vectors_of_a_commit_stand_in_one_file(tmp_path: Path) -> None:
         assert merge_by_marking(DeltaTable(tmp_path), as_table(changed), UPSERT, "app", number)
         apply(held, changed)
         assert len([*tmp_path.glob("deletion_vector_*.bin")]) == number + 1
-    marked = [file for file in live_files(DeltaTable(tmp_path)) if len(file.gone)]
+    marked = [file for file in live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)]
     named = [file.add["deletionVector"] for file in marked]
     assert len({(one["pathOrInlineDv"], one["offset"]) for one in named}) == len(named) > 2
     assert read(tmp_path) == held

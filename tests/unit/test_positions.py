@@ -252,7 +252,7 @@ def test_sums_up_to_any_moment_give_the_answers_of_the_whole_ledger(seed, config
         )
         assert sums.to_pylist() == sum_entries(entries_of(whole(rows)), until).to_pylist()
         reader = in_short(rows, sums)
-        assert LedgerReader(reader).in_short == (sums.num_rows > 0)
+        assert LedgerReader(reader).uses_copies == (sums.num_rows > 0)
         assert answers(reader, configured, monkeypatch) == expected
         assert verify_sums(reader) == (sums.num_rows > 0)
 
@@ -265,7 +265,7 @@ def test_a_ledger_that_went_on_is_told_by_older_sums(seed, configured, monkeypat
     sums = sum_entries(entries_of(whole(ledger.table())), until)
     ledger.now += timedelta(seconds=1)
     rows = ledger.grow(60).table()
-    assert LedgerReader(in_short(rows, sums)).in_short
+    assert LedgerReader(in_short(rows, sums)).uses_copies
     assert answers(in_short(rows, sums), configured, monkeypatch) == answers(whole(rows), configured, monkeypatch)
 
 
@@ -288,7 +288,7 @@ def test_sums_that_do_not_go_with_the_ledger_are_not_gone_by(seed, what, configu
     else:
         sums = sums.set_column(sums.schema.names.index("format"), "format", pa.array([0] * sums.num_rows, pa.int32()))
     rows = ledger.table()
-    assert not LedgerReader(in_short(rows, sums)).in_short
+    assert not LedgerReader(in_short(rows, sums)).uses_copies
     assert answers(in_short(rows, sums), configured, monkeypatch) == answers(whole(rows), configured, monkeypatch)
 
 
@@ -307,7 +307,7 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         wanted = rnd.choice(ledger.rows)["committed_at"]
         cut = due(in_short(left, stored), configured, wanted)
         if cut is None:
-            assert wanted < stored_sums(in_short(left, stored)).cut
+            assert wanted < stored_sums(in_short(left, stored)).removed_before
             continue
         stored = carried_sums(in_short(left, stored), cut)
         expected = totals(whole(ledger.table()), configured, monkeypatch)
@@ -318,7 +318,7 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         held = len(ledger.rows)
         left = pa.concat_tables([left, ledger.grow(rnd.choice([0, 40])).table().slice(held)])
     reader, known = in_short(left, stored), whole(ledger.table())
-    copies = sum_entries(LedgerReader(reader, *COLUMNS, carried=False).entries, ledger.now)
+    copies = sum_entries(LedgerReader(reader, *COLUMNS, include_carried=False).entries, ledger.now)
     reader = in_short(left, pa.concat_tables([stored, copies]))
     assert totals(reader, configured, monkeypatch) == totals(known, configured, monkeypatch)
     assert verify_sums(reader) == (copies.num_rows > 0)

@@ -163,7 +163,7 @@ def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
     assert lake.lost_files(None, TABLE) == []
     (COMMITS | {"purge of vectors": lambda lake: lake.purge_vectors(TABLE)})[write](lake)
     assert held(lake) == expected[write]
-    assert lake.count(NO_SPARK, TABLE, UP_TO_1) == sum(value <= 1 for value in expected[write].values())
+    assert lake.count_rows(NO_SPARK, TABLE, UP_TO_1) == sum(value <= 1 for value in expected[write].values())
 
 
 def test_what_comes_between_writing_and_the_commit_is_asked_for_again(lake: FolderStorage) -> None:
@@ -191,7 +191,7 @@ def switched_off(lake: FolderStorage, request: pytest.FixtureRequest) -> FolderS
     gone = rows(a=0, c=0, e=0, g=0, delete=True)
     assert merge_by_marking(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "false")
-    assert [len(file.gone) for file in live_files(open_table(lake.path(TABLE)))] == [1] * 4
+    assert [len(file.deleted_rows) for file in live_files(open_table(lake.path(TABLE)))] == [1] * 4
     return lake
 
 
@@ -225,13 +225,13 @@ def test_a_merge_into_a_table_whose_marking_was_switched_off_makes_no_vectors(sw
     lake = switched_off
     lake.merge(NO_SPARK, TABLE, rows(b=7, a=8, delete=False), UPSERT, Txn("merge", 0))
     assert held(lake) == {"a": 8, "b": 7, "d": 1, "f": 2, "h": 3}
-    assert sum(len(file.gone) for file in live_files(open_table(lake.path(TABLE)))) == 3, (
+    assert sum(len(file.deleted_rows) for file in live_files(open_table(lake.path(TABLE)))) == 3, (
         "of the file that had b, none is left"
     )
 
 
 def test_rows_that_are_marked_are_not_counted_as_chosen(switched_off: FolderStorage) -> None:
-    assert switched_off.count(NO_SPARK, TABLE, UP_TO_1) == 2  # of a to d, which are at most 1
+    assert switched_off.count_rows(NO_SPARK, TABLE, UP_TO_1) == 2  # of a to d, which are at most 1
 
 
 def test_a_vector_file_that_is_gone_is_named_as_lost(switched_off: FolderStorage) -> None:

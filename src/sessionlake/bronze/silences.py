@@ -95,7 +95,7 @@ class Silences:
         now = _now()
         ends = self._book.ends()
         # Time by which a clock was set is no silence.
-        lasting = {place: now.surely_since(last) for place, last in self._since(now, self._after, ends).items()}
+        lasting = {place: now.shortest_since(last) for place, last in self._since(now, self._after, ends).items()}
         due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted)]
         silent = self._book.read_whole(due) if due else set()
         new: list[tuple[Silence, int]] = []
@@ -128,7 +128,7 @@ class Silences:
     def _txn(self) -> Txn:
         """The next; without leases the table's version tells them apart, whatever the clock says."""
         if self._token:
-            return Txn(SILENCES_APP, next(self._writes)).under(self._token)
+            return Txn(SILENCES_APP, next(self._writes)).fenced_by(self._token)
         return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
 
     def _since(
@@ -145,7 +145,7 @@ class Silences:
             self._noted = {one.place: one for one in told}
             self._note()
             with self._lock:
-                self._begun, self._last = True, {p: now.earlier(at) for p, at in before.items()} | self._last
+                self._begun, self._last = True, {p: now.at_wall(at) for p, at in before.items()} | self._last
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
 

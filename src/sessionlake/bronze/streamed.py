@@ -162,10 +162,10 @@ class _Batch:
         if self._log is None:  # whoever forgets a session has bronze end first
             self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), read_receipts(lake.reader(spark))
         log = self._log
-        with on_disk(self._source.messages(rows, log.ends)) as read:
+        with on_disk(self._source.messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _extents(sound)
-            _refuse_repeated(sound, extents, log.ends)
+            _refuse_repeated(sound, extents, log.last_offsets)
             ranges = _ranges(extents)
             log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
@@ -180,7 +180,7 @@ class _Batch:
         commit = lake.last_commit(spark, MESSAGES)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table had the batch before: what that was its source may not tell any more.
-            ranges = ranges_behind(spark, lake, log.ends)
+            ranges = ranges_behind(spark, lake, log.last_offsets)
         entry = entry_of(self._settings, txn, ranges, commit.version, started, source=self._source.name, others=beside)
         self._ledger.write(spark, entry)
         log.advance(ranges)

@@ -251,7 +251,7 @@ class TopicBook:
                 self._admin.close()
 
     def _write(self) -> None:
-        txn = Txn(TOPICS_APP, next(self._writes)).under(self._token) if self._token else None
+        txn = Txn(TOPICS_APP, next(self._writes)).fenced_by(self._token) if self._token else None
         write_topics(self._spark, self._lake, self._rows.values(), txn)
         self._written, self._is_noted = dict(self._rows), False
 

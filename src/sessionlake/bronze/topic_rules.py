@@ -186,7 +186,7 @@ def _handled(topic: Topic, found: Seen | None, change: Change, rule: OnTopicChan
         yield _ended(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
         return
     cut = change.state is TopicState.CUT
-    shift = topic.offset_shift if cut else topic.beyond
+    shift = topic.offset_shift if cut else topic.free_offset
     parts = tuple(
         PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
         for number, (first, end) in sorted(found.partitions.items())

@@ -106,7 +106,7 @@ def _absent_behind(reader: TableReader, taken: Iterable[Span]) -> int:
 
 def _left(taken: Iterable[Span], gone: Mapping[TopicPartition, Beginning]) -> list[Span]:
     """What bronze has taken in, from where it begins."""
-    firsts = {place: at.last + 1 for place, at in gone.items()}
+    firsts = {place: at.last_removed + 1 for place, at in gone.items()}
     return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in taken]
 
 

@@ -45,18 +45,18 @@ def archive(
 
     if folder.exists():
         raise UsageError(f"archive: {folder} is there already: name a new folder, or remove it")
-    if Lake(settings).surely_lacks(MESSAGES):
+    if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(f"archive: {MESSAGES} is not there yet in {settings.place}: `sessionlake run bronze` fills it")
 
     def work(spark: SparkSession) -> Archived:
-        return write_archives(folder, without_silences(spark, settings, where), f".{form}", limit)
+        return write_archives(folder, messages_of(spark, settings, where), f".{form}", limit)
 
     made = with_spark(settings, work)
     say(f"{made.messages:,} messages in {made.members:,} members")
     write_line(str(folder))
 
 
-def without_silences(
+def messages_of(
     spark: SparkSession, settings: Settings, where: str | None = None
 ) -> Iterator[tuple[TopicPartition, Message]]:
     """Bronze's messages of one version by topic, partition and offset, a few at a time.

@@ -99,4 +99,4 @@ def with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None
     """Does the work with a session where tables cannot be read without one."""
     from sessionlake.delta.lake import storage_of
 
-    return with_spark(settings, work) if storage_of(settings).needs_session else work(None)
+    return with_spark(settings, work) if storage_of(settings).needs_spark else work(None)

@@ -180,7 +180,7 @@ def _books(settings: Settings) -> list[Finding]:
     ran = [layer for layer in layers_of(settings) if has_committed(settings, layer)]
     if not ran and not begun(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
-    spark = spark_session(settings, app="doctor") if lake.storage.needs_session else None
+    spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
     there = [_finding("states", lambda: _states(settings)), _finding("files", lambda: _files(spark, lake))]
     lost = _finding("ledger", lambda: _ledger_is_there(spark, settings, ran))
     if lost.level is Level.FAIL:

@@ -113,7 +113,7 @@ def require_there(settings: Settings, table: str, point: dict[str, Any]) -> None
     if point and table in DEFINITIONS:
         raise UsageError(f"export: {table} is a view, which has no versions: leave out --version and --as-of")
     needed = DEFINITIONS[table].main if table in DEFINITIONS else table
-    if Lake(settings).surely_lacks(needed):
+    if Lake(settings).is_known_missing(needed):
         raise LakeError(f"export: {needed} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
 
 
@@ -149,6 +149,6 @@ def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
 
     from sessionlake.gold.sql.views import create_views
 
-    if not lake.storage.keeps_functions:
+    if not lake.storage.functions_persist:
         create_views(spark, lake, [name])
-    return spark.table(lake.storage.view(spark, name)).persist(StorageLevel.DISK_ONLY)
+    return spark.table(lake.storage.prepare_view(spark, name)).persist(StorageLevel.DISK_ONLY)

@@ -40,7 +40,7 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
         UsageError: there is no such table, or it is in a catalog.
     """
     lake = Lake(settings)
-    if lake.storage.needs_session:
+    if lake.storage.needs_spark:
         lake.storage.purge_vectors(table)  # which says what to do there
     known = [name for name in [*TABLES, *settings.own_tables] if lake.storage.exists(None, name)]
     if table not in known:

@@ -48,7 +48,7 @@ def check(settings: Settings, sql: str) -> None:
     lake, known = Lake(settings), tables(settings)
     named = [str(one) for one in names_in(without_prefixes(sql)) if str(one) in known]
     asked = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
-    missing = [table for table in asked if lake.surely_lacks(table)]
+    missing = [table for table in asked if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
             f"query: {', '.join(missing)} is not there yet in {settings.place}: "
@@ -108,7 +108,7 @@ def _asked(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str]
 def _open(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Makes tables, views and functions known to Spark by their names."""
     lake.register(spark, [name for name in names if name in tables(lake.settings) and name not in DEFINITIONS])
-    if not lake.storage.keeps_functions:  # else those that write have created them
+    if not lake.storage.functions_persist:  # else those that write have created them
         create_views(spark, lake, [name for name in names if name in DEFINITIONS])
         for name in names:
             if name in FUNCTIONS:
@@ -117,7 +117,7 @@ def _open(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
 
 def _functions(lake: Lake) -> dict[str, str]:
     """The lake's functions by what they are called where they are, in lower case."""
-    return {".".join(_parts(lake.storage.function(*name.split("."))[1])): name for name in FUNCTIONS}
+    return {".".join(_parts(lake.storage.function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS}
 
 
 def _known(lake: Lake, reads: Reads) -> list[str]:

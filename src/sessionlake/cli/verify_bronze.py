@@ -28,7 +28,7 @@ def preflight(settings: Settings) -> None:
         LakeError: there is no bronze yet.
         BrokerError: Kafka does not answer.
     """
-    if Lake(settings).surely_lacks(MESSAGES):
+    if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
             f"verify: {MESSAGES} is not there yet in {settings.place}: fill it with `sessionlake run bronze --once`, "
             "or name another home with SESSIONLAKE_HOME"

@@ -39,7 +39,7 @@ def merge_app_id(app_id: str) -> str:
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
     """Appends the rows once, whatever the number of replays."""
     fault_point(f"before:{table}")
-    lake.storage.make_sure(table)
+    lake.storage.require_lease(table)
     lake.storage.append(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
@@ -50,7 +50,7 @@ def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: T
     with lake.storage.stage(spark, table, rows) as written:
         yield written
         fault_point(f"before:{table}")
-        lake.storage.make_sure(table)
+        lake.storage.require_lease(table)
         written.commit(txn)
         fault_point(f"after:{table}")
 
@@ -58,7 +58,7 @@ def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: T
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
     """Replaces all rows of a small table, in one commit; with a transaction, once."""
     fault_point(f"before:{table}")
-    lake.storage.make_sure(table)
+    lake.storage.require_lease(table)
     lake.storage.replace(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
@@ -86,7 +86,7 @@ def _claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
     What one of them, which stood still, would yet commit is passed over.
     """
     claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
-    return next_txn(spark, lake, table, CLAIMED_APP).under(lake.storage.token(claim))
+    return next_txn(spark, lake, table, CLAIMED_APP).fenced_by(lake.storage.token(claim))
 
 
 def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
@@ -97,8 +97,8 @@ def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
 def delete_all_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
     """Removes all rows of a table, once, as `delete_rows` those of which something holds."""
     _disable_append_only(spark, lake, table)
-    lake.storage.make_sure(table)
-    lake.storage.empty(spark, table, txn)
+    lake.storage.require_lease(table)
+    lake.storage.delete_all_rows(spark, table, txn)
 
 
 def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Column) -> None:
@@ -107,8 +107,8 @@ def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Co
     One that rows are only appended to is open to it from then on, as by `remove_rows`.
     """
     _disable_append_only(spark, lake, table)
-    lake.storage.make_sure(table)
-    with lake.storage.exclusive(table), conf(spark, txn.conf(table)):
+    lake.storage.require_lease(table)
+    with lake.storage.commit_lock(table), conf(spark, txn.session_conf(table)):
         lake.delta(spark, table).delete(where)
 
 
@@ -118,13 +118,13 @@ def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelectio
     The table is open to it from then on: its `delta.appendOnly` is false.
     """
     fault_point(f"before:remove:{table}")
-    _opened(spark, lake, table, lambda: lake.storage.remove(spark, table, chosen))
+    _opened(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, chosen))
     fault_point(f"after:remove:{table}")
 
 
 def erase_messages(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
     """Leaves of a session's messages only where and when they were, as `remove_rows` removes."""
-    _opened(spark, lake, table, lambda: lake.storage.blank(spark, table, rows))
+    _opened(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
 
 
 def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
@@ -136,7 +136,7 @@ def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], Non
     _disable_append_only(spark, lake, table)
 
     def surely() -> None:
-        lake.storage.make_sure(table)
+        lake.storage.require_lease(table)
         write()
 
     retry_on_conflict(surely)
@@ -150,7 +150,7 @@ def fence_off(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) 
     there. One that is there already stays.
     """
     for table in tables:
-        lake.storage.make_sure(table)
+        lake.storage.require_lease(table)
         lake.storage.append(spark, table, lake.read(spark, table).limit(0), txn)
 
 

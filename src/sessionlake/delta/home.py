@@ -79,9 +79,11 @@ class FolderStorage(Storage):
         rewritten_rows=100_000,
         index_bytes=192 << 20,
     )
-    needs_session = False
-    keeps_functions = False
-    log: Mapping[str, str] = {LOG_CLEANUP: "false"}  # maintenance removes it, which knows who has yet to read
+    needs_spark = False
+    functions_persist = False
+    log_properties: Mapping[str, str] = {
+        LOG_CLEANUP: "false"
+    }  # maintenance removes it, which knows who has yet to read
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -99,10 +101,10 @@ class FolderStorage(Storage):
     def sql_name(self, table: str) -> str:
         return table
 
-    def function(self, schema: str, name: str) -> tuple[str, str]:
+    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         return "TEMPORARY FUNCTION", name
 
-    def view(self, spark: SparkSession, name: str) -> str:
+    def prepare_view(self, spark: SparkSession, name: str) -> str:
         schema, view = name.split(".")
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
         return f"{quote(schema)}.{quote(view)}"
@@ -140,7 +142,7 @@ class FolderStorage(Storage):
         return dict(open_table(self.path(table)).metadata().configuration)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        with self.exclusive(table):
+        with self.commit_lock(table):
             if set_property(open_table(self.path(table)), key, value):
                 return
         super().set_property(spark, table, key, value)
@@ -150,9 +152,9 @@ class FolderStorage(Storage):
         from pyspark.sql.types import StructType
 
         declared = Schema.from_json(StructType.fromDDL(columns_ddl(schema.definitions_for(self._settings))).json())
-        wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
+        wanted = {**schema.properties(self._settings.maintain.keep), **self.log_properties}
         wanted.pop(DELETION_VECTORS, None)
-        with self.exclusive(table):
+        with self.commit_lock(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
             sync_created(self.path(table))
 
@@ -193,8 +195,10 @@ class FolderStorage(Storage):
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
         return history.latest_version(self.path(table))
 
-    def retain(self, spark: SparkSession, table: str) -> None:
-        self.set_missing(spark, table, {RETENTION: interval_text(self._settings.maintain.keep), **self.log})
+    def set_retention(self, spark: SparkSession, table: str) -> None:
+        self.set_changed_properties(
+            spark, table, {RETENTION: interval_text(self._settings.maintain.keep), **self.log_properties}
+        )
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         return history.latest_commits(self.path(table), count)
@@ -228,7 +232,7 @@ class FolderStorage(Storage):
         return stage_files(self._place(table), rows, delta)
 
     def _place(self, table: str) -> TableLocation:
-        return TableLocation(self.path(table), table, self.exclusive)
+        return TableLocation(self.path(table), table, self.commit_lock)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends rows; those of a repeated batch are not computed."""
@@ -262,12 +266,12 @@ class FolderStorage(Storage):
         with stage_files(self._place(table), rows, delta) as files:
             files.replace(former, txn, metadata)
 
-    def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
+    def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         delta = open_table(self.path(table))
         if has_commit(delta, table, txn):
             return
         if spark_only_reason(delta):
-            super().empty(spark, table, txn)
+            super().delete_all_rows(spark, table, txn)
         else:
             StagedFiles(self._place(table), [], delta).replace(open_writable(delta).files, txn)
 
@@ -295,7 +299,7 @@ class FolderStorage(Storage):
             return delta, None
         if isinstance(source, pa.Table) and self._is_small(delta, source.num_rows):
             return delta, partial(merge_by_marking, marks=False)
-        if not open_writable(delta).marks_rows:
+        if not open_writable(delta).uses_vectors:
             self.set_property(spark, table, DELETION_VECTORS, "true")
         return delta, merge_by_marking if isinstance(source, pa.Table) else None
 
@@ -304,60 +308,60 @@ class FolderStorage(Storage):
         return delta.count() <= (max(few, _REWRITE_FACTOR * rows) if few > 0 else few)  # what the log says
 
     def _merged(self, spark: SparkSession, table: str, delta: LocalTable, rows: int, txn: Txn, merge: _Merge) -> Commit:
-        self.make_sure(table)
-        with self.exclusive(table):
+        self.require_lease(table)
+        with self.commit_lock(table):
             done = not rows
             while not done:  # it is begun again behind one who did not wait for his turn
                 delta.update_incremental()  # which takes a tenth of what opening the table does
-                done = has_commit(delta, table, txn) or merge(txn.on(table), txn.version)
+                done = has_commit(delta, table, txn) or merge(txn.app_id_for(table), txn.version)
             return self.last_commit(spark, table)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
-        with self.exclusive(table):
+        with self.commit_lock(table):
             writer.save(str(self.path(table)))
 
     # -- upkeep
 
-    def exclusive(self, table: str) -> AbstractContextManager[None]:
+    def commit_lock(self, table: str) -> AbstractContextManager[None]:
         """Holds others off: on a local disk, Spark renames its commit over one that came first."""
         return turn(self._settings, f"commit-{table}")
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        with self.exclusive(table):
+        with self.commit_lock(table):
             return compaction.compact(spark, self.path(table))
 
-    def count(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
+    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
         if spark_only_reason(open_table(self.path(table))):
             return count_with_spark(self, spark, table, chosen)
         return removal.count(self.path(table), chosen)
 
-    def remove(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
         if spark_only_reason(open_table(self.path(table))):
             remove_with_spark(self, spark, table, chosen)
             return
-        with self.exclusive(table):
+        with self.commit_lock(table):
             removal.remove(self.path(table), chosen)
 
-    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         if spark_only_reason(open_table(self.path(table))):
             erase_with_spark(self, spark, table, rows)
             return
-        with self.exclusive(table):
-            removal.rewrite(self.path(table), rows, rows.blanked)
+        with self.commit_lock(table):
+            removal.rewrite(self.path(table), rows, rows.with_erased)
 
     def purge_vectors(self, table: str) -> int:
         """Writes files anew that have marked rows. The next MERGE into a large table marks rows again."""
-        with self.exclusive(table):
+        with self.commit_lock(table):
             return removal.purge_vectors(self.path(table))
 
-    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         self.set_property(spark, table, PURGED, why)
-        with self.exclusive(table):
+        with self.commit_lock(table):
             return upkeep.purge(spark, self.path(table), since)
 
-    def has_expired(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
+    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         return upkeep.has_expired(self.path(table), kept)
 
     def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
-        with self.exclusive(table):
+        with self.commit_lock(table):
             return upkeep.vacuum(spark, self.path(table), kept)

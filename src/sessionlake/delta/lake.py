@@ -79,9 +79,9 @@ class Lake:
         """Whether the table has been created."""
         return self.storage.exists(spark, table)
 
-    def surely_lacks(self, table: str) -> bool:
+    def is_known_missing(self, table: str) -> bool:
         """Whether the table has not been created, as far as can be told without Spark."""
-        return not self.storage.needs_session and not self.exists(None, table)
+        return not self.storage.needs_spark and not self.exists(None, table)
 
     def read(self, spark: SparkSession, table: str, version: int | None = None) -> DataFrame:
         """The table as a frame, now or as of a Delta version.
@@ -103,14 +103,14 @@ class Lake:
                 "history reaches back as far as maintain.versions, in a catalog as far as maintain.keep"
             ) from error
 
-    def read_near(self, spark: SparkSession, table: str) -> DataFrame:
+    def read_small_in_memory(self, spark: SparkSession, table: str) -> DataFrame:
         """The table as a frame; of a small one in folders, its rows as they are now, read already.
 
         To plan a read of a Delta table takes Spark some tenths of a second, and to read a small one next to nothing.
         """
-        if not self.storage.needs_session and self.reader(spark).count(table) <= _SMALL_ROWS:
+        if not self.storage.needs_spark and self.reader(spark).count(table) <= _SMALL_ROWS:
             with suppress(TooLargeError):
-                rows = self.reader(spark).table(table, at_most=self.limits.driver_bytes)
+                rows = self.reader(spark).table(table, max_bytes=self.limits.driver_bytes)
                 return as_frame(spark, rows).coalesce(1)
         return self.read(spark, table)
 
@@ -151,7 +151,7 @@ class Lake:
         for table in tables:
             if self.exists(spark, table):
                 self._evolve(spark, table)
-                self.storage.retain(spark, table)
+                self.storage.set_retention(spark, table)
             else:
                 self.storage.create(spark, table, self._schemas[table])
 
@@ -165,18 +165,18 @@ class Lake:
             if self.exists(spark, table):
                 self._require_columns(table, self.storage.columns(spark, table))
 
-    def other_columns(self, spark: SparkSession, tables: Iterable[str]) -> str | None:
+    def find_column_conflict(self, spark: SparkSession, tables: Iterable[str]) -> str | None:
         """What the first of these tables has that is not declared so; None if none has such a column.
 
         Columns that tables lack do not count: `ensure` adds them. Nor do tables that are not there.
         """
         there = (table for table in tables if self.exists(spark, table))
-        found = (self._other(table, self.storage.columns(spark, table)) for table in there)
+        found = (self._column_conflict(table, self.storage.columns(spark, table)) for table in there)
         return next((other for other in found if other is not None), None)
 
-    def widen(self, spark: SparkSession, table: str) -> None:
+    def add_missing_columns(self, spark: SparkSession, table: str) -> None:
         """Adds the columns that a table is to have and lacks; others, and their types, are left as they are."""
-        self._add(spark, table, self.storage.columns(spark, table))
+        self._add_columns(spark, table, self.storage.columns(spark, table))
 
     def overwrite(
         self,
@@ -212,7 +212,7 @@ class Lake:
         """Sets a Delta property, in a commit of its own."""
         self.storage.set_property(spark, table, key, value)
 
-    def add_version(self, spark: SparkSession, table: str, after: int) -> None:
+    def ensure_version_after(self, spark: SparkSession, table: str, after: int) -> None:
         """Makes sure that there is a version behind `after`: a stream cannot be told to begin at one yet to come."""
         if self.latest_version(spark, table) <= after:
             self.set_property(spark, table, "sessionlake.built_from", str(int(after)))
@@ -230,16 +230,18 @@ class Lake:
     def _evolve(self, spark: SparkSession, table: str) -> None:
         present = self.storage.columns(spark, table)
         self._require_columns(table, present)
-        self._add(spark, table, present)
+        self._add_columns(spark, table, present)
 
     def _require_columns(self, table: str, present: Mapping[str, str]) -> None:
-        other = self._other(table, present)
+        other = self._column_conflict(table, present)
         if other is not None:
-            raise LakeError(f"{other}. A start adds columns, and leaves those that are there: {self._way_on(table)}")
+            raise LakeError(
+                f"{other}. A start adds columns, and leaves those that are there: {self._column_fix(table)}"
+            )
 
-    def _other(self, table: str, present: Mapping[str, str]) -> str | None:
+    def _column_conflict(self, table: str, present: Mapping[str, str]) -> str | None:
         """See `other_columns`, of one table that has these columns."""
-        wanted, where = dict(self._schemas[table].resolved(self.settings)), self._declared_in(table)
+        wanted, where = dict(self._schemas[table].columns_for(self.settings)), self._declared_in(table)
         for name, sql in present.items():
             if name not in wanted:
                 return f"{table}: column {name} ({sql}) is in the table but not in {where}"
@@ -251,7 +253,7 @@ class Lake:
         own = self._processor_of(table)
         return "capture.columns" if own is None else f"the output of processor {own.name}"
 
-    def _way_on(self, table: str) -> str:
+    def _column_fix(self, table: str) -> str:
         """What to do where a table is to have other columns."""
         own = self._processor_of(table)
         if own is not None:
@@ -266,9 +268,9 @@ class Lake:
     def _processor_of(self, table: str) -> ProcessorSettings | None:
         return next((own for own in self.settings.processors if own.into == table), None)
 
-    def _add(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
+    def _add_columns(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
         wanted = self._schemas[table].definitions_for(self.settings)
         added = [column for column in wanted if column.name not in present]
         if added:
-            with self.storage.exclusive(table):
+            with self.storage.commit_lock(table):
                 spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({columns_ddl(added)})")

@@ -45,13 +45,13 @@ def create_table_function(
     """
     from pyspark.errors import PySparkException
 
-    kind, name = lake.storage.function(*function.split("."))
+    kind, name = lake.storage.function_kind_and_name(*function.split("."))
     try:
         spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({columns}) RETURN {body}")
     except PySparkException as error:
         reason = (str(error).splitlines() or [""])[0]
         way_on = "`sessionlake run all --once` makes the tables that it reads"
-        if lake.storage.keeps_functions:
+        if lake.storage.functions_persist:
             way_on = "grant CREATE FUNCTION on its schema"
         raise LakeError(f"function {name} cannot be created ({reason}): {way_on}") from error
     return name

@@ -146,7 +146,7 @@ def refuse_removed(lake: Lake, spark: SparkSession) -> None:
     """
     found = read_heads(lake.reader(spark)).get(CHANGES)
     if found is not None and found.gone:
-        raise LakeError(f"{found.since}: what gold made of them cannot be computed once more")
+        raise LakeError(f"{found.summary}: what gold made of them cannot be computed once more")
 
 
 def refuse_shorter(lake: Lake, spark: SparkSession) -> None:

@@ -78,7 +78,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
             a table by other logic, or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
-    with lake.storage.remembering():
+    with lake.storage.caching():
         _prepare(spark, lake)
         new = tables_to_make(spark, lake, tables)
         lake.ensure(spark, [table.table for table in with_finals(table for table in tables if table not in new)])
@@ -96,7 +96,7 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         LakeError: as `start`.
     """
     lake = Lake(settings, schemas_of(settings))
-    with lake.storage.remembering():
+    with lake.storage.caching():
         _prepare(spark, lake)
         return _make(spark, lake, tables)
 
@@ -166,7 +166,7 @@ def folded(
         options["startingVersion"] = begin.bronze_version + 1
     elif last_planned(settings.checkpoint(LAYER)) is None:
         with suppress(LakeError):  # gold does not depend on the order
-            options |= lake.storage.first_read(spark, CHANGES)
+            options |= lake.storage.first_read_options(spark, CHANGES)
     else:
         options |= from_first_batch(settings.checkpoint(LAYER))
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)

@@ -157,7 +157,7 @@ def choose_place(session: str, places: Collection[TopicPartition], partition: in
 def _unknown(
     reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> LakeError | UsageError:
-    rows = reader.some(PROGRESS, _LOOKED_AT, columns=["session_id", "topic"])
+    rows = reader.sample(PROGRESS, _LOOKED_AT, columns=["session_id", "topic"])
     known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
         return LakeError(f"no sessions in {settings.home} yet: fill it with `sessionlake run all --once`")
@@ -276,7 +276,7 @@ class _Question:
         """Why stream time with an offset cannot be told; None if it can."""
         place = self._session.topic, self._session.partition
         gone = self._beginnings.get(place)
-        if gone is None or offset is None or offset >= gone.last:
+        if gone is None or offset is None or offset >= gone.last_removed:
             return None
         return f"{describe_beginning(place, gone)}: stream time with offset {offset} cannot be told"
 

@@ -86,8 +86,8 @@ class AsOfBatch:
         found = read_head(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
-                f"{found.since}, of batches up to {found.batch}: it can be read as of that batch, or a later one, not "
-                f"of {self.batch}"
+                f"{found.summary}, of batches up to {found.batch}: it can be read as of that batch, or a later one, "
+                f"not of {self.batch}"
             )
         # A table that nothing had been written to by then is as it was created.
         version = None if by_rows else self.versions.get(table, 0)
@@ -207,7 +207,7 @@ def _found(reader: TableReader, known: _Known, batch: int) -> tuple[int, dict[st
     else:
         cut = read_heads(reader).get(LEDGER)
         if cut is not None:  # which table had which version may be among what is gone
-            raise LakeError(f"batch {batch}: {cut.since}, and does not say what it left")
+            raise LakeError(f"batch {batch}: {cut.summary}, and does not say what it left")
     if end is None:
         first = min(_merges(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
         said = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"

@@ -27,7 +27,7 @@ def missing_offsets(reader: TableReader) -> dict[Span, int]:
     for _, topic, partition, first, last, _ in (span for span, missing in found.items() if missing):
         low, high = wanted.get((topic, partition), (first, last + 1))
         wanted[topic, partition] = min(low, first), max(high, last + 1)
-    known = AbsentOffsets(reader).within(wanted)
+    known = AbsentOffsets(reader).overlapping(wanted)
     return {
         span: missing and missing - count_covered(known[span[1:3]], span.first, span.last + 1)
         for span, missing in found.items()

@@ -71,7 +71,7 @@ STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 def begun(settings: Settings) -> bool:
     """Whether there may be a ledger to read, as far as can be told without Spark."""
-    return not Lake(settings).surely_lacks(LEDGER)
+    return not Lake(settings).is_known_missing(LEDGER)
 
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
@@ -179,7 +179,7 @@ def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEn
 def _unread(reader: TableReader, source: KafkaEnds, reached: KafkaEnds) -> int:
     """How many messages of its source a layer has not read: offsets known to hold none do not count."""
     wanted = {place: (reached.get(place, 0), end) for place, end in source.items() if end > reached.get(place, 0)}
-    known = AbsentOffsets(reader).within(wanted)
+    known = AbsentOffsets(reader).overlapping(wanted)
     return sum(end - first - count_covered(known[place], first, end) for place, (first, end) in wanted.items())
 
 
@@ -196,7 +196,7 @@ def _changes_behind(reader: TableReader, read: int) -> int:
     taken = changes_read(reader)
     if taken is None:
         return reader.count(CHANGES)
-    later = reader.counts(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
+    later = reader.count_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
     # A gold that begins reads files of the table in the order in which they were written, merged ones late.
     return max(later, reader.count(CHANGES) - read)
 

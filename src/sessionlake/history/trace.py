@@ -156,7 +156,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     raw = next(reader.rows(MESSAGES, *place, columns=_READ), None)
     bronze = _took_in(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = beginnings(reader).get((topic, partition))
-    if raw is None and gone is not None and offset <= gone.last:
+    if raw is None and gone is not None and offset <= gone.last_removed:
         raise NotThereError(f"{describe_beginning((topic, partition), gone)}: {offset} is gone")
     if raw is not None:
         _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
@@ -206,7 +206,7 @@ def _require_entries(
     cut = None if batch is not None else read_heads(reader).get(LEDGER)
     if cut is not None and has_read(reader, layer, topic, partition, offset):
         raise NotThereError(
-            f"topic {topic}, partition {partition}: {layer} has taken in offset {offset}, but {cut.since}, its batch "
+            f"topic {topic}, partition {partition}: {layer} has taken in offset {offset}, but {cut.summary}, its batch "
             "among them"
         )
 
@@ -221,7 +221,7 @@ def _require_uncut(reader: TableReader, silver: BatchCommit) -> None:
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
             raise NotThereError(
-                f"silver judged it in batch {silver.batch}, and {found.since}, of batches up to {found.batch}: what "
+                f"silver judged it in batch {silver.batch}, and {found.summary}, of batches up to {found.batch}: what "
                 "became of it cannot be told"
             )
 

@@ -57,7 +57,7 @@ class AbsentOffsets:
     reader: TableReader | None = None
     jumps: Jumps | None = None
 
-    def within(self, wanted: Mapping[TopicPartition, Run]) -> dict[TopicPartition, list[Run]]:
+    def overlapping(self, wanted: Mapping[TopicPartition, Run]) -> dict[TopicPartition, list[Run]]:
         """The runs that overlap these offsets, by topic-partition, in no order; some may overlap each other."""
         found: dict[TopicPartition, list[Run]] = {place: [] for place in wanted}
         if not wanted:

@@ -73,7 +73,7 @@ class Erasure:
         """How many rows went, by table."""
         return {table: told["rows"] for table, told in self.report.get("tables", {}).items() if told["rows"]}
 
-    def is_of(self, topic: str, session: str) -> bool:
+    def is_for(self, topic: str, session: str) -> bool:
         """Whether it is this session's."""
         return self.session_hash == session_hash_of(self.salt, topic, session)
 

@@ -40,7 +40,7 @@ class OffsetLog:
         return cls(last_offsets(reader, layer, before), AbsentOffsets(reader))
 
     @property
-    def ends(self) -> Mapping[tuple[str, int], int]:
+    def last_offsets(self) -> Mapping[tuple[str, int], int]:
         """Last offset taken in, by topic and partition."""
         return self._ends
 
@@ -70,7 +70,7 @@ class OffsetLog:
     def _refuse_gaps(self, items: Iterable[OffsetRange], layer: str) -> None:
         """Raises if offsets before or inside the ranges are missing that are not known to hold no message."""
         wanted = {(item.topic, item.partition): (self._start(item), item.last + 1) for item in items}
-        known = self._absent.within(wanted)
+        known = self._absent.overlapping(wanted)
         for item in items:
             runs, start = known[item.topic, item.partition], self._start(item)
             place = f"{layer}: topic {item.topic}, partition {item.partition}"

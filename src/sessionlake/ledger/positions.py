@@ -91,7 +91,7 @@ def update_sums(spark: SparkSession, lake: Lake) -> bool:
 
     Of two that do so at once, either's are as good.
     """
-    books = LedgerReader(lake.reader(spark), *_COLUMNS, carried=False)
+    books = LedgerReader(lake.reader(spark), *_COLUMNS, include_carried=False)
     times = [batch.column("committed_at") for batch in books.entries()]
     latest = pc.max(pa.chunked_array(times, _TIME)).as_py()
     if latest is None:
@@ -103,7 +103,7 @@ def update_sums(spark: SparkSession, lake: Lake) -> bool:
         # What is carried forward is no copy, and may be others' by now.
         reader = lake.reader(spark)
         known = stored_sums(reader).carried
-        own = sum_entries(LedgerReader(reader, *_COLUMNS, carried=False).entries, until)
+        own = sum_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).entries, until)
         sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
         replace_claimed(spark, lake, POSITIONS, sums)
         return True
@@ -120,7 +120,7 @@ def carry_forward(spark: SparkSession, lake: Lake, cut: datetime) -> None:
 
 def carried_sums(reader: TableReader, cut: datetime) -> pa.Table:
     """The sums that stand for all entries from before a moment, those that are gone already among them."""
-    sums = sum_entries(LedgerReader(reader, *_COLUMNS, whole=True).entries, cut)
+    sums = sum_entries(LedgerReader(reader, *_COLUMNS, every_entry=True).entries, cut)
     carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
 
@@ -143,9 +143,11 @@ def verify_sums(reader: TableReader) -> bool:
         LakeError: they are not what it says.
     """
     known = stored_sums(reader).copies
-    if known is None or not LedgerReader(reader).in_short:
+    if known is None or not LedgerReader(reader).uses_copies:
         return False
-    made = sum_entries(LedgerReader(reader, *_COLUMNS, whole=True, carried=False).entries, known["until"][0].as_py())
+    made = sum_entries(
+        LedgerReader(reader, *_COLUMNS, every_entry=True, include_carried=False).entries, known["until"][0].as_py()
+    )
     if _comparable(known) != _comparable(made):
         raise LakeError(
             f"{POSITIONS} does not hold the sums of {LEDGER}: remove the table, which is made anew from the ledger, "

@@ -143,7 +143,7 @@ def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) ->
     behind: list[Condition] = [*_of(layer), ("batch_id", gt, batch)]
     found = list(to_dicts(LedgerReader(reader, *columns, "batches").entries(*behind)))
     if any(row["batches"] > 1 for row in found):  # sums that are of them, too
-        found = list(to_dicts(LedgerReader(reader, *columns, whole=True).entries(*behind)))
+        found = list(to_dicts(LedgerReader(reader, *columns, every_entry=True).entries(*behind)))
     return sorted(found, key=itemgetter("batch_id"))
 
 

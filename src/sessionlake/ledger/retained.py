@@ -61,7 +61,7 @@ _SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int3
 _OF_HEADS = pa.schema([("table", pa.string()), ("limit", pa.int64()), *_HEAD, ("format", pa.int32())])
 _KEYS = {"table": "", "topic": "", "partition": -1, "session_id": ""}
 """What tells rows apart, and what is there in the place of one that a row has not."""
-_UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), bounded=("table",))
+_UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), pruned_by=("table",))
 
 TABLES_REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
 """Tables that have their limits together, noted of the first. Who looks for a whole table looks in the index first."""
@@ -82,7 +82,7 @@ def expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) ->
     if table == CHANGES:
         return Expired(SESSION, "_position", limits, most)
     if table == PROGRESS:
-        return Expired((*SESSION, "first_offset"), "_batch", limits, most, spares="beneath")
+        return Expired((*SESSION, "first_offset"), "_batch", limits, most, spared_by="beneath")
     return Expired(SESSION, "position", limits, most)
 
 
@@ -112,7 +112,7 @@ class Retained:
         return self.removed + self.pending
 
     @property
-    def since(self) -> str:
+    def summary(self) -> str:
         """From when on nothing is gone, for people."""
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
@@ -229,7 +229,7 @@ class Beginning:
         highest_ms: stream time that messages had come to with it, ms; `UNSAID`: none of them said any.
     """
 
-    last: int
+    last_removed: int
     highest_ms: int
 
 
@@ -246,7 +246,8 @@ def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
 
 def describe_beginning(place: TopicPartition, at: Beginning) -> str:
     """Where a topic-partition begins, in words for people."""
-    return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {at.last + 1}, by maintain.retention"
+    first = at.last_removed + 1
+    return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {first}, by maintain.retention"
 
 
 def last_removed_position(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:

@@ -87,7 +87,7 @@ class Topic:
     lost: int | None = None
 
     @property
-    def beyond(self) -> int:
+    def free_offset(self) -> int:
         """An offset beyond every one that the generation has, in any partition."""
         return max((max(p.next_offset, p.first_offset) for p in self.partitions), default=self.offset_shift)
 

@@ -175,7 +175,7 @@ class Maintenance:
         storage = self._lake.storage
         since = min((reader.needs for reader in reading if reader.needs is not None), default=None)
         kept = HistoryToKeep(self._settings.maintain.keep, since, self._settings.maintain.versions)
-        if at_leisure and not storage.has_expired(self._spark, table, kept):
+        if at_leisure and not storage.needs_vacuum(self._spark, table, kept):
             return None
         return storage.vacuum(self._spark, table, kept)
 
@@ -196,7 +196,10 @@ class Maintenance:
         """
         storage = self._lake.storage
         wanted = self._settings.maintain.keep
-        if parse_interval(storage.set_missing(self._spark, table, storage.log).get(RETENTION)) >= wanted:
+        if (
+            parse_interval(storage.set_changed_properties(self._spark, table, storage.log_properties).get(RETENTION))
+            >= wanted
+        ):
             return ""
         return f"its {RETENTION} is not {interval_text(wanted)}: the next start of its layer sets it"
 

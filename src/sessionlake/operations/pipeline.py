@@ -254,7 +254,7 @@ class Pipeline:
         self._on_failure(error)
 
     def _start(self, part: str) -> LayerQuery:
-        with storage_of(self._settings).remembering():
+        with storage_of(self._settings).caching():
             return self._start_sound(part)
 
     def _start_sound(self, part: str) -> LayerQuery:
@@ -299,7 +299,7 @@ def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
         **{own.layer: partial(processors.start, name=own.name) for own in settings.processors},
     }
     try:
-        with storage_of(settings).remembering():
+        with storage_of(settings).caching():
             require_sound(spark, settings, part)
             query = start[part](spark, settings, once=True)
         if not _ended(query, settings, stop):

@@ -126,7 +126,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         fold = handover.HandedOver(fold, str(handover.folder(settings, own.layer)))
     first_batch = begin.first_batch if begin else 0
     log = offset_log(spark, lake, settings, own.layer, first_batch)
-    times = StreamTimesLog.begin(spark, settings, own.layer, log.ends)
+    times = StreamTimesLog.begin(spark, settings, own.layer, log.last_offsets)
     stream = fold_shards(packed(spark, lake, settings, own.layer, own.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, own, processor, log, times)
     return LayerQuery(own.layer, checkpoint).start(
@@ -167,7 +167,7 @@ def table_of(own: ProcessorSettings, output: OutputColumns) -> TableSchema:
         f"Records of the processor {own.name}",
         written_by="processors.job",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "_offset", "_batch"),
+        statistics_columns=("topic", "session_id", "_offset", "_batch"),
         writes=Writes.APPEND,
     )
 
@@ -204,7 +204,7 @@ class _ProcessorBatch:
             refuse_failures(own.name, reports)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=own.layer)
-            require_continued(own.layer, partitions, self._log.ends)
+            require_continued(own.layer, partitions, self._log.last_offsets)
             with committing(self._settings, own.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=own.layer,

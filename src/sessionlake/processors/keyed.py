@@ -65,7 +65,12 @@ class KeyedTable:
         by = self.work.by
         columns = with_comments(self.columns, {**self.work.comments, BATCH: BATCH_COMMENT})
         schema = TableSchema(
-            columns, self.work.comment, written_by="processors.keyed", cluster_by=by[:2], skipping=by, feed=True
+            columns,
+            self.work.comment,
+            written_by="processors.keyed",
+            cluster_by=by[:2],
+            statistics_columns=by,
+            change_feed=True,
         )
         self.lake = Lake(settings, {own.into: schema})
 
@@ -174,7 +179,7 @@ class KeyedTable:
         """
         own = self._own
         if (cut := read_heads(self.lake.reader(spark)).get(own.source)) is not None and cut.gone:
-            raise LakeError(f"{cut.since}: processor {own.name} goes by all rows of a key")
+            raise LakeError(f"{cut.summary}: processor {own.name} goes by all rows of a key")
         return self.lake.read(spark, own.source, version)
 
     def made(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
@@ -253,7 +258,7 @@ class _KeyedBatch:
         count, outputs = source.count(), list[TableOutput]()
         if count:
             others = tuple(name for name, _ in self.table.columns if name not in same)
-            upsert = Upsert(self.table.keys, others, bounded=by[:1], deletes=True)
+            upsert = Upsert(self.table.keys, others, pruned_by=by[:1], deletes=True)
             commit = merge(spark, lake, own.into, source, upsert, txn)
             outputs.append(TableOutput(own.into, commit.version, count))
         told = LedgerEntry(

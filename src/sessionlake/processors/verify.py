@@ -34,7 +34,7 @@ def verify_product(spark: SparkSession, settings: Settings, own: ProductProcesso
         return f"{own.into} is not compared: {own.source} has rows that it has yet to read; {first}"
     work = ByProduct(own, table.lake.storage.columns(spark, own.source))
     truth = work.truth(table.source(spark, now))
-    return compared(own.into, work.keys, work.product.results, table.lake.read_near(spark, own.into), truth)
+    return compared(own.into, work.keys, work.product.results, table.lake.read_small_in_memory(spark, own.into), truth)
 
 
 def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, own: ProductProcessor, now: int) -> bool:

@@ -39,7 +39,7 @@ def whole(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardRe
 
 def _with_messages_at_hand(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Table:
     near = key_conditions(rows, _PLACE, bronze.schema(MESSAGES))
-    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], at_most=at_most)
+    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=at_most)
     return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
 
 

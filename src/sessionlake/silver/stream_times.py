@@ -156,7 +156,7 @@ def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, in
         return {}
     gone = {place: at for place, at in beginnings(lake.reader(spark)).items() if place in ends}
     for place, at in gone.items():
-        if at.last > ends[place]:
+        if at.last_removed > ends[place]:
             raise LakeError(
                 f"{describe_beginning(place, at)}: stream time up to offset {ends[place]} cannot be told. The "
                 "checkpoint is older than the tables: put the newer one back"

@@ -79,9 +79,9 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     if found is None:
         return
     rules = RuleBook(settings.capture)
-    for (topic,) in sorted(reader.counts(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
+    for (topic,) in sorted(reader.count_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
         if rules.of(topic).integrity is Integrity.ONCE:
             raise LakeError(
                 f"topic {topic} is of class once, whose sessions are folded from their first change on, but "
-                f"{found.since}: set the class back"
+                f"{found.summary}: set the class back"
             )

@@ -61,9 +61,9 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     lake = Lake(settings)
     there = lake.exists(spark, LEDGER)
     cut = read_heads(lake.reader(spark)).get(LEDGER) if there else None
-    if cut is not None and cut.removed and stored_sums(lake.reader(spark)).cut is None:
+    if cut is not None and cut.removed and stored_sums(lake.reader(spark)).removed_before is None:
         raise LossError(
-            f"{cut.since}, and {POSITIONS}, which has their only sums, is gone", fix="Put it back from a backup"
+            f"{cut.summary}, and {POSITIONS}, which has their only sums, is gone", fix="Put it back from a backup"
         )
     if not has_committed(settings, layer):
         return

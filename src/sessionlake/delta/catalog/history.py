@@ -43,16 +43,16 @@ def file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedel
 
     Where a reader rests, it is a power of two, in hours: so a property that says so changes few times.
     """
-    span = minimum_retention(name, kept.span)
-    if kept.since is None:
+    span = minimum_retention(name, kept.file_span)
+    if kept.first_unread is None:
         return span
     latest = table.history(1).select("version").first()
-    if latest is None or latest["version"] < kept.since:
+    if latest is None or latest["version"] < kept.first_unread:
         return span
-    if latest["version"] - kept.since > _MANY:
+    if latest["version"] - kept.first_unread > _MANY:
         return max(span, _LOG_STAYS)
-    since = table.history(latest["version"] - kept.since + 1)
-    row = since.where(f"version = {int(kept.since)}").select("timestamp").first()
+    since = table.history(latest["version"] - kept.first_unread + 1)
+    row = since.where(f"version = {int(kept.first_unread)}").select("timestamp").first()
     if row is None:
         return span  # the log has it no longer
     hours = math.ceil((datetime.now(UTC) - row["timestamp"].astimezone(UTC) + _UNTIL_NEXT) / _HOUR)

@@ -64,7 +64,7 @@ class Lease:
     expires_at: datetime
     settled: bool
 
-    def held(self, now: datetime) -> bool:
+    def is_held(self, now: datetime) -> bool:
         """Whether nobody else may take it."""
         return self.holder is not None and now < self.expires_at
 
@@ -115,15 +115,15 @@ class Moment:
         """This one."""
         return cls(datetime.now(UTC), time.monotonic())
 
-    def since(self, before: Moment) -> timedelta:
+    def longest_since(self, before: Moment) -> timedelta:
         """How long it is ago, by the clock by which it is longer."""
         return max(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
-    def surely_since(self, before: Moment) -> timedelta:
+    def shortest_since(self, before: Moment) -> timedelta:
         """As `since`, by the clock by which it is shorter."""
         return min(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
-    def earlier(self, wall: datetime) -> Moment:
+    def at_wall(self, wall: datetime) -> Moment:
         """The moment at which the clock that can be set showed this, if both have gone alike since."""
         return Moment(wall, self.steady - (self.wall - wall).total_seconds())
 
@@ -147,7 +147,7 @@ class Claim:
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
-        self.name, self.overtook = name, False
+        self.name, self.took_over = name, False
         self._renewed, self._lease = self._acquire(Holder.here(doing))
 
     @property
@@ -163,7 +163,7 @@ class Claim:
         """
         if self._lost is not None:
             raise self._lost
-        if self._clock().since(self._renewed) >= LENGTH / _TRUSTED:
+        if self._clock().longest_since(self._renewed) >= LENGTH / _TRUSTED:
             self.renew()
 
     def renew(self) -> None:
@@ -204,7 +204,7 @@ class Claim:
     def _acquire(self, mine: Holder) -> tuple[Moment, Lease]:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read(self.name)
-            if before is not None and before.held(begun.wall):
+            if before is not None and before.is_held(begun.wall):
                 raise before.refusal(self._settings)
             none = Lease(self.name, 0, 0, "", None, "", begun.wall, begun.wall, begun.wall, settled=True)
             found = self._write(
@@ -219,7 +219,7 @@ class Claim:
                 settled=False,
             )
             if found is not None and found.claim == self._id:
-                self.overtook = before is not None and (before.holder is not None or not before.settled)
+                self.took_over = before is not None and (before.holder is not None or not before.settled)
                 if before is not None and before.holder is not None:
                     _warn_taken_over(before)
                 return begun, found
@@ -280,7 +280,7 @@ def hold_lease(
     keeper.start()
     settled = False
     try:
-        if claim.overtook:
+        if claim.took_over:
             on_takeover(claim.token)
         yield
         settled = True

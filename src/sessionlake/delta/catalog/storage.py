@@ -77,9 +77,9 @@ class CatalogStorage(Storage):
         rewritten_rows=0,
         index_bytes=0,
     )
-    needs_session = True
-    keeps_functions = True
-    log: Mapping[str, str] = {}  # the platform's own matter
+    needs_spark = True
+    functions_persist = True
+    log_properties: Mapping[str, str] = {}  # the platform's own matter
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -94,10 +94,10 @@ class CatalogStorage(Storage):
     def _schema(self, schema: str) -> str:
         return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.name_of(schema))}"
 
-    def function(self, schema: str, name: str) -> tuple[str, str]:
+    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
 
-    def view(self, spark: SparkSession, name: str) -> str:
+    def prepare_view(self, spark: SparkSession, name: str) -> str:
         """The view's three-level name: its schema is there, since gold's tables are in it."""
         del spark
         return self.identifier(name)
@@ -117,7 +117,7 @@ class CatalogStorage(Storage):
         def retire(token: int) -> None:
             for table, app_id in written:
                 if self.exists(session, table):
-                    self._retire(session, table, Txn.before(app_id, token))
+                    self._retire(session, table, Txn.before_holder(app_id, token))
 
         with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire):
             yield
@@ -139,7 +139,7 @@ class CatalogStorage(Storage):
 
     # -- tables
 
-    def remembering(self) -> AbstractContextManager[None]:
+    def caching(self) -> AbstractContextManager[None]:
         return memory.cache_tables()
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
@@ -272,7 +272,7 @@ class CatalogStorage(Storage):
 
     def reader(self, spark: SparkSession | None) -> TableReader:
         asked = SparkReader(self, _required(spark, self._settings))
-        return memory.CachingReader(asked, self.identifier, asked.surely_empty)
+        return memory.CachingReader(asked, self.identifier, asked.is_known_empty)
 
     # -- writing
 
@@ -295,13 +295,13 @@ class CatalogStorage(Storage):
         finally:
             memory.drop_rows(self.identifier(table))
 
-    def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
+    def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
         return first_read_options(self.delta(spark, table), table)
 
     # -- upkeep
 
     @contextmanager
-    def exclusive(self, table: str) -> Iterator[None]:
+    def commit_lock(self, table: str) -> Iterator[None]:
         """Holds nobody off: commits to a catalog's tables see each other."""
         try:
             yield
@@ -319,13 +319,13 @@ class CatalogStorage(Storage):
             return None
         return Compacted(before, self._files(spark, table)[0])
 
-    def count(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
+    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
         return count_with_spark(self, spark, table, chosen)
 
-    def remove(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
         remove_with_spark(self, spark, table, chosen)
 
-    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         erase_with_spark(self, spark, table, rows)
 
     def purge_vectors(self, table: str) -> int:
@@ -334,7 +334,7 @@ class CatalogStorage(Storage):
             f"`ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL"
         )
 
-    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         """Runs VACUUM for all files that the latest version does not name; the platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
@@ -342,7 +342,7 @@ class CatalogStorage(Storage):
             spark.sql(f"VACUUM {self.identifier(table)} RETAIN 0 HOURS").collect()
         return self._vacuumed(spark, table)
 
-    def has_expired(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
+    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         """True once a day: only VACUUM itself tells what it has to do."""
         del kept
         if table not in self._vacuums:
@@ -357,7 +357,7 @@ class CatalogStorage(Storage):
         vacuums the table.
         """
         span = file_retention(self.delta(spark, table), table, kept)
-        self.set_missing(spark, table, {RETENTION: interval_text(span)})
+        self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
         with conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)}").collect()
         return self._vacuumed(spark, table)

@@ -112,7 +112,7 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
         if not commit_corrected_stats(open_writable(delta)):
             return None
         delta.update_incremental()
-        if not (table := open_writable(delta)).marks_rows:
+        if not (table := open_writable(delta)).uses_vectors:
             return _merge_run(table)
     before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
     bound = size_to_merge_below(before)

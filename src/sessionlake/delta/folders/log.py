@@ -145,7 +145,7 @@ def commit_corrected_stats(table: Writable) -> bool:
     Returns:
         False if another commit has come in between, so that it is to be done again.
     """
-    found = ((file, corrected_stats(file.add.get("stats"), file.held)) for file in table.files)
+    found = ((file, corrected_stats(file.add.get("stats"), file.row_count)) for file in table.files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
     return not actions or write_commit(table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions)
 

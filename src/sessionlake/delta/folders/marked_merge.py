@@ -73,13 +73,13 @@ def merge_by_marking(
     """
     table = open_writable(delta)
     folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
-    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.feeds)
+    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.has_change_feed)
     former = {one.file: one.rows for one in merged.former}
     absorbed = _absorbed(table, [] if marks else former) if merged else []
-    moved = [read_files([replace(file, gone=_gone(file, former))], schema) for file in absorbed]
+    moved = [read_files([replace(file, deleted_rows=_gone(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
     written = next(iter(table.writer().files(gather_batches(rows))), None)
-    told = _feed(folder, merged.changes(), schema) if table.feeds and merged else None
+    told = _feed(folder, merged.changes(), schema) if table.has_change_feed and merged else None
     now = now_ms()
     files, vectors = [one for one in (written, told) if one], list[Path]()
     changes = [remove_action(file, now) for file in absorbed]
@@ -106,7 +106,7 @@ def _absorbed(table: Writable, rewritten: Iterable[TableFile]) -> list[TableFile
 
 def _gone(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
     """All rows of a file that do not stay, by number."""
-    return np.union1d(file.gone, former[file]) if file in former else file.gone
+    return np.union1d(file.deleted_rows, former[file]) if file in former else file.deleted_rows
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class _Merged:
         found = lookup.find(files, source, upsert.keys, schema)
         source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
         former = _former(found, source, upsert)
-        given = np.concatenate([_NO_ROWS, *(one.source for one in former)])
+        given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
         gone = _removes(source, upsert)[given]
         read = schema.names if whole else [*upsert.keys, *_others(upsert, schema)]
         held = read_found_rows(
@@ -184,8 +184,8 @@ def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> lis
     if upsert.updates:
         return list(found)
     gone = _removes(source, upsert)
-    own = ((one, gone[one.source]) for one in found)
-    return [replace(one, rows=one.rows[mine], source=one.source[mine]) for one, mine in own if mine.any()]
+    own = ((one, gone[one.key_places]) for one in found)
+    return [replace(one, rows=one.rows[mine], key_places=one.key_places[mine]) for one, mine in own if mine.any()]
 
 
 def _removes(source: pa.Table, upsert: Upsert) -> Bools:
@@ -209,7 +209,7 @@ def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema)
     """
     columns: dict[str, Any] = {name: given[name] for name in (*upsert.keys, *upsert.columns)}
     columns |= {name: held[name] for name in _others(upsert, schema)}
-    for i, name in enumerate(upsert.kept):
+    for i, name in enumerate(upsert.optional_columns):
         new = given[name].cast(schema.field(name).type)
         columns[name] = pc.if_else(pc.list_element(given[WRITTEN], i), new, columns[name])
     return pa.table(columns)
@@ -218,8 +218,8 @@ def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema)
 def _inserted(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> pa.Table:
     new = ~_removes(source, upsert) & upsert.inserts
     for one in found:
-        new[one.source] = False
-    return source.select([*upsert.keys, *upsert.columns, *upsert.kept]).filter(pa.array(new))
+        new[one.key_places] = False
+    return source.select([*upsert.keys, *upsert.columns, *upsert.optional_columns]).filter(pa.array(new))
 
 
 def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
@@ -240,7 +240,7 @@ def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
     Of each row, that is done as often as the table is larger than a MERGE by a factor of `_CROWD`.
     """
     for size in range(_LARGEST_TIER):
-        tier = [file for file in files if _CROWD**size <= file.held < _CROWD ** (size + 1)]
+        tier = [file for file in files if _CROWD**size <= file.row_count < _CROWD ** (size + 1)]
         if len(tier) >= _CROWD:
             return tier[:_CROWD]
     return []
@@ -254,7 +254,7 @@ def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int)
         now: the moment of the commit (ms).
     """
     every = {file: _gone(file, marked) for file in marked}
-    left = {file: rows for file, rows in every.items() if len(rows) < file.held}
+    left = {file: rows for file, rows in every.items() if len(rows) < file.row_count}
     actions = [remove_action(file, now) for file in every]
     if left:
         vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])

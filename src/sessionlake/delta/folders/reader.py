@@ -55,7 +55,9 @@ class FolderReader(TableReader):
             with self._opened(table) as delta:
                 yield from _rows(delta, conditions, columns)
 
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
         with self._opened(table) as delta:
             schema = pa.schema(delta.schema().to_arrow())
             wanted = pa.schema([schema.field(name) for name in columns or schema.names])
@@ -95,7 +97,7 @@ class FolderReader(TableReader):
 
 def _count(delta: DeltaTable) -> int:
     """How many rows the table's files have, without those that deletion vectors mark."""
-    return delta.count() - sum(len(file.gone) for file in (live_files(delta) if has_vectors(delta) else ()))
+    return delta.count() - sum(len(file.deleted_rows) for file in (live_files(delta) if has_vectors(delta) else ()))
 
 
 def _rows(

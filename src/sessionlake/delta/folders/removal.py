@@ -70,7 +70,7 @@ def purge_vectors(folder: Path) -> int:
     """
     for _ in range(_ATTEMPTS):
         table = open_writable(open_table(folder))
-        marked = [file for file in table.files if len(file.gone)]
+        marked = [file for file in table.files if len(file.deleted_rows)]
         if _without_vectors(table, marked):
             return len(marked)
     raise LakeError(f"{folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
@@ -101,5 +101,5 @@ def _count(file: TableFile, chosen: RowSelection, schema: pa.Schema) -> int:
 
 def _concerned(table: Writable, chosen: RowSelection) -> list[TableFile]:
     """The files whose least values leave it open whether they have such rows."""
-    ends = {name: (None, value) for name, value in chosen.most.items()}
+    ends = {name: (None, value) for name, value in chosen.upper_bounds.items()}
     return [file for file in table.files if file.may_have(ends)]

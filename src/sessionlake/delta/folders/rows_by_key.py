@@ -55,19 +55,19 @@ class _KeySearch:
         heads = Keys.of(rows.take(pa.array(first)), names[:-1], schema)
         return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
-    def settled(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
+    def resolve(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
         """Of each file the rows that are there and have one of the keys."""
         tails = [chunk for one in seen for chunk in one.tail.chunks]
         if tails:
-            at, place = self._told_apart(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
+            at, place = self._find_pairs(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
         else:
             at = place = _NO_ROWS
-        first = np.cumsum([0, *(len(one.near) for one in seen)])
+        first = np.cumsum([0, *(len(one.candidates) for one in seen)])
         ends = np.searchsorted(at, first)
         for one, before, begin, end in zip(seen, first, ends, ends[1:], strict=False):
-            yield one.with_those(at[begin:end] - before, place[begin:end])
+            yield one.resolved_rows(at[begin:end] - before, place[begin:end])
 
-    def _told_apart(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
+    def _find_pairs(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
         """Which of some rows have one of the keys, and which.
 
         Args:
@@ -91,7 +91,7 @@ class FoundRows:
 
     file: TableFile
     rows: Int64s
-    source: Int64s
+    key_places: Int64s
     footer: Footer
 
     def read(self, columns: Sequence[str]) -> pa.Table:
@@ -110,23 +110,23 @@ class _FileMatch:
         tail: the last column of their keys.
     """
 
-    found: FoundRows
-    near: Int64s
+    exact: FoundRows
+    candidates: Int64s
     head: Int64s
     tail: pa.ChunkedArray
 
-    def with_those(self, at: Int64s, place: Int64s) -> FoundRows:
+    def resolved_rows(self, at: Int64s, place: Int64s) -> FoundRows:
         """The rows that are there, together with those of `near` that have whole keys.
 
         Args:
             at: which of them.
             place: of each, the place of its key among those asked for.
         """
-        rows = np.concatenate([self.found.rows, self.near[at]])
-        source = np.concatenate([self.found.source, place])
-        there = np.flatnonzero(~_among(rows, self.found.file.gone))
+        rows = np.concatenate([self.exact.rows, self.candidates[at]])
+        source = np.concatenate([self.exact.key_places, place])
+        there = np.flatnonzero(~_among(rows, self.exact.file.deleted_rows))
         there = there[np.argsort(rows[there])]
-        return replace(self.found, rows=rows[there], source=source[there])
+        return replace(self.exact, rows=rows[there], key_places=source[there])
 
 
 class KeyIndexes:
@@ -165,11 +165,11 @@ class KeyIndexes:
                 one = self._in_file(file, asked, names, schema)
                 if one is not None:
                     seen.append(one)
-                    near += len(one.near)
+                    near += len(one.candidates)
             if near >= _COMPARED:
-                found += asked.settled(seen)
+                found += asked.resolve(seen)
                 seen, near = [], 0
-        return [one for one in (*found, *asked.settled(seen)) if len(one.rows)]
+        return [one for one in (*found, *asked.resolve(seen)) if len(one.rows)]
 
     def _in_file(
         self, file: TableFile, asked: _KeySearch, names: Sequence[str], schema: pa.Schema
@@ -265,7 +265,7 @@ def read_found_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schem
         if most is not None and size > most:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
         parts.append(pa.table([column_of(rows, column, len(one.rows)) for column in others], schema=others))
-    given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.source for one in found)])))
+    given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.key_places for one in found)])))
     rest = pa.concat_tables(parts)
     rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest
     columns = [given[f.name].cast(f.type) if f.name in known else rest[f.name] for f in schema]

@@ -55,10 +55,10 @@ class StagedFiles:
 
         Spark may rename its commit over one that came first. To other tables all commits are written here: none waits.
         """
-        place, action = self._place, txn_action(txn.on(self._place.table), txn.version)
+        place, action = self._place, txn_action(txn.app_id_for(self._place.table), txn.version)
         known = open_writable(self._delta)
-        waits = APPEND_ONLY not in known.configuration or known.marks_rows
-        with place.exclusive(place.table) if waits else nullcontext():
+        waits = APPEND_ONLY not in known.configuration or known.uses_vectors
+        with place.commit_lock(place.table) if waits else nullcontext():
             self._commit(txn, lambda table: commit_append(table, self._files, action))
 
     def replace(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
@@ -73,7 +73,7 @@ class StagedFiles:
             LakeError: some of those are gone.
         """
         place = self._place
-        action = None if txn is None else txn_action(txn.on(place.table), txn.version)
+        action = None if txn is None else txn_action(txn.app_id_for(place.table), txn.version)
 
         def overwrite(table: Writable) -> bool:
             there = {file.path: file for file in table.files}
@@ -82,7 +82,7 @@ class StagedFiles:
                 raise LakeError(f"{place.folder}: other commits have replaced its rows meanwhile; repeat the command")
             return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
 
-        with place.exclusive(place.table):
+        with place.commit_lock(place.table):
             self._commit(txn, overwrite)
 
     def _commit(self, txn: Txn | None, write: Callable[[Writable], bool]) -> None:
@@ -136,10 +136,10 @@ class TableLocation:
 
     folder: Path
     table: str
-    exclusive: Callable[[str], AbstractContextManager[None]]
+    commit_lock: Callable[[str], AbstractContextManager[None]]
 
 
 def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:
     """Whether a commit of this transaction, or of a later one, is in the table's version."""
-    known = delta.transaction_version(txn.on(table))
+    known = delta.transaction_version(txn.app_id_for(table))
     return known is not None and known >= txn.version

@@ -65,7 +65,7 @@ class TableFile:
     folder: Path
     add: Action
     stats: Action
-    gone: Int64s
+    deleted_rows: Int64s
 
     @cached_property
     def path(self) -> Path:
@@ -84,7 +84,7 @@ class TableFile:
         return vector_file(self.folder, vector) if vector else None
 
     @property
-    def held(self) -> int:
+    def row_count(self) -> int:
         """How many rows it has, with those that are gone."""
         return int(self.stats["numRecords"])
 
@@ -140,8 +140,8 @@ def live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFil
     for add in adds:
         stats = parse(add.get("stats"))
         file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
-        if read_vectors and len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
-            raise LakeError(f"{file.path}: {len(file.gone)} rows are marked, and the log says otherwise")
+        if read_vectors and len(file.deleted_rows) != (add.get("deletionVector") or {}).get("cardinality", 0):
+            raise LakeError(f"{file.path}: {len(file.deleted_rows)} rows are marked, and the log says otherwise")
         if read_vectors and not isinstance(stats.get("numRecords"), int):
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)

@@ -52,20 +52,20 @@ def has_expired(folder: Path, kept: HistoryToKeep) -> bool:
     """Whether enough of a table's log is not to be kept."""
     before = _log_kept_since(kept)
     versions = (file for file in _log(folder).glob("*.json") if file.stem.isdigit())
-    passed = (file for file in versions if kept.since is None or int(file.stem) < kept.since)
+    passed = (file for file in versions if kept.first_unread is None or int(file.stem) < kept.first_unread)
     return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
 
 
 def _log_kept_since(kept: HistoryToKeep) -> float:
-    return time.time() - min(kept.span, kept.versions or kept.span).total_seconds()
+    return time.time() - min(kept.file_span, kept.log_span or kept.file_span).total_seconds()
 
 
 def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
     """Removes files and log entries that are not to be kept."""
-    moment = time.time() - kept.span.total_seconds()
-    needed = None if kept.since is None else committed_at(folder, kept.since)
+    moment = time.time() - kept.file_span.total_seconds()
+    needed = None if kept.first_unread is None else committed_at(folder, kept.first_unread)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
-    _remove_log(folder, _log_kept_since(kept), kept.since)
+    _remove_log(folder, _log_kept_since(kept), kept.first_unread)
     return freed
 
 

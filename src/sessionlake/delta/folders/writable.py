@@ -82,12 +82,12 @@ class Writable:
         return self.delta.version()
 
     @property
-    def marks_rows(self) -> bool:
+    def uses_vectors(self) -> bool:
         """True if rows that are replaced may be marked from now on."""
         return self.configuration.get(DELETION_VECTORS) == "true"
 
     @property
-    def feeds(self) -> bool:
+    def has_change_feed(self) -> bool:
         """True if commits have to tell which rows they change."""
         return self.configuration.get(CHANGE_FEED) == "true"
 

@@ -82,7 +82,7 @@ class LoggedCommit:
         return overwrites or self.operation.startswith(("CREATE OR REPLACE", "REPLACE"))
 
     @property
-    def restored(self) -> int | None:
+    def restored_version(self) -> int | None:
         """The version that it goes back to; None if it is no RESTORE."""
         if self.operation != _RESTORE:
             return None
@@ -105,8 +105,8 @@ def unrepaired_restore(commits: Sequence[LoggedCommit]) -> str | None:
     holds: dict[int, int] = {}
     by = None
     for commit in commits:
-        if commit.restored is not None:
-            present = holds.get(commit.restored, commit.restored)
+        if commit.restored_version is not None:
+            present = holds.get(commit.restored_version, commit.restored_version)
             by = f"version {commit.version} restored an older one, without version {newest}"
         elif commit.replaces_all or (commit.changes_rows and present >= newest):
             newest = present = commit.version

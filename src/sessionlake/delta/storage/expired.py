@@ -29,7 +29,7 @@ class RowSelection(Protocol):
     """
 
     @property
-    def most(self) -> Mapping[str, Any]:
+    def upper_bounds(self) -> Mapping[str, Any]:
         """The most that each of these columns is."""
 
     @property
@@ -58,26 +58,26 @@ class Expired:
     """
 
     keys: tuple[str, ...]
-    by: str
+    limited_column: str
     limits: pa.Table
-    most: Mapping[str, Any]
-    spares: str | None = None
+    upper_bounds: Mapping[str, Any]
+    spared_by: str | None = None
 
     @property
     def columns(self) -> list[str]:
         """What must be read of a row to tell."""
-        spared = () if self.spares is None else (self.spares,)
-        return list(dict.fromkeys([*self.keys, self.by, *self.most, *spared]))
+        spared = () if self.spared_by is None else (self.spared_by,)
+        return list(dict.fromkeys([*self.keys, self.limited_column, *self.upper_bounds, *spared]))
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Which rows go."""
         limit = self._limits_of(batch)
-        goes = pc.less_equal(batch.column(self.by), limit)
-        for name, value in self.most.items():
+        goes = pc.less_equal(batch.column(self.limited_column), limit)
+        for name, value in self.upper_bounds.items():
             column = batch.column(name)
             goes = pc.and_kleene(goes, pc.less_equal(column, pa.scalar(value, column.type)))
-        if self.spares is not None:
-            goes = pc.and_kleene(goes, pc.invert(pc.fill_null(batch.column(self.spares), fill_value=False)))
+        if self.spared_by is not None:
+            goes = pc.and_kleene(goes, pc.invert(pc.fill_null(batch.column(self.spared_by), fill_value=False)))
         return pc.fill_null(goes, fill_value=False)
 
     def _limits_of(self, batch: pa.RecordBatch) -> Any:
@@ -95,19 +95,19 @@ class Expired:
         """Whether a row of the table (alias `t`) goes by the row of `limits` (alias `s`) that has its keys."""
         from pyspark.sql import functions as F
 
-        goes = F.col(f"t.{self.by}") <= F.col(f"s.{LIMIT}")
+        goes = F.col(f"t.{self.limited_column}") <= F.col(f"s.{LIMIT}")
         for name in self.keys:
             goes &= F.col(f"t.{name}") == F.col(f"s.{name}")
-        for name, value in self.most.items():
+        for name, value in self.upper_bounds.items():
             goes &= F.col(f"t.{name}") <= F.lit(value)
-        if self.spares is not None:
-            goes &= ~F.coalesce(F.col(f"t.{self.spares}"), F.lit(col=False))
+        if self.spared_by is not None:
+            goes &= ~F.coalesce(F.col(f"t.{self.spared_by}"), F.lit(col=False))
         return goes
 
     @property
     def conditions(self) -> list[tuple[str, Any, Any]]:
         """What rows must meet in any case: see `reading.Condition`."""
-        return [(name, le, value) for name, value in self.most.items()]
+        return [(name, le, value) for name, value in self.upper_bounds.items()]
 
 
 def _joined_keys(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:

@@ -65,7 +65,7 @@ class Limits:
 
 def delta_writer(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
     """Spark's writer of the rows, which Delta passes over if a commit of the transaction is in the table."""
-    return rows.write.format("delta").mode(mode).options(txnAppId=txn.on(table), txnVersion=txn.version)
+    return rows.write.format("delta").mode(mode).options(txnAppId=txn.app_id_for(table), txnVersion=txn.version)
 
 
 class StagedRows(Protocol):
@@ -94,9 +94,9 @@ class Storage(ABC):
 
     limits: Limits
     scratch: Path | None = None
-    needs_session: bool
-    keeps_functions: bool
-    log: Mapping[str, str]
+    needs_spark: bool
+    functions_persist: bool
+    log_properties: Mapping[str, str]
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -112,11 +112,11 @@ class Storage(ABC):
         """What SQL calls a table, view or function that `sessionlake query` knows by this name: see `register`."""
 
     @abstractmethod
-    def function(self, schema: str, name: str) -> tuple[str, str]:
+    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         """How SQL creates a function: what kind (`FUNCTION`, `TEMPORARY FUNCTION`), and under which name."""
 
     @abstractmethod
-    def view(self, spark: SparkSession, name: str) -> str:
+    def prepare_view(self, spark: SparkSession, name: str) -> str:
         """How SQL creates a view of this two-level name; its schema is there afterwards."""
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Storage(ABC):
 
     # -- tables
 
-    def remembering(self) -> AbstractContextManager[None]:
+    def caching(self) -> AbstractContextManager[None]:
         """In the block, this thread may ask once what a table's properties are, and for the rows of small tables."""
         return nullcontext()
 
@@ -219,19 +219,19 @@ class Storage(ABC):
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
-        with self.exclusive(table):
+        with self.commit_lock(table):
             spark.sql(
                 f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({sql_string(key)} = {sql_string(value)})"
             )
 
-    def retain(self, spark: SparkSession, table: str) -> None:
+    def set_retention(self, spark: SparkSession, table: str) -> None:
         """Sets how far back the table's history reaches, and who removes its log, if a start does so.
 
         In a catalog, where asking for a table's properties can cost a Spark job, maintenance alone does.
         """
         del spark, table
 
-    def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
+    def set_changed_properties(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets those of these Delta properties that the table does not have so; returns what it had."""
         present = self.properties(spark, table)
         for key in (key for key, value in wanted.items() if present.get(key) != value):
@@ -240,7 +240,7 @@ class Storage(ABC):
 
     # -- reading
 
-    def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
+    def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
         """A stream's options, by which it begins in the order of the table's commits: here its files have that order.
 
         Raises:
@@ -288,9 +288,9 @@ class Storage(ABC):
         writer = delta_writer(rows, table, txn, "overwrite")
         self.save(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
 
-    def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
+    def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Removes all rows of a table, as `overwrite`."""
-        with self.exclusive(table), conf(spark, txn.conf(table)):
+        with self.commit_lock(table), conf(spark, txn.session_conf(table)):
             self.delta(spark, table).delete()
 
     @abstractmethod
@@ -320,14 +320,14 @@ class Storage(ABC):
         """
         reader = self.reader(spark)
         conditions = key_conditions(rows, upsert.keys, reader.schema(table))
-        held = reader.table(table, *conditions, at_most=self.limits.driver_bytes)
+        held = reader.table(table, *conditions, max_bytes=self.limits.driver_bytes)
         if held.num_rows:
             return self.merge(spark, table, combine(rows, held), upsert, txn)
-        self.make_sure(table)
+        self.require_lease(table)
         self.append(spark, table, rows.cast(held.schema), txn)
         return self.last_commit(spark, table)
 
-    def make_sure(self, table: str) -> None:
+    def require_lease(self, table: str) -> None:
         """Returns if this process is the one that may write, as far as can be told before Delta is asked."""
         self.require_claims()
         fault_point(f"sure:{table}")
@@ -339,7 +339,7 @@ class Storage(ABC):
     # -- upkeep
 
     @abstractmethod
-    def exclusive(self, table: str) -> AbstractContextManager[None]:
+    def commit_lock(self, table: str) -> AbstractContextManager[None]:
         """Holds other commits of this machine off that the place itself cannot tell from one another.
 
         Appends see to it themselves. Not to be entered again inside.
@@ -353,18 +353,18 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def count(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
+    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
         """How many rows of a table are chosen."""
 
     @abstractmethod
-    def remove(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
         """Removes rows of a table that rows are only appended to, in one commit, which streams pass over.
 
         See `Lake.stream`. `commit.remove_rows` does so only if this process may write.
         """
 
     @abstractmethod
-    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         """Leaves of a session's messages only where and when they were, in one commit, which streams pass over."""
 
     @abstractmethod
@@ -379,7 +379,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         """Removes all that is no part of the present version: there is no way back.
 
         Args:
@@ -388,7 +388,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def has_expired(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
+    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         """Whether `vacuum` has enough to do to be worth it."""
 
     @abstractmethod

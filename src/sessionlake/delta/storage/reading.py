@@ -109,7 +109,9 @@ class TableReader(ABC):
         """The rows that meet all conditions, batch by batch; times are in UTC."""
 
     @abstractmethod
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
         """The rows that meet all conditions, and how many the table has in all, by its log: both of one version.
 
         The table must be there.
@@ -143,38 +145,38 @@ class TableReader(ABC):
         for batch in self.batches(table, *conditions, columns=columns):
             yield from rows_of(batch)
 
-    def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
+    def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         """A few rows of a table, whichever; reads little more."""
-        return list(islice(self.rows(table, columns=columns), at_most))
+        return list(islice(self.rows(table, columns=columns), max_rows))
 
     def table(
         self,
         table: str,
         *conditions: Condition,
         columns: Sequence[str] | None = None,
-        of: pa.Table | None = None,
-        at_most: int | None = None,
+        sessions: pa.Table | None = None,
+        max_bytes: int | None = None,
     ) -> pa.Table:
         """The rows that meet all conditions, as one Arrow table. The table must be there.
 
         Args:
             of: the sessions whose rows are meant, others are dropped as they are read: by those of the columns
                 `SESSION` that it has, all of which must be read.
-            at_most: bytes in memory.
+            max_bytes: bytes in memory.
 
         Raises:
             TooLargeError: it has more.
         """
-        names = [] if of is None else session_columns(of)
-        sessions = None if of is None else _joined(of, names)
+        names = [] if sessions is None else session_columns(sessions)
+        wanted = None if sessions is None else _joined(sessions, names)
         found, size = [], 0
         for batch in self.batches(table, *conditions, columns=columns):
             rows = pa.Table.from_batches([batch])
-            if sessions is not None:
-                rows = rows.filter(pc.is_in(_joined(rows, names), value_set=sessions))
+            if wanted is not None:
+                rows = rows.filter(pc.is_in(_joined(rows, names), value_set=wanted))
             size += rows.nbytes
-            if at_most is not None and size > at_most:
-                raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
+            if max_bytes is not None and size > max_bytes:
+                raise TooLargeError(f"the rows asked for of {table} have more than {max_bytes} bytes")
             found.append(rows)
         if found:
             return pa.concat_tables(found)
@@ -186,7 +188,7 @@ class TableReader(ABC):
         named = [name for name, _, _ in conditions]
         return any(batch.num_rows for batch in self.batches(table, *conditions, columns=named or None))
 
-    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+    def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """How many rows that meet all conditions there are of each combination of these columns' values.
 
         What is kept in memory are the combinations, whatever the number of rows.
@@ -210,9 +212,9 @@ class TableReader(ABC):
         return found
 
 
-def session_columns(of: pa.Table) -> list[str]:
+def session_columns(sessions: pa.Table) -> list[str]:
     """Which of the columns `SESSION` tell the sessions that are meant; see `TableReader.table`."""
-    return [name for name in SESSION if name in of.column_names]
+    return [name for name in SESSION if name in sessions.column_names]
 
 
 def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:

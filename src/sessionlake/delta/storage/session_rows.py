@@ -26,8 +26,8 @@ class SessionRows:
 
     topic: str
     session: str
-    by: str = "session_id"
-    most: Mapping[str, Any] = field(default_factory=dict)
+    id_column: str = "session_id"
+    upper_bounds: Mapping[str, Any] = field(default_factory=dict)
     """See `Expired`: no file can be left out."""
 
     @classmethod
@@ -38,30 +38,30 @@ class SessionRows:
     @property
     def columns(self) -> list[str]:
         """What must be read of a row to tell."""
-        return ["topic", self.by]
+        return ["topic", self.id_column]
 
     @property
     def value(self) -> str | bytes:
         """The id as the column has it."""
-        return self.session.encode() if self.by == "key" else self.session
+        return self.session.encode() if self.id_column == "key" else self.session
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Which rows are the session's."""
-        own = batch.column(self.by)
+        own = batch.column(self.id_column)
         named = pc.equal(own, pa.scalar(self.value, own.type))
         return pc.fill_null(pc.and_(named, pc.equal(batch.column("topic"), self.topic)), fill_value=False)
 
     def source(self, spark: SparkSession) -> DataFrame:
         """One row, alias `s`, that `condition` compares with: so no command's text in a table's history has the id."""
-        return as_frame(spark, pa.table({"topic": [self.topic], self.by: [self.value]})).alias("s")
+        return as_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.value]})).alias("s")
 
     def condition(self) -> Column:
         """Whether a row of the table (alias `t`) is the session's."""
         from pyspark.sql import functions as F
 
-        return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.by}") == F.col(f"s.{self.by}"))
+        return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.id_column}") == F.col(f"s.{self.id_column}"))
 
-    def blanked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def with_erased(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Messages, the session's as those of erased ones."""
         gone = self.mask(batch)
         columns = [

@@ -73,24 +73,24 @@ class SparkReader(TableReader):
         table: str,
         *conditions: Condition,
         columns: Sequence[str] | None = None,
-        of: pa.Table | None = None,
-        at_most: int | None = None,
+        sessions: pa.Table | None = None,
+        max_bytes: int | None = None,
     ) -> pa.Table:
         """Spark is asked for no more rows than can fit, and refuses those that are too wide."""
-        if at_most is None or not self.exists(table):
-            return super().table(table, *conditions, columns=columns, of=of)
+        if max_bytes is None or not self.exists(table):
+            return super().table(table, *conditions, columns=columns, sessions=sessions)
         try:
             with interpreted(self._spark):
-                frame = self._of(self._where(table, conditions), of)
+                frame = self._of(self._where(table, conditions), sessions)
                 frame = frame if columns is None else frame.select(*map(quote, columns))
-                most = at_most // (_CELL_BYTES * len(frame.columns))
+                most = max_bytes // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
         except Exception as error:
             if not RESULT_TOO_BIG.fits(failure_of(error)):
                 raise
             raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
-        if found.num_rows > most or found.nbytes > at_most:
-            raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
+        if found.num_rows > most or found.nbytes > max_bytes:
+            raise TooLargeError(f"the rows asked for of {table} have more than {max_bytes} bytes")
         return found
 
     def _of(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
@@ -102,13 +102,15 @@ class SparkReader(TableReader):
         named = sessions.select(names).group_by(names).aggregate([])
         return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
 
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
         with interpreted(self._spark):
             found = self._where(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
-    def surely_empty(self, table: str) -> bool:
+    def is_known_empty(self, table: str) -> bool:
         """Whether the version that Spark has loaded has no file, as far as it can say without a job."""
         from py4j.protocol import Py4JError
 
@@ -138,13 +140,13 @@ class SparkReader(TableReader):
         del table, conditions
         return None
 
-    def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
+    def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         if not self.exists(table):
             return []
         with interpreted(self._spark):
-            return rows_of(self._where(table, (), columns).limit(at_most).toArrow())
+            return rows_of(self._where(table, (), columns).limit(max_rows).toArrow())
 
-    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+    def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """Counted by the cluster."""
         if not self.exists(table):
             return Counter()

@@ -79,11 +79,11 @@ def merge_with_spark(
     """
     frame = as_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
-    same = reduce(and_, (_bound(known, name) for name in upsert.bounded), _same(upsert))
+    same = reduce(and_, (_bound(known, name) for name in upsert.pruned_by), _same(upsert))
 
     def execute() -> Commit:
-        storage.make_sure(table)
-        with storage.exclusive(table):
+        storage.require_lease(table)
+        with storage.commit_lock(table):
             builder = storage.delta(spark, table).alias("t").merge(frame.alias("s"), same)
             spark.conf.unset(LAST_COMMIT)
             done = _clauses(builder, upsert).execute().collect()
@@ -92,7 +92,7 @@ def merge_with_spark(
                 return storage.last_commit(spark, table)
             return Commit(int(version), done[0]["num_affected_rows"])
 
-    with conf(spark, txn.conf(table) | dict(settings or {})):
+    with conf(spark, txn.session_conf(table) | dict(settings or {})):
         return retry_on_conflict(execute)
 
 
@@ -126,8 +126,8 @@ def rewrite_with_spark(
     """Changes the chosen rows of a table, if there are any, and leaves no file with rows that are marked as gone."""
 
     def execute() -> None:
-        storage.make_sure(table)
-        with storage.exclusive(table):
+        storage.require_lease(table)
+        with storage.commit_lock(table):
             if storage.properties(spark, table).get(DELETION_VECTORS) == "true":
                 spark.sql(f"REORG TABLE {storage.identifier(table)} APPLY (PURGE)").collect()
             merge = storage.delta(spark, table).alias("t").merge(chosen.source(spark), chosen.condition())
@@ -147,14 +147,16 @@ def _clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
     taken: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in upsert.columns}
     kept: dict[str, str | Column] = {
         quote(name): f"CASE WHEN s.{WRITTEN}[{i}] THEN s.{quote(name)} ELSE t.{quote(name)} END"
-        for i, name in enumerate(upsert.kept)
+        for i, name in enumerate(upsert.optional_columns)
     }
     if upsert.deletes:
         builder = builder.whenMatchedDelete(f"s.{DELETE}")
     if upsert.updates:
         builder = builder.whenMatchedUpdate(set=taken | kept)
     if upsert.inserts:
-        whole: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in (*upsert.keys, *upsert.kept)}
+        whole: dict[str, str | Column] = {
+            quote(name): f"s.{quote(name)}" for name in (*upsert.keys, *upsert.optional_columns)
+        }
         there = f"NOT s.{DELETE}" if upsert.deletes else None
         builder = builder.whenNotMatchedInsert(there, values=whole | taken)
     return builder

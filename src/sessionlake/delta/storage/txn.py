@@ -26,11 +26,11 @@ class Txn:
         return cls(app_id, _LAST)
 
     @property
-    def second(self) -> Txn:
+    def second_write(self) -> Txn:
         """Of the batch's second write to a table."""
         return Txn(f"{self.app_id}:changed", self.version)
 
-    def under(self, token: int) -> Txn:
+    def fenced_by(self, token: int) -> Txn:
         """This one in the order of who holds a claim: those of a later holder have higher versions.
 
         Args:
@@ -39,17 +39,17 @@ class Txn:
         return Txn(f"{self.app_id}:claimed", token * _BATCHES + self.version + 1) if token else self
 
     @classmethod
-    def before(cls, app_id: str, token: int) -> Txn:
+    def before_holder(cls, app_id: str, token: int) -> Txn:
         """One that is higher than those of all holders before, and lower than those of the one with this token."""
-        return cls(app_id, -1).under(token)
+        return cls(app_id, -1).fenced_by(token)
 
-    def on(self, table: str) -> str:
+    def app_id_for(self, table: str) -> str:
         """Application id of this query's writes to one table."""
         return f"{self.app_id}:{table}"
 
-    def conf(self, table: str) -> dict[str, str]:
+    def session_conf(self, table: str) -> dict[str, str]:
         """A session's settings, by which a MERGE, UPDATE or DELETE bears the transaction."""
         return {
-            "spark.databricks.delta.write.txnAppId": self.on(table),
+            "spark.databricks.delta.write.txnAppId": self.app_id_for(table),
             "spark.databricks.delta.write.txnVersion": str(self.version),
         }

@@ -32,6 +32,6 @@ class HistoryToKeep:
         versions: how far back, of its log, where that is removed here; None: as far.
     """
 
-    span: timedelta
-    since: int | None = None
-    versions: timedelta | None = None
+    file_span: timedelta
+    first_unread: int | None = None
+    log_span: timedelta | None = None

@@ -27,8 +27,8 @@ class Upsert:
 
     keys: tuple[str, ...]
     columns: tuple[str, ...]
-    kept: tuple[str, ...] = ()
-    bounded: tuple[str, ...] = ()
+    optional_columns: tuple[str, ...] = ()
+    pruned_by: tuple[str, ...] = ()
     deletes: bool = False
     updates: bool = True
     inserts: bool = True

@@ -39,7 +39,7 @@ class StoredInLake(Stored):
     def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         found: dict[int, int] = {}
         conditions = _conditions(topics, keys)
-        for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START], *conditions).items():
+        for (topic, start), count in self.reader.count_by(METRICS_1D.table, ["topic", START], *conditions).items():
             if topics is None or topic in topics:
                 day = ms_of(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count

@@ -104,8 +104,8 @@ class AverageWriter:
         if changed:
             rows = rows_of(parts, [SeriesOutput.CHANGED.of(series)], series.ddl)
             # That a row is there is known, which spares Delta an outer join.
-            upsert = Upsert(series.row_keys, _FIGURES, bounded=("ts",), inserts=False)
-            commit = merge(self.spark, self.lake, series.table, rows, upsert, self.txn.second)
+            upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
+            commit = merge(self.spark, self.lake, series.table, rows, upsert, self.txn.second_write)
         else:
             commit = self.lake.last_commit(self.spark, series.table)
         return TableOutput(series.table, commit.version, sum(span.rows for span in (new, changed) if span))
@@ -163,7 +163,7 @@ def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAvera
     conditions = key_conditions(beyond, series.keys, held.schema(series.table))
     try:
         most = limits.driver_bytes // PART
-        rows = held.table(series.table, *conditions, columns=_history_columns(series), at_most=most)
+        rows = held.table(series.table, *conditions, columns=_history_columns(series), max_bytes=most)
     except TooLargeError:
         return None
     return _emitted(points_of(series, beyond, rows), series)

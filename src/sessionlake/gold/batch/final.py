@@ -110,7 +110,7 @@ class Finals:
         names, most, found = [name for name, _ in final.shown], self._lake.limits.driver_bytes, list[pa.Table]()
         try:
             for some in _conditions(since, until):
-                found.append(reader.table(table, *some, columns=names, at_most=most))
+                found.append(reader.table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _near(final, self._lake.read(spark, table), since, until)
@@ -145,7 +145,7 @@ def make_final_anew(
     until = final.limits(times)
     keep = EachBatch(_final_rows(final, {}, until, batch))
     found = map_batches(_near(final, rows, {}, until), keep, ddl_of(final.columns))
-    lake.storage.make_sure(final.table)
+    lake.storage.require_lease(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 

@@ -139,7 +139,7 @@ class ProductMerger:
 def _upsert(product: Product) -> Upsert:
     others = tuple(name for name, _ in product.columns if name not in product.row_keys)
     bounded = (START,) if START in product.row_keys else product.row_keys
-    return Upsert(product.row_keys, others, bounded=bounded)
+    return Upsert(product.row_keys, others, pruned_by=bounded)
 
 
 def write_late(

@@ -37,7 +37,7 @@ def enriched_schema(one: Enriched) -> TableSchema:
         one.comment,
         written_by="gold.references.step",
         cluster_by=one.keys,
-        skipping=skipping,
+        statistics_columns=skipping,
         writes=Writes.BOTH,
     )
 
@@ -52,7 +52,7 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             f"What holds of each {', '.join(one.key_names)}, and from when until when",
             written_by="gold.references.writing",
             cluster_by=first,
-            skipping=one.key_names,
+            statistics_columns=one.key_names,
             writes=Writes.BOTH,
         )
         found[one.taken] = TableSchema(
@@ -60,7 +60,7 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             f"What gold has taken of {one.table}: its tables rest on the rows that are not gone",
             written_by="gold.references.taken",
             cluster_by=first,
-            skipping=(*one.key_names, TAKEN_BY, GONE_BY),
+            statistics_columns=(*one.key_names, TAKEN_BY, GONE_BY),
             writes=Writes.BOTH,
         )
     return found

@@ -262,7 +262,9 @@ def _schema(table: GoldTable) -> TableSchema:
     else:
         comments, written_by = product_comments(table), "gold.batch.products"
     columns = with_comments(table.columns, comments)
-    return TableSchema(columns, table.comment, written_by, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
+    return TableSchema(
+        columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=Writes.BOTH
+    )
 
 
 def _final_schema(final: FinalTable) -> TableSchema:
@@ -272,6 +274,6 @@ def _final_schema(final: FinalTable) -> TableSchema:
         final.comment,
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],
-        skipping=skipping,
+        statistics_columns=skipping,
         writes=Writes.APPEND,
     )

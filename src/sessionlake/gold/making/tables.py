@@ -53,10 +53,10 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     """
     token = lake.storage.token(GOLD)
     if token:
-        fence_off(spark, lake, [table], Txn.before(_MADE, token))
-    txn = next_txn(spark, lake, table, _MADE).under(token)
+        fence_off(spark, lake, [table], Txn.before_holder(_MADE, token))
+    txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
-    lake.storage.make_sure(table)
+    lake.storage.require_lease(table)
     lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
@@ -80,7 +80,7 @@ def make_late_anew(spark: SparkSession, lake: Lake, changes: DataFrame, product:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
     late = EachBatch(lambda some: stamped(product.late_of_changes(some, declared), stamps))
-    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second)
+    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
             note_floors(spark, lake, [one.table for one in with_finals([product])], floors)
             rows = above(rows, floors)
         rows = rows.localCheckpoint()
-        made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
+        made = Made(rows.count(), _first_other(lake.read_small_in_memory(spark, table), rows, product))
         replace_table(spark, lake, table, rows)
         _pass_over_batches_read(spark, lake, settings, table)
         for final in finals_of([product]):
@@ -128,7 +128,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
             if product.lateness_ms is not None:
                 _pass_over_batches_read(spark, lake, settings, LATE_POINTS)
     # Last: without it the table is taken for one that is not whole.
-    lake.storage.make_sure(table)
+    lake.storage.require_lease(table)
     lake.set_property(spark, table, LOGIC, product.logic)
     return made
 
@@ -148,7 +148,7 @@ def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings,
     app_id = Generations(settings.checkpoint(GOLD), GOLD).present.app_id
     if app_id is not None:
         last = Txn(app_id, next_batch(settings, GOLD) - 1)
-        for txn in (last, last.second):
+        for txn in (last, last.second_write):
             fence_off(spark, lake, [table], txn)
 
 

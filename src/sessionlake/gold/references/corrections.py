@@ -132,7 +132,7 @@ class Corrections:
         rows: Rows
         try:
             reader, most = self._lake.reader(self._spark), self._lake.limits.driver_bytes // PART
-            near = reader.table(table.table, *_near(join, spans), columns=columns, at_most=most)
+            near = reader.table(table.table, *_near(join, spans), columns=columns, max_bytes=most)
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table).select(*map(quote, columns))
             # Once, and before the MERGE: what it reads is not what it writes.
@@ -141,9 +141,9 @@ class Corrections:
             rows = rejoined(near)
             if not rows.num_rows:
                 return
-        txn = next_txn(self._spark, self._lake, table.table).under(self._lake.storage.token(GOLD))
+        txn = next_txn(self._spark, self._lake, table.table).fenced_by(self._lake.storage.token(GOLD))
         added = tuple(name for name, _ in join.added)
-        upsert = Upsert(IDENTITY, added, bounded=("topic", "offset"), inserts=False)
+        upsert = Upsert(IDENTITY, added, pruned_by=("topic", "offset"), inserts=False)
         merge(self._spark, self._lake, table.table, rows, upsert, txn)
 
 

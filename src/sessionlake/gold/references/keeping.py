@@ -37,8 +37,8 @@ def make_ready(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     tables = enriched_of(settings)
     for one in references_of(settings):
         if lake.exists(spark, one.table):
-            lake.widen(spark, one.table)  # it is others': what it has besides is theirs
-            lake.storage.retain(spark, one.table)
+            lake.add_missing_columns(spark, one.table)  # it is others': what it has besides is theirs
+            lake.storage.set_retention(spark, one.table)
         else:
             lake.ensure(spark, [one.table])
         there = lake.exists(spark, one.taken)

@@ -44,7 +44,10 @@ _UNKNOWN = "unknown"
 # Up to so many values are named to the files.
 _NAMED = 1_000
 _FAILURE = Upsert(
-    ("reference", "key"), ("error", "reason", "attempts", "failed_at", "next_try"), bounded=("reference",), deletes=True
+    ("reference", "key"),
+    ("error", "reason", "attempts", "failed_at", "next_try"),
+    pruned_by=("reference",),
+    deletes=True,
 )
 
 
@@ -216,7 +219,7 @@ class Lookups:
         if batches is None or self._settings.ttl is None:
             conditions.append((join.version, is_null, None))
         names = [*dict.fromkeys(join.on)]
-        for values in self._lake.reader(self._spark).counts(table.table, names, *conditions):
+        for values in self._lake.reader(self._spark).count_by(table.table, names, *conditions):
             row = dict(zip(names, values, strict=True))
             if None not in values:
                 yield tuple(row[name] for name in join.on)

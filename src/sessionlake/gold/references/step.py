@@ -54,7 +54,7 @@ class EnrichStep:
             self._begun = True
         # From reading what is taken until its rows are there: a correction between the two would not find them.
         with self._taken.lock:
-            found = self._added(spark, batches, read.changes, txn.under(self._lake.storage.token(GOLD)))
+            found = self._added(spark, batches, read.changes, txn.fenced_by(self._lake.storage.token(GOLD)))
         for tell in self._told:
             tell(batches.start, batches.stop - 1)
         self._added_all = _together(self._added_all, batches)
@@ -83,7 +83,9 @@ class EnrichStep:
         """The changes, unless they are too many."""
         names = dict.fromkeys(SOURCES.get(name, name) for table in self._tables for name in table.names)
         try:
-            return reader.table(CHANGES, *conditions, columns=[*names], at_most=self._lake.limits.driver_bytes // PART)
+            return reader.table(
+                CHANGES, *conditions, columns=[*names], max_bytes=self._lake.limits.driver_bytes // PART
+            )
         except TooLargeError:
             return None
 
@@ -95,7 +97,7 @@ class EnrichStep:
     def _write(self, spark: SparkSession, table: Enriched, rows: Rows, txn: Txn, *, there: bool) -> None:
         """Appends, unless some may be there already: those stay as they are, which later corrections have made good."""
         if there:
-            upsert = Upsert(IDENTITY, (*table.results, BATCH), bounded=("topic", "offset"), updates=False)
+            upsert = Upsert(IDENTITY, (*table.results, BATCH), pruned_by=("topic", "offset"), updates=False)
             merge(spark, self._lake, table.table, rows, upsert, txn)
         else:
             append(spark, self._lake, table.table, rows, txn)

@@ -45,7 +45,7 @@ def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.
     if not reader.exists(reference.table):
         raise LakeError(f"{reference.table} is not there: `sessionlake run gold` makes it")
     try:
-        return _declared(reader, reference.table, reference.schema(), at_most=lake.limits.driver_bytes // PART)
+        return _declared(reader, reference.table, reference.schema(), max_bytes=lake.limits.driver_bytes // PART)
     except TooLargeError as error:
         raise LakeError(f"{error}: gold keeps what it takes of a reference table in memory") from error
 
@@ -58,17 +58,17 @@ def held_rows(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table
     """
     schema, none = _taken_schema(reference), (GONE_BY, is_null, None)
     schema = schema.remove(schema.get_field_index(GONE_BY))
-    return _declared(reader, reference.taken, schema, none, at_most=lake.limits.driver_bytes)
+    return _declared(reader, reference.taken, schema, none, max_bytes=lake.limits.driver_bytes)
 
 
-def _declared(reader: TableReader, table: str, schema: pa.Schema, *conditions: Condition, at_most: int) -> pa.Table:
+def _declared(reader: TableReader, table: str, schema: pa.Schema, *conditions: Condition, max_bytes: int) -> pa.Table:
     there = reader.schema(table).names
     if lacking := [name for name in schema.names if name not in there]:
         raise LakeError(
             f"{table} has no {', '.join(lacking)}; it has {', '.join(there)}: the next start of `sessionlake run gold` "
             "sees to that"
         )
-    rows = reader.table(table, *conditions, columns=schema.names, at_most=at_most)
+    rows = reader.table(table, *conditions, columns=schema.names, max_bytes=max_bytes)
     try:
         return rows.cast(schema)
     except pa.ArrowException as error:
@@ -112,9 +112,9 @@ class TakenRows:
             rows = _noted(reference, part, txn.version)
             token = self._lake.storage.token(GOLD)
             if part.gone.num_rows:
-                merge(spark, self._lake, reference.taken, rows, _upsert(reference), txn.under(token))
+                merge(spark, self._lake, reference.taken, rows, _upsert(reference), txn.fenced_by(token))
             else:
-                append(spark, self._lake, reference.taken, rows, txn.under(token))
+                append(spark, self._lake, reference.taken, rows, txn.fenced_by(token))
             self._held.pop(reference.name, None)
 
     def unfinished(self, spark: SparkSession, reference: Reference) -> Difference | None:
@@ -131,7 +131,7 @@ class TakenRows:
     def note_corrected(self, spark: SparkSession, reference: Reference) -> None:
         """Notes that all rows are made good that the corrections so far touch."""
         number = self._lake.latest_version(spark, reference.taken)
-        self._lake.storage.make_sure(reference.taken)
+        self._lake.storage.require_lease(reference.taken)
         self._lake.set_property(spark, reference.taken, _CORRECTED, str(number))
 
 
@@ -144,7 +144,7 @@ def retire_others(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id
     """Sees to it that what a holder before may yet write is passed over."""
     token = lake.storage.token(GOLD)
     if token:
-        fence_off(spark, lake, tables, Txn.before(app_id, token))
+        fence_off(spark, lake, tables, Txn.before_holder(app_id, token))
 
 
 def _taken_schema(reference: Reference) -> pa.Schema:
@@ -163,7 +163,7 @@ def _noted(reference: Reference, part: Difference, number: int) -> pa.Table:
 def _upsert(reference: Reference) -> Upsert:
     keys = (*reference.key_names, "valid_from", TAKEN_BY)
     others = tuple(name for name in _taken_schema(reference).names if name not in keys)
-    return Upsert(keys, others, bounded=reference.key_names[:1])
+    return Upsert(keys, others, pruned_by=reference.key_names[:1])
 
 
 def enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: Enriched) -> DataFrame:

@@ -226,8 +226,8 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
         view = DEFINITIONS[name]
         columns = ", ".join(f"{column} COMMENT {sql_string(said)}" for column, said in view.columns.items())
         spark.sql(
-            f"CREATE OR REPLACE VIEW {lake.storage.view(spark, name)} ({columns}) COMMENT {sql_string(view.comment)} "
-            f"AS {_query(spark, lake, view, _EVER)}"
+            f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({columns}) "
+            f"COMMENT {sql_string(view.comment)} AS {_query(spark, lake, view, _EVER)}"
         )
 
 

@@ -56,7 +56,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _Truth(numbers.where(told), changes.where(told), times, topics, declared)
-    log, begins = _log(lake.read_near(spark, RULE_EVENTS)), slices_begin(reader)
+    log, begins = _log(lake.read_small_in_memory(spark, RULE_EVENTS)), slices_begin(reader)
     parts = [rules[begin : begin + _AT_ONCE] for begin in range(0, len(rules), _AT_ONCE)]
     found = [_compared(log, truth, part, begins) for part in parts]
     first = next((one.first for one in found if one.first is not None), None)

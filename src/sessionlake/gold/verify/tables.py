@@ -64,13 +64,14 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = above(by_sql(events.where(~is_late(table)), table), floors.get(table.table, {}))
             if table.lateness_ms is not None:
                 late.append(_late(events.where(is_late(table)), table))
-        rows = lake.read_near(spark, table.table)
+        rows = lake.read_small_in_memory(spark, table.table)
         found.append(compared(table.table, table.row_keys, table.results, rows, truth))
         for final in finals_of([table]):
             # What is gone of either is not compared: of a topic-partition that lags, a row may go before it is final.
             gone = [floors.get(one, {}) for one in (table.table, final.table)]
             rows, truth = (
-                above(side, *gone) for side in (lake.read_near(spark, final.table), _final(truth, changes, final))
+                above(side, *gone)
+                for side in (lake.read_small_in_memory(spark, final.table), _final(truth, changes, final))
             )
             found.append(compared(final.table, final.row_keys, table.results, rows, truth))
     if late:

@@ -180,7 +180,7 @@ class Forgetting:
         for layer in stateful(self._settings):  # what cannot be read later would stop it half-way
             require_states(self._spark, self._settings, layer, (topic, session))
         Retention(self._spark, self._settings).finish()  # its rows are counted once
-        mine = (one.receipt for one in self._known() if one.done_at is None and one.is_of(topic, session))
+        mine = (one.receipt for one in self._known() if one.done_at is None and one.is_for(topic, session))
         return Journal.begin(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
 
     def _receipt(self, inputs: _Inputs) -> Erasure:
@@ -301,7 +301,7 @@ class Forgetting:
         if not version:
             return None  # it was only created
         since = publications.first_needed(self._settings, table, _removals(journal).get(table, version))
-        done = self._lake.storage.purge(self._spark, table, receipt, since)
+        done = self._lake.storage.purge_history(self._spark, table, receipt, since)
         self._say(f"{table}: {done.files} files of its history removed")
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
 

@@ -35,7 +35,7 @@ def proof(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
     own = FORGET.file(settings).name
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != own})
     asked: list[str] = []
-    if lake.storage.needs_session:
+    if lake.storage.needs_spark:
         asked = [table for table in (*TABLES, *settings.own_tables) if lake.exists(spark, table)]
         found += [f"{table}, column {name}" for table in asked for name in _columns_with(spark, lake, table, session)]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)

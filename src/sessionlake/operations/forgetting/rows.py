@@ -63,7 +63,7 @@ def topics_of(reader: TableReader, session: str) -> list[str]:
     found: set[str] = set()
     for table in _NAMING:
         own = SessionRows.of(table, "", session)
-        for batch in reader.batches(table, (own.by, eq, own.value), columns=["topic"]):
+        for batch in reader.batches(table, (own.id_column, eq, own.value), columns=["topic"]):
             found.update(batch.column("topic").unique().to_pylist())
     return sorted(found)
 
@@ -83,7 +83,7 @@ def offsets_of(reader: TableReader, session: Session) -> list[OffsetRange]:
 def counts_of(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """How many rows of the session each table has."""
     own = {table: SessionRows.of(table, *session) for table in tables_of(spark, lake)}
-    return {table: lake.storage.count(spark, table, rows) for table, rows in own.items()}
+    return {table: lake.storage.count_rows(spark, table, rows) for table, rows in own.items()}
 
 
 def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
@@ -98,7 +98,7 @@ def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> Non
 def blank(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Leaves of the session's messages in bronze only where and when they were."""
     rows = SessionRows.of(MESSAGES, *session)
-    if lake.storage.count(spark, MESSAGES, rows):
+    if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_messages(spark, lake, MESSAGES, rows)
 
 

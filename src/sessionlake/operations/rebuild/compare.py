@@ -69,14 +69,14 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verif
     noted = by_table(cut)
 
     def left(of: Lake, table: str) -> DataFrame:
-        rows = of.read_near(spark, table)
+        rows = of.read_small_in_memory(spark, table)
         if table not in noted:
             return rows
         up_to = limits_frame(spark, lake, noted[table].table).alias("s")
         return rows.alias("t").join(up_to, expired_rows(table).condition(), "left_anti")
 
     found = compare(lambda table: left(lake, table), lambda table: left(beside, table))
-    return replace(found, cut=tuple(cut[table].since for table in sorted(cut) if table in COMPARED))
+    return replace(found, cut=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))
 
 
 def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:

@@ -91,7 +91,7 @@ def _require_uncut(reader: TableReader) -> None:
     """
     cut = [found for table, found in sorted(read_heads(reader).items()) if table in REPLAYED]
     if cut:
-        raise LakeError(f"{cut[0].since}: sessions cannot be rebuilt one by one; rebuild everything")
+        raise LakeError(f"{cut[0].summary}: sessions cannot be rebuilt one by one; rebuild everything")
 
 
 def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
@@ -110,8 +110,8 @@ def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
     bronze = lake.read(spark, MESSAGES, version)
     last_offsets = without_silences(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
     held = {(row[0], row[1]): row[2] for row in last_offsets}
-    gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
-    ends = OffsetLog.load(spark, lake, SILVER).ends
+    gone = {place: at.last_removed for place, at in beginnings(lake.reader(spark)).items()}
+    ends = OffsetLog.load(spark, lake, SILVER).last_offsets
     # Of a topic-partition that retention has emptied there is nothing to take in.
     taken_in = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
     unread = unread_silences(spark, lake.settings, SILVER, ends)

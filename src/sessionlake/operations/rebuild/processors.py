@@ -119,7 +119,9 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
     require_uninterrupted(settings, own.layer)
     work = _Rebuild(spark, settings, name, None)
     with interpreted(spark, when=is_small(spark, work.lake)):
-        work.replay(work.lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, work.lake, work.own.layer).ends)
+        work.replay(
+            work.lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, work.lake, work.own.layer).last_offsets
+        )
         found = work.difference()
         work.clear()
         return found
@@ -167,7 +169,7 @@ class _Rebuild:
             self._publish(journal)
             return RebuiltProcessor(own.into, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
-        ends = OffsetLog.load(self._spark, self.lake, own.layer).ends
+        ends = OffsetLog.load(self._spark, self.lake, own.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
         with building(settings, self._operation, version):
             self.replay(version)
@@ -249,7 +251,7 @@ class _Rebuild:
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.own.name], LIMIT: [plan.batch - 1]})
         former = Expired(("processor",), "_batch", limits, {})
-        if lake.storage.count(spark, PROCESSOR_ERRORS, former):
+        if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = numbered(self._beside.read(spark, self._failed), plan.batch)
-        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second)
+        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second_write)

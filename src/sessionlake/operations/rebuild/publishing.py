@@ -126,7 +126,7 @@ def finish(spark: SparkSession, lake: Lake, layer: str, journal: Journal[Plan], 
         clear: removes the tables that it was built in.
     """
     settings, plan = lake.settings, journal.inputs
-    lake.add_version(spark, MESSAGES, plan.version)
+    lake.ensure_version_after(spark, MESSAGES, plan.version)
 
     def swap() -> None:
         lake.storage.require_claims()

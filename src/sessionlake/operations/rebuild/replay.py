@@ -134,7 +134,7 @@ def to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | Non
         The lake, and what of the columns is not as it is declared: such tables are left as they are.
     """
     lake = _begun(spark, settings)
-    other = lake.other_columns(spark, REPLAYED)
+    other = lake.find_column_conflict(spark, REPLAYED)
     silver = [table for table in REPLAYED if other is None or not lake.exists(spark, table)]
     lake.ensure(spark, [*silver, DECISIONS, LEDGER])
     return lake, other
@@ -250,7 +250,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     from pyspark.sql import functions as F
 
     beside, columns = Lake(settings).staging(), settings.capture.declared
-    changes = beside.read_near(spark, CHANGES).drop("_batch", "kafka_timestamp")
+    changes = beside.read_small_in_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
     tasks = max(spark.sparkContext.defaultParallelism, -(-beside.reader(spark).count(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
     rules = RuleBook(settings.capture)
@@ -265,7 +265,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
     beside = Lake(settings).staging()
-    append(spark, beside, SESSIONS, newest_progress(beside.read_near(spark, PROGRESS)), Txn("rebuild", 0))
+    append(spark, beside, SESSIONS, newest_progress(beside.read_small_in_memory(spark, PROGRESS)), Txn("rebuild", 0))
 
 
 def _fill_splits(spark: SparkSession, settings: Settings) -> None:
@@ -273,7 +273,7 @@ def _fill_splits(spark: SparkSession, settings: Settings) -> None:
     from pyspark.sql import functions as F
 
     beside = Lake(settings).staging()
-    sessions = beside.read_near(spark, SESSIONS).select(*SESSION)
+    sessions = beside.read_small_in_memory(spark, SESSIONS).select(*SESSION)
     split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
     found = sessions.join(split, list(ID), "left_semi").toArrow()
     if found.num_rows:

@@ -230,10 +230,10 @@ def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     if table != PROGRESS:
-        return beside.read_near(spark, table)
+        return beside.read_small_in_memory(spark, table)
     # Whether a message was ever applied beneath newer ones decides how the table of a moment is told.
-    beneath = beside.read_near(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
-    latest = beside.read_near(spark, SESSIONS).join(beneath, list(SESSION), "left")
+    beneath = beside.read_small_in_memory(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
+    latest = beside.read_small_in_memory(spark, SESSIONS).join(beneath, list(SESSION), "left")
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 

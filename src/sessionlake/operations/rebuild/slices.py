@@ -149,5 +149,5 @@ class Slices(Generic[R]):
         """Notes a slice, which must go on where the one before it ended."""
         ranges = ranges_of(whole)
         log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
-        require_continued(self.doing, whole, log.ends)
+        require_continued(self.doing, whole, log.last_offsets)
         log.advance(ranges)

@@ -167,7 +167,7 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
 
 def has_unbooked(spark: SparkSession, lake: Lake) -> bool:
     """Whether the table has messages that the ledger does not know."""
-    return bool(ranges_behind(spark, lake, OffsetLog.load(spark, lake, LAYER).ends))
+    return bool(ranges_behind(spark, lake, OffsetLog.load(spark, lake, LAYER).last_offsets))
 
 
 def _unbooked(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
@@ -177,7 +177,7 @@ def _unbooked(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Offs
         OffsetHoleError: the table lacks some of them, or has some more than once.
     """
     log = OffsetLog.load(spark, lake, LAYER)
-    ranges = ranges_behind(spark, lake, log.ends)
+    ranges = ranges_behind(spark, lake, log.last_offsets)
     if ranges:
         log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     return ranges

@@ -181,7 +181,7 @@ def _bring_into_force(spark: SparkSession, settings: Settings, plan: _Plan, laye
     found = (handover.read(handover.prepared(settings, layer), layer), handover.in_force(settings, layer))
     begin = next((one for one in found if one is not None and one.rebuild == plan.name), None)
     if begin is not None:
-        lake.add_version(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
+        lake.ensure_version_after(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
         lake.storage.require_claims()
         handover.swap(spark, settings, plan.name, layer)
     if layer == GOLD:

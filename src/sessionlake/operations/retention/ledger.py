@@ -36,7 +36,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     if before.pending:  # a process died
         before = replace(_finished(spark, lake, before), pending=0)
     cut = due(reader, lake.settings, bound)
-    if cut is None or not (count := lake.storage.count(spark, LEDGER, _older(cut))):
+    if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _older(cut))):
         return 0
     refuse_set_back(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
@@ -49,7 +49,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
 
 def _finished(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
     """What is gone behind a cut that was interrupted, which goes on only if sums stand for what it removes."""
-    if stored_sums(lake.reader(spark)).cut != before.before:
+    if stored_sums(lake.reader(spark)).removed_before != before.before:
         return before
     remove_rows(spark, lake, LEDGER, _older(before.before))
     return replace(before, removed=before.gone)
@@ -63,7 +63,7 @@ def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | 
     Args:
         bound: no later than this.
     """
-    cut, last = min(_needed(reader, settings, bound)), stored_sums(reader).cut
+    cut, last = min(_needed(reader, settings, bound)), stored_sums(reader).removed_before
     return None if last is not None and cut < last else cut
 
 

@@ -211,7 +211,7 @@ class Retention:
         if not limits.num_rows:
             return 0
         storage, parts = self._lake.storage, TABLES_REMOVED_TOGETHER.get(table, (table,))
-        return sum(storage.count(self._spark, part, expired_rows(part, limits, batch)) for part in parts)
+        return sum(storage.count_rows(self._spark, part, expired_rows(part, limits, batch)) for part in parts)
 
     def _measured(self, limits: pa.Table) -> tuple[int, pa.Table]:
         """How many messages are to go, and the limits with the highest time that is said up to each."""

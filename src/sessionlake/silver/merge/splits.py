@@ -102,7 +102,7 @@ def _read(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *condition
     names = pc.unique(ids["session_id"]).to_pylist()
     named: list[Condition] = [("session_id", is_in, names)] if len(names) <= NAMED_SESSIONS else []
     most = lake.limits.driver_bytes if ids.num_rows > 1 else None  # of one: as many rows as its topic has partitions
-    found = reader.table(table, *named, *conditions, columns=_columns(conditions), of=ids, at_most=most)
+    found = reader.table(table, *named, *conditions, columns=_columns(conditions), sessions=ids, max_bytes=most)
     return found.select(SESSION)
 
 

@@ -88,7 +88,7 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: it may not be created.
     """
-    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(lake.settings))
+    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].columns_for(lake.settings))
     floors = _FLOORS.format(retained=lake.identifier(RETAINED), table=CHANGES)
     known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
     parameters, body = "of_session STRING, as_of TIMESTAMP", _body(lake, _kept(spark, lake), known)
