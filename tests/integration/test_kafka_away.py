@@ -138,7 +138,7 @@ def test_a_broker_that_is_killed_is_waited_for_until_it_is_back(own, spark):
             before = len(captured(spark, own))
             reached(live, lambda: len(captured(spark, own)) > before)
         reached(live, lambda: len(captured(spark, own)) >= len(acknowledged))
-        reached(live, lambda: told[-1] == "Kafka answers; bronze goes on")
+        reached(live, lambda: told[-1] == "Kafka answers; bronze resumes")
     assert_every_message_once(spark, own, acknowledged)
 
 

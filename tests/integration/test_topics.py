@@ -137,7 +137,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
     world, monkeypatch
 ):
     world.create_and_read_until(power_cut_before="Ledger.write", monkeypatch=monkeypatch)  # the ledger row
-    with pytest.raises(TopicChangedError, match=rf"{world.name('a')} was deleted and created anew.*up to offset 2"):
+    with pytest.raises(TopicChangedError, match=rf"{world.name('a')} was deleted and created again.*up to offset 2"):
         world.run(world.settings)
     assert (world.state("a"), world.offsets("a")) == (TopicState.RECREATED, [0, 0, 1, 1, 2])
 
@@ -198,7 +198,7 @@ def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_
     world.delete("b")
     world.create("b")
     world.send("b", 3, 7)
-    with pytest.raises(TopicChangedError, match=rf"{world.name('b')} was deleted and created anew.*up to offset 2"):
+    with pytest.raises(TopicChangedError, match=rf"{world.name('b')} was deleted and created again.*up to offset 2"):
         world.run(world.settings)
     assert world.offsets("b") == [0, 1, 2]
 
@@ -290,7 +290,7 @@ def power_cut(*_: Any) -> None:
 
 @pytest.mark.soak
 def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topic_speaks_again(world, monkeypatch):
-    monkeypatch.setattr("sessionlake.bronze.topic_book._SLOW_SECONDS", 0.5)
+    monkeypatch.setattr("sessionlake.bronze.topic_book._IDLE_CHECK_SECONDS", 0.5)
     for topic in ("gone", "stays", "quiet"):
         world.create(topic)
     world.send("quiet", 0, 2)
@@ -433,7 +433,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
 def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told(world, monkeypatch):
     """As by a cluster whose brokers do not all know of a topic yet."""
     monkeypatch.setattr("sessionlake.bronze.query._PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("sessionlake.bronze.query._TRIES", 2)
+    monkeypatch.setattr("sessionlake.bronze.query._MAX_ATTEMPTS", 2)
     real, refused = query.starting_offsets, iter(range(9))
     for topic in ("a", "b"):
         world.send(topic, 0, 3)

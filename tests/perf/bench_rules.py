@@ -28,9 +28,9 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.alerts.stored import StoredInLake
-from sessionlake.gold.rules.batch import Batch, changed
+from sessionlake.gold.rules.batch import Batch, log_changes
 from sessionlake.gold.rules.patterns import MATCH
-from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
+from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 
 METRICS = ("price", "qty", "size", "bid", "ask")
 HOURS = 72
@@ -71,7 +71,7 @@ def rules_of(count: int) -> list[Rule]:
             f"max({one}) over {WINDOWS[short]} > avg({other}) over {WINDOWS[long]} and not min({one}) over 2 min < 2.9",
             f"any(last({one}) over {WINDOWS[short]} > 3.5, count({other}) over {WINDOWS[long]} < 1)",
         )[i % 3]
-        found.append(rule_of(RuleSettings(name=f"r{i}", when=when), declared))
+        found.append(compile_rule(RuleSettings(name=f"r{i}", when=when), declared))
     return found
 
 
@@ -138,7 +138,7 @@ def measure(
         before, after = (dict.fromkeys(topics, at * 60_000) for at in (minute, minute + 1))
         touched = pa.concat_tables([_touched(part, minute + 1), _touched(part.slice(7, 1), minute - 60)])
         wall, cpu = time.perf_counter(), time.process_time()
-        logged = changed(rules, [], Batch(before, after, touched, MATCH.empty_table()), stored)
+        logged = log_changes(rules, [], Batch(before, after, touched, MATCH.empty_table()), stored)
         found["wall, s"].append(time.perf_counter() - wall)
         found["CPU, s"].append(time.process_time() - cpu)
         found["alerts"].append(len(logged))

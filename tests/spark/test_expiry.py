@@ -244,7 +244,7 @@ def test_rules_say_nothing_of_windows_that_are_gone_and_take_nothing_back(feed: 
     for begin, end in pairwise((0, 90, 150, 200)):
         feed.write(changes[begin:end]).run()
     status = {row["rule"]: row["error"] for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
-    assert status.pop("long") == "its longest window is not shorter than gold.retention (2:00:00)"
+    assert status.pop("long") == "the longest window must be shorter than gold.retention (2:00:00)"
     assert status == dict.fromkeys(["across", "seq", "some"])
     assert require_exact(feed) > 5
     floor = floors_of(feed)[METRICS_1M]["capture.a"] / 1000

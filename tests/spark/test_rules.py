@@ -81,7 +81,7 @@ def test_random_changes_in_random_batches_bear_what_sql_makes_of_them(feed: Feed
     feed.write(changes[70:]).run()
     assert require_exact(feed) > 50
     status = {row["rule"]: (row["error"], row["taken_by"]) for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
-    assert status.pop("bad") == ("line 1, column 11: nothing is no number column: there is price, qty", 0)
+    assert status.pop("bad") == ("line 1, column 11: nothing is not a number column; available: price, qty", 0)
     assert status == {name: (None, int(name in {"long", "in_out"})) for name in (*TEXTS, "soon")}
     causes = {(row["event"], row["cause"]) for row in rows_of(feed.spark, feed.lake, RULE_EVENTS)}
     assert {("raised", "late data"), ("retracted", "late data"), ("retracted", "new or changed rule")} <= causes

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from sessionlake.bronze.archive.files import Files
 from sessionlake.bronze.archive.lines import Damage, Message, footer_line, header_line, read_message
-from sessionlake.bronze.archive.members import checked, gzip_member, members_of, messages_of
-from sessionlake.bronze.archive.source import NOTHING, planned, rows_of, taken
+from sessionlake.bronze.archive.members import check_members, gzip_member, list_members, read_messages
+from sessionlake.bronze.archive.source import STREAM_START, next_position, plan_tasks, read_rows
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.errors import LakeError, LossError
 from support.archives import PLACES, capture, content
@@ -31,13 +31,13 @@ def read(path, file=0):
     """All messages of a file, and why members of it cannot be used."""
     found, damages = [], []
     with Files() as files:
-        for member in members_of(path, file):
-            for known in checked(member, files):
+        for member in list_members(path, file):
+            for known in check_members(member, files):
                 if known.damage is not None:
                     damages.append(known.damage)
                     continue
                 place = known.header.topic, known.header.partition
-                found += [(place, message) for message in messages_of(known, files)]
+                found += [(place, message) for message in read_messages(known, files)]
     return found, damages
 
 
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_whatever_its_bytes(kind, given, tmp_path_factor
 @KINDS
 def test_a_member_begins_where_another_topic_partition_does(kind, tmp_path):
     made = write_archive(tmp_path / f"a.{kind}", capture())
-    assert (made.messages, made.members, len(members_of(tmp_path / f"a.{kind}", 0))) == (80, 2, 2)
+    assert (made.messages, made.members, len(list_members(tmp_path / f"a.{kind}", 0))) == (80, 2, 2)
     assert read(tmp_path / f"a.{kind}") == (capture(), [])
 
 
@@ -78,7 +78,7 @@ def test_gzip_s_own_tool_reads_ours_and_we_read_its_chains(tmp_path):
     ours.write_bytes(b"".join(map(gzip_member, contents)))
     theirs.write_bytes(b"".join(map(gzip.compress, contents)))
     assert gzip.decompress(ours.read_bytes()) == b"".join(contents)
-    assert len(members_of(theirs, 0)) == 1
+    assert len(list_members(theirs, 0)) == 1
     assert read(theirs) == read(ours) == (capture(), [])
 
 
@@ -133,12 +133,12 @@ def test_what_is_wrong_with_a_member_is_told_and_the_next_one_is_read(kind, text
     found, damages = read(file)
     assert damages == [damage]
     assert [message.offset for _, message in found] == [1, 2]
-    rows = [row for batch in rows_of(members_of(file, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in read_rows(list_members(file, 0)) for row in batch.to_pylist()]
     assert [(row["damage"], row["offset"]) for row in rows] == [(damage, None), (None, 1), (None, 2)]
 
 
 def test_behind_a_line_that_is_too_long_the_next_member_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("sessionlake.bronze.archive.members.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("sessionlake.bronze.archive.members.MAX_LINE_BYTES", 1 << 20)
     endless = header_line("t", 0) + b'{"timestamp":1,"value":"' + random.Random(0).randbytes(1 << 20).hex().encode()
     (tmp_path / "a.gz").write_bytes(gzip.compress(endless) + gzip.compress(WHOLE))
     found, damages = read(tmp_path / "a.gz")
@@ -150,7 +150,7 @@ def test_behind_a_line_that_is_too_long_the_next_member_is_found(tmp_path, monke
 def test_a_flipped_byte_costs_its_member_alone(kind, tmp_path):
     file = tmp_path / f"a.{kind}"
     write_archive(file, capture())
-    second = members_of(file, 0)[1]
+    second = list_members(file, 0)[1]
     data = bytearray(file.read_bytes())
     at = data.rindex(b".jsonl", 0, len(data) // 2 + 400) + 40 if kind == "zip" else second.start + 100
     data[at] ^= 0xFF
@@ -206,9 +206,9 @@ def test_a_member_is_read_in_bounded_memory(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip_member(header_line("t", 0) + body + footer_line(25_000, zlib.crc32(body))))
     del body
     (tmp_path / "b.gz").write_bytes(gzip_member(WHOLE))
-    assert sum(batch.num_rows for batch in rows_of(members_of(tmp_path / "b.gz", 0))) == 2  # what is imported is
+    assert sum(batch.num_rows for batch in read_rows(list_members(tmp_path / "b.gz", 0))) == 2  # what is imported is
     tracemalloc.start()
-    count = sum(batch.num_rows for batch in rows_of(members_of(tmp_path / "a.gz", 0)))
+    count = sum(batch.num_rows for batch in read_rows(list_members(tmp_path / "a.gz", 0)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 25_000
@@ -217,7 +217,7 @@ def test_a_member_is_read_in_bounded_memory(tmp_path):
 
 def rows(file):
     """What bronze gets of a file, as rows."""
-    return [row for batch in rows_of(members_of(file, 0)) for row in batch.to_pylist()]
+    return [row for batch in read_rows(list_members(file, 0)) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -241,7 +241,7 @@ def test_members_compressed_otherwise_than_by_deflate_are_unreadable_and_the_oth
 @KINDS
 @pytest.mark.parametrize("lines", [False, True], ids=["one line", "many lines"])
 def test_what_a_member_decompresses_to_is_bounded(kind, lines, tmp_path, monkeypatch):
-    monkeypatch.setattr("sessionlake.bronze.archive.members.LONGEST_MEMBER", 1 << 20)
+    monkeypatch.setattr("sessionlake.bronze.archive.members.MAX_MEMBER_BYTES", 1 << 20)
     size = (1 << 20) // len(LINE % 1) + 1 if lines else 0
     body = b"".join(LINE % n for n in range(size)) if lines else b'{"timestamp":1,"value":"' + b"0" * (1 << 20)
     text = header_line("t", 0) + body + footer_line(size, zlib.crc32(body))
@@ -275,7 +275,7 @@ def without_name(data):
 def test_a_file_whose_name_is_no_text_is_read_and_its_damage_is_reported(tmp_path):
     file = tmp_path / os.fsdecode(b"caf\xe9.gz")
     file.write_bytes(gzip_member(WHOLE) + gzip_member(WHOLE[:-5]))
-    rows = [row for batch in rows_of(members_of(file, 0)) for row in batch.to_pylist()]
+    rows = [row for batch in read_rows(list_members(file, 0)) for row in batch.to_pylist()]
     assert {row["file"] for row in rows} == {f"{tmp_path}/caf\\udce9.gz"}
     assert sum(row["damage"] is not None for row in rows) == 1
 
@@ -297,14 +297,19 @@ def test_what_is_no_regular_file_is_unreadable_and_a_link_to_one_is_read(tmp_pat
     (tmp_path / "e.gz").symlink_to(tmp_path / "e.gz")
     (tmp_path / "whole").write_bytes(gzip_member(WHOLE))
     (tmp_path / "f.gz").symlink_to(tmp_path / "whole")
-    end = taken(tmp_path, NOTHING, ALL)
-    found = [row for task in planned(tmp_path, NOTHING, end) for batch in rows_of(task) for row in batch.to_pylist()]
+    end = next_position(tmp_path, STREAM_START, ALL)
+    found = [
+        row
+        for task in plan_tasks(tmp_path, STREAM_START, end)
+        for batch in read_rows(task)
+        for row in batch.to_pylist()
+    ]
     assert [(row["file"][-4:], row["damage"], row["offset"]) for row in found] == [
         *((name, "unreadable", None) for name in ("a.gz", ".zip", ".zip", "d.gz", "e.gz")),
         ("f.gz", None, 1),
         ("f.gz", None, 2),
     ]
-    assert all("no regular file" in row["detail"] for row in found[:5])
+    assert all("not a regular file" in row["detail"] for row in found[:5])
 
 
 def test_a_zip_of_many_members_is_opened_once_for_each_task(tmp_path, monkeypatch):
@@ -314,15 +319,15 @@ def test_a_zip_of_many_members_is_opened_once_for_each_task(tmp_path, monkeypatc
     opened = []
     real = zipfile.ZipFile.__init__
     monkeypatch.setattr(zipfile.ZipFile, "__init__", lambda *args, **more: opened.append(1) or real(*args, **more))
-    end = taken(tmp_path, NOTHING, ALL)
-    tasks = planned(tmp_path, NOTHING, end)
-    assert sum(batch.num_rows for task in tasks for batch in rows_of(task)) == 1000
+    end = next_position(tmp_path, STREAM_START, ALL)
+    tasks = plan_tasks(tmp_path, STREAM_START, end)
+    assert sum(batch.num_rows for task in tasks for batch in read_rows(task)) == 1000
     assert len(opened) == 1 + len(tasks)
 
 
 @KINDS
 def test_members_beyond_the_limit_are_one_row_whatever_their_number(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("sessionlake.bronze.archive.members._MOST_MEMBERS", 3)
+    monkeypatch.setattr("sessionlake.bronze.archive.members._MAX_MEMBERS", 3)
     file = tmp_path / f"a.{kind}"
     if kind == "zip":
         with zipfile.ZipFile(file, "w") as archive:
@@ -339,7 +344,7 @@ def test_a_zip_s_directory_is_not_read_into_memory_whatever_its_size(tmp_path, m
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for number in range(50):
             archive.writestr(str(number), WHOLE)
-    monkeypatch.setattr("sessionlake.bronze.archive.files._LARGEST_DIRECTORY", 1000)
+    monkeypatch.setattr("sessionlake.bronze.archive.files._MAX_DIRECTORY_BYTES", 1000)
     [row] = rows(tmp_path / "a.zip")
     assert (row["damage"], "its directory has more than 1000 bytes" in row["detail"]) == ("unreadable", True)
 
@@ -359,69 +364,69 @@ def test_a_long_line_costs_time_as_its_length(tmp_path):
 def test_files_are_taken_once_in_the_order_of_their_names_and_unfinished_ones_not(tmp_path):
     for name in ("b.zip", "a.gz", ".c.zip.partial", "_d.zip", "e.txt"):
         (tmp_path / name).write_bytes(gzip_member(WHOLE))
-    first = taken(tmp_path, NOTHING, ALL)
+    first = next_position(tmp_path, STREAM_START, ALL)
     assert first == {"files": 2, "last": "b.zip", "there": 2}
-    numbers = [(m.path[-4:], m.file) for task in planned(tmp_path, NOTHING, first) for m in task]
+    numbers = [(m.path[-4:], m.file) for task in plan_tasks(tmp_path, STREAM_START, first) for m in task]
     assert numbers == [("a.gz", 0), (".zip", 1)]
     (tmp_path / "c.gz").write_bytes(gzip_member(WHOLE))
     (tmp_path / "a.gz").unlink()  # it was taken
-    [[member]] = planned(tmp_path, first, taken(tmp_path, first, ALL))
+    [[member]] = plan_tasks(tmp_path, first, next_position(tmp_path, first, ALL))
     assert (member.path[-4:], member.file) == ("c.gz", 2)
     assert json.loads(json.dumps(first)) == first
 
 
 def test_a_file_that_comes_under_an_earlier_name_is_told_and_not_passed_over(tmp_path):
     (tmp_path / "b.gz").write_bytes(gzip_member(WHOLE))
-    first = taken(tmp_path, NOTHING, ALL)
+    first = next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
-    with pytest.raises(LakeError, match="under a name that lies before"):
-        taken(tmp_path, first, ALL)
+    with pytest.raises(LakeError, match="with a name that sorts before"):
+        next_position(tmp_path, first, ALL)
 
 
 def test_a_late_file_is_told_where_others_that_were_taken_are_gone_too(tmp_path):
     for name in ("b.gz", "c.gz"):
         (tmp_path / name).write_bytes(gzip_member(WHOLE))
-    first = taken(tmp_path, NOTHING, ALL)
+    first = next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "b.gz").unlink()
     (tmp_path / "d.gz").write_bytes(gzip_member(WHOLE))
-    second = taken(tmp_path, first, ALL)
+    second = next_position(tmp_path, first, ALL)
     assert second == {"files": 3, "last": "d.gz", "there": 2}
     (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
-    with pytest.raises(LakeError, match="Up to that one there were 2, and there are 3"):
-        taken(tmp_path, second, ALL)
+    with pytest.raises(LakeError, match="Up to that name there were 2 files, and now there are 3"):
+        next_position(tmp_path, second, ALL)
 
 
 def test_a_file_that_is_gone_before_it_was_captured_is_told(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
-    end = taken(tmp_path, NOTHING, ALL)
+    end = next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").unlink()
-    with pytest.raises(LossError, match=r"of 1 files .*, 0 are there.* an empty file of its name and \.skip"):
-        planned(tmp_path, NOTHING, end)
+    with pytest.raises(LossError, match=r"with 1 files .* there are 0\. .* an empty file with its name and \.skip"):
+        plan_tasks(tmp_path, STREAM_START, end)
 
 
 def test_a_file_that_was_named_so_since_its_batch_was_planned_is_passed_over_and_no_other(tmp_path):
     for name in ("a.gz", "b.gz", "c.gz"):
         (tmp_path / name).write_bytes(gzip_member(WHOLE))
-    end = taken(tmp_path, NOTHING, ALL)
+    end = next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "b.gz").rename(tmp_path / "b.gz.skip")
-    [[first, last]] = planned(tmp_path, NOTHING, end)
+    [[first, last]] = plan_tasks(tmp_path, STREAM_START, end)
     assert (first.path[-4:], last.path[-4:]) == ("a.gz", "c.gz")
-    assert taken(tmp_path, end, ALL) == end
+    assert next_position(tmp_path, end, ALL) == end
     (tmp_path / "d.gz.skip").touch()  # of a later batch
     (tmp_path / "c.gz").unlink()
-    with pytest.raises(LossError, match=r"of 3 files .*, 1 are there"):
-        planned(tmp_path, NOTHING, end)
+    with pytest.raises(LossError, match=r"with 3 files .* there are 1\."):
+        plan_tasks(tmp_path, STREAM_START, end)
 
 
 def test_a_batch_has_files_of_about_so_many_bytes_and_one_at_least(tmp_path):
     size = len(gzip_member(WHOLE))
     for name in ("a.gz", "b.gz", "c.gz"):
         (tmp_path / name).write_bytes(gzip_member(WHOLE))
-    assert taken(tmp_path, NOTHING, 1) == {"files": 1, "last": "a.gz", "there": 1}
-    assert taken(tmp_path, NOTHING, size) == {"files": 1, "last": "a.gz", "there": 1}
-    assert taken(tmp_path, NOTHING, size + 1) == {"files": 2, "last": "b.gz", "there": 2}
-    assert taken(tmp_path, {"files": 2, "last": "b.gz"}, 1) == {"files": 3, "last": "c.gz", "there": 3}
-    assert taken(tmp_path, {"files": 3, "last": "c.gz"}, 1) == {"files": 3, "last": "c.gz"}
+    assert next_position(tmp_path, STREAM_START, 1) == {"files": 1, "last": "a.gz", "there": 1}
+    assert next_position(tmp_path, STREAM_START, size) == {"files": 1, "last": "a.gz", "there": 1}
+    assert next_position(tmp_path, STREAM_START, size + 1) == {"files": 2, "last": "b.gz", "there": 2}
+    assert next_position(tmp_path, {"files": 2, "last": "b.gz"}, 1) == {"files": 3, "last": "c.gz", "there": 3}
+    assert next_position(tmp_path, {"files": 3, "last": "c.gz"}, 1) == {"files": 3, "last": "c.gz"}
 
 
 @KINDS

@@ -23,13 +23,13 @@ class Book:
 
     def __init__(self) -> None:
         self.unanswered = 0
-        self.left_out: frozenset[str] = frozenset()
+        self.excluded_topics: frozenset[str] = frozenset()
         self.asked = self.looked = 0
         self.open = True
         self.away = False
 
-    def disturbed(self) -> bool:
-        return bool(self.left_out)
+    def needs_restart(self) -> bool:
+        return bool(self.excluded_topics)
 
     def require_answer(self) -> None:
         self.asked += 1
@@ -40,8 +40,8 @@ class Book:
     def look(self) -> None:
         self.looked += 1
 
-    def prune(self) -> frozenset[str]:
-        return self.left_out
+    def topics_to_exclude(self) -> frozenset[str]:
+        return self.excluded_topics
 
     def positions(self) -> dict[tuple[str, int], int]:
         return {("a", 0): 0}
@@ -53,7 +53,7 @@ class Book:
         self.open = False
 
 
-class Batches:
+class BatchCommitter:
     def __call__(self, *_: Any) -> None: ...
 
     def retire(self) -> None: ...
@@ -88,14 +88,14 @@ def running(book: Book, starts: list[Any], told: list[str], tmp_path: Path) -> B
         "bronze",
         generations,
         book,
-        source=lambda _: (None, Batches()),
-        settle=lambda _: False,
-        give_up=lambda _: None,
+        source=lambda _: (None, BatchCommitter()),
+        record_planned=lambda _: False,
+        bar_planned=lambda _: None,
         trigger=timedelta(seconds=1),
         once=False,
         on_wait=told.append,
-    ).begin()
-    book.left_out, book.asked = frozenset({"gone"}), 0
+    ).start_query()
+    book.excluded_topics, book.asked = frozenset({"gone"}), 0
     return made
 
 
@@ -105,7 +105,7 @@ def test_a_topic_that_leaves_while_kafka_is_away_starts_the_query_again_when_it_
         running.check()
     assert (len(starts), told) == (1, ["bronze waits for Kafka: Kafka does not answer"])
     running.check()
-    assert (len(starts), book.open, told[1:]) == (2, True, ["Kafka answers; bronze goes on"])
+    assert (len(starts), book.open, told[1:]) == (2, True, ["Kafka answers; bronze resumes"])
 
 
 def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts_if_it_came_before_that(
@@ -115,10 +115,10 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
         """A query that is to go on elsewhere, unless its generation has not begun."""
 
         def __init__(self, folder: Path) -> None:
-            self.begun = folder.name == "bronze"
+            self.has_started = folder.name == "bronze"
             self.pending = 0
 
-        def goes_on_at(self, *_: Any, **__: Any) -> bool:
+        def resumes_at(self, *_: Any, **__: Any) -> bool:
             return False
 
     monkeypatch.setattr(query, "QueryOffsets", Elsewhere)
@@ -126,20 +126,20 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
     (tmp_path / "bronze" / "metadata").write_text('{"id": "q"}')
     came, seen = False, []
 
-    def settle(generation: Generation) -> bool:
+    def record_planned(generation: Generation) -> bool:
         seen.append(("settle", generation.number))
         return came and generation.number == 0
 
-    def give_up(generation: Generation) -> None:
+    def bar_planned(generation: Generation) -> None:
         nonlocal came
         seen.append(("give up", generation.number))
         came = True  # behind the first look, and before it was given up
 
     generations = Generations(str(tmp_path / "bronze"), "bronze")
     BronzeQuery(
-        "bronze", generations, book, source=lambda _: (None, Batches()), settle=settle, give_up=give_up,
-        trigger=timedelta(seconds=1), once=False, on_wait=print,
-    ).begin()  # fmt: skip
+        "bronze", generations, book, source=lambda _: (None, BatchCommitter()),
+        record_planned=record_planned, bar_planned=bar_planned, trigger=timedelta(seconds=1), once=False, on_wait=print,
+    ).start_query()  # fmt: skip
     assert seen == [("settle", 0), ("give up", 0), ("settle", 0), ("settle", 1), ("give up", 1)]
     assert (generations.present.number, book.looked, len(starts)) == (1, 2, 1)
 
@@ -171,7 +171,7 @@ def test_a_query_that_failed_of_kafka_or_its_topics_is_started_again_when_kafka_
 def test_what_fails_while_kafka_answers_and_topics_are_as_they_were_is_tried_five_times_and_told(
     running, book, starts, fails, error
 ):
-    book.left_out = frozenset()
+    book.excluded_topics = frozenset()
     fails(error)
     for _ in range(5):
         assert running.wait(0) is False
@@ -181,7 +181,7 @@ def test_what_fails_while_kafka_answers_and_topics_are_as_they_were_is_tried_fiv
 
 
 def test_under_once_it_is_told_after_a_while_that_kafka_does_not_answer(running, book, starts, fails, monkeypatch):
-    monkeypatch.setattr(query, "_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(query, "_ONCE_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(running, "_once", True)
     fails(TopicChangedError("a topic was deleted"))
     book.unanswered = FOREVER

@@ -70,7 +70,7 @@ def test_a_state_without_the_session_goes_on_as_that_of_a_stream_in_which_it_nev
         forgetting.batch(whole)
         never.batch(left)
     for shard, state in forgetting.states().items():
-        state.graft(ShardState(), lambda topic, _, name: (topic, name) == session)
+        state.replace_sessions(ShardState(), lambda topic, _, name: (topic, name) == session)
         forgetting.stored[shard] = state.encode(columns)
         assert session not in {parts_of_key(key)[::2] for key in state.keys.to_pylist()}
     for batch in [[], *gone[3:]]:

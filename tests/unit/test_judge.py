@@ -365,7 +365,7 @@ def test_a_state_takes_over_some_sessions_of_another_and_keeps_its_own_others() 
     own.keys, other.keys = pa.array([KEY]), pa.array([OTHER])
     own.update(np.array([-1]), pa.array([OTHER]), own.cursors.copy(), own.memories.copy())
     own.clock = Clock([LaneTime("u", 0, 1, 1)])
-    own.graft(other, lambda *name: name == ("t", 0, "r"))
+    own.replace_sessions(other, lambda *name: name == ("t", 0, "r"))
     found = dict(zip(own.keys.to_pylist(), own.cursors[["last_seq", "lane"]].tolist(), strict=True))
     assert found == {KEY: (1, 0), OTHER: (3, 1)}
     assert own.clock.lanes == [LaneTime("u", 0, 1, 1), LaneTime("t", 0, 7, 9)]
@@ -375,6 +375,6 @@ def test_a_state_keeps_the_topic_partitions_of_its_sessions_and_those_that_are_a
     found = state("s0 u1", rules("strict", "fail"))
     found.clock = Clock([LaneTime(topic, 0, 7, 9) for topic in "utvw"])
     found.cursors["lane"] = 1
-    found.keep_lanes({("w", 0)})
+    found.drop_unused_lanes({("w", 0)})
     again = ShardState.decode(found.encode(COLUMNS), COLUMNS)
     assert ([lane.topic for lane in again.clock.lanes], again.cursors["lane"].tolist()) == (["t", "w"], [0])

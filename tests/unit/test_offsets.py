@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
+from sessionlake.bronze.offsets import planned_ranges, wait_for_plan
 from sessionlake.errors import LakeError
 
 
@@ -59,14 +59,14 @@ def test_what_a_volume_s_mount_shows_late_is_waited_for(checkpoint: Path) -> Non
     writing = threading.Timer(0.3, log, (checkpoint, "offsets/1", {"a": {"0": 10, "1": 0}}))
     writing.start()
     assert not plan.exists()
-    wait_until_seen(checkpoint, 1)
+    wait_for_plan(checkpoint, 1)
     assert plan.is_file()
     writing.join()
     assert planned_ranges(checkpoint, 1) == {("a", 0): (9, 10)}
 
 
 def test_what_is_never_seen_is_waited_for_no_longer_than_told(checkpoint: Path) -> None:
-    wait_until_seen(checkpoint, 7, seconds=0.05)
+    wait_for_plan(checkpoint, 7, seconds=0.05)
     with pytest.raises(LakeError, match="offsets/7"):
         planned_ranges(checkpoint, 7)
 

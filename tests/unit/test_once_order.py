@@ -26,8 +26,8 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.fold.pack import ChangePacker, owners_of
-from sessionlake.gold.rules.patterns import MATCH, alerts, events_of
-from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
+from sessionlake.gold.rules.patterns import MATCH, evaluate_pattern, pattern_events
+from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.settings.capture import CaptureSettings
 from unit.test_points import _SCHEMA, METRICS, SERIES, Gold, change, left_sum
 
@@ -162,13 +162,13 @@ PATTERNS = [
 def alerts_of(rule: Rule, changes: Sequence[Change]) -> set[Any]:
     table = in_turn(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
     table = table.append_column("deleted", pa.array([False] * table.num_rows))
-    matches = pa.concat_tables([MATCH.empty_table(), *(one.matches(table, DECLARED) for one in events_of(rule))])
-    return {*alerts(rule, matches, 0, 10**9)}
+    matches = pa.concat_tables([MATCH.empty_table(), *(one.matches(table, DECLARED) for one in pattern_events(rule))])
+    return {*evaluate_pattern(rule, matches, 0, 10**9)}
 
 
 @pytest.mark.parametrize(("when", "by"), PATTERNS)
 def test_patterns_of_shuffled_messages_raise_what_those_of_ordered_ones_raise(when: str, by: list[str]) -> None:
-    rule = rule_of(RuleSettings.model_validate({"name": "own", "when": when, "by": by}), DECLARED)
+    rule = compile_rule(RuleSettings.model_validate({"name": "own", "when": when, "by": by}), DECLARED)
     rnd, raised = random.Random(2), 0
     for _ in SEEDS:
         sent = messages(rnd)

@@ -18,12 +18,13 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
-from sessionlake.gold.rules.alerts import KEY, Alert, Cause, net
-from sessionlake.gold.rules.batch import Asked, Batch, Row, Stored
+from sessionlake.gold.rules.alerts import KEY, Alert, Cause, logged_alerts
+from sessionlake.gold.rules.batch import Batch, LogRow
 from sessionlake.gold.rules.document import Problem, read_file, read_text
-from sessionlake.gold.rules.patterns import MATCH, events_of, sought
-from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
-from sessionlake.gold.rules.slices import Slices, gathered
+from sessionlake.gold.rules.patterns import MATCH, events_to_find, pattern_events
+from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
+from sessionlake.gold.rules.slices import Slices, slices_from_rows
+from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
 from sessionlake.gold.rules.tree import (
     AllOf,
     AnyOf,
@@ -54,7 +55,7 @@ ORDER = ("ts", "position", "topic", "session_id", "partition", "ordinal", "row_i
 
 
 def rule(name: str, when: str, **others: Any) -> Rule:
-    return rule_of(RuleSettings.model_validate({"name": name, "when": when, **others}), DECLARED)
+    return compile_rule(RuleSettings.model_validate({"name": name, "when": when, **others}), DECLARED)
 
 
 CONDITIONS = [
@@ -101,25 +102,25 @@ def changes_of(drawn: Iterable[tuple[Any, ...]]) -> list[Change]:
     return out
 
 
-class Memory(Stored):
+class Memory(StoredData):
     """The tables in memory, kept up as gold's job does."""
 
     def __init__(self) -> None:
         self.tiers = {product.name: product.schema().empty_table() for product in TIERS.values()}
         self.changes = SCHEMA.empty_table()
         self.events = MATCH.empty_table()
-        self.rows: list[Row] = []
+        self.rows: list[LogRow] = []
         self.times: dict[str, int] = {}
         self.known: list[Rule] = []
         self.reached_back: int | None = None
 
-    def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[Row]:
+    def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[LogRow]:
         table = pa.Table.from_pylist(changes, SCHEMA)
         part = METRICS_1M.of_changes(table, DECLARED)
         for product in TIERS.values():
             rows = part if product.below is None else product.of_finer(part)
             self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
-        events = {event for one in rules if isinstance(one.tree, Pattern) for event in events_of(one)}
+        events = {event for one in rules if isinstance(one.tree, Pattern) for event in pattern_events(one)}
         matches = pa.concat_tables([MATCH.empty_table(), *(e.matches(table, DECLARED) for e in events)])
         self.changes = pa.concat_tables([self.changes, table])
         # What a batch has read may come to the next one, too.
@@ -134,7 +135,7 @@ class Memory(Stored):
         touched = touched.append_column("end", pa.array(ends(part, 1))).append_column("ts", part["_first_ts"])
         new = [one for one in rules if one not in self.known]
         known = [one for one in rules if one in self.known]
-        rows = batches.changed(known, new, Batch(before, self.times, touched, matches), self)
+        rows = batches.log_changes(known, new, Batch(before, self.times, touched, matches), self)
         self.known = list(rules)
         self.rows += rows
         return rows
@@ -144,14 +145,14 @@ class Memory(Stored):
         days = (ends(self.tiers[METRICS_1M.name], 1) - 1) // 1440 * 1440
         return dict.fromkeys(days.tolist(), 9)
 
-    def slices(self, asked: Asked) -> Slices:
+    def slices(self, asked: SliceQuery) -> Slices:
         def parts() -> Iterator[tuple[int, pa.Table]]:
             for length, product in TIERS.items():
                 end = ends(self.tiers[product.name], length)
                 for low, high in asked.ends.get(length, ()):
                     yield length, self.tiers[product.name].filter(pa.array((end > low) & (end <= high)))
 
-        return gathered(parts(), asked.columns, asked.keys)
+        return slices_from_rows(parts(), asked.columns, asked.keys)
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
         self.reached_back = since_ms
@@ -164,8 +165,8 @@ class Memory(Stored):
 
     def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         for row in self.rows:
-            if row.logged.alert.rule in rules and first_ms <= row.logged.alert.at_ms <= last_ms:
-                yield row.logged.alert, row.logged.retracted
+            if row.change.alert.rule in rules and first_ms <= row.change.alert.at_ms <= last_ms:
+                yield row.change.alert, row.change.retracted
 
 
 def merged(product: Product, part: pa.Table, held: pa.Table) -> pa.Table:
@@ -305,9 +306,11 @@ def about(tree: Any, change: Change) -> bool:
     return tree.of.has_topic(change["topic"])
 
 
-def logged(rows: list[Row], rule: Rule) -> set[tuple[Any, ...]]:
-    alerts = net(((row.logged.alert, row.logged.retracted) for row in rows), lambda alert: alert.rule == rule.name)
-    places = [KEY.index(name) if name in KEY else KEY.index("value") for name in rule.keys]
+def logged(rows: list[LogRow], rule: Rule) -> set[tuple[Any, ...]]:
+    alerts = logged_alerts(
+        ((row.change.alert, row.change.retracted) for row in rows), lambda alert: alert.rule == rule.name
+    )
+    places = [KEY.index(name) if name in KEY else KEY.index("value") for name in rule.key_columns]
     return {(tuple(a.key[place] for place in places), a.at_ms, a.event) for a in alerts}
 
 
@@ -390,16 +393,16 @@ def test_what_is_no_rule_is_refused_with_its_place_and_what_could_stand_there() 
     rules, problems = read_file(MALFORMED, DECLARED)
     assert [one.rule.name for one in rules] == ["fine", "fine"]
     expected = [
-        "3:15: rule unknown: pricex is no number column: there is price, qty",
+        "3:15: rule unknown: pricex is not a number column; available: price, qty",
         "7:24: rule inside: expected over, found ovr",
         "8:5: rule nowhen: when: Field required",
-        "9:25: rule event: a column by itself is an event",
-        "10:37: rule column: keys of aggregates are topic, session_id, row_id; found who",
-        "11:45: rule mixed: an event is what one change of one source set: no aggregates, no other source",
-        "12:41: rule short: a window is a whole number of minutes",
-        "13:38: rule first: first(price) over 5 min: first and last are those of one series",
-        "15:20: rule quoted: '\"' means nothing here; texts stand in single quotes",
-        "16:30: rule source: a is no source of the rule: there is none",
+        "9:25: rule event: a column without an aggregate is an event",
+        "10:37: rule column: a rule with aggregates can only be keyed by topic, session_id, row_id; found who",
+        "11:45: rule mixed: an event describes one change of one source: it cannot have aggregates",
+        "12:41: rule short: a window must be a whole number of minutes",
+        "13:38: rule first: first(price) over 5 min: first and last need a rule with one series per key",
+        "15:20: rule quoted: '\"' is not allowed here; write texts in single quotes",
+        "16:30: rule source: a is not a source of the rule; available: none",
         "2:3: two rules have the name fine",
     ]
     assert [str(one)[: len(begin)] for one, begin in zip(problems, expected, strict=True)] == expected
@@ -417,7 +420,7 @@ def test_whatever_slips_into_the_table_is_a_problem_and_no_error(text: str) -> N
 
 def test_a_text_does_not_give_its_rule_another_name_than_its_row_has() -> None:
     refused = read_text("a", "when: max(price) over 1 min > 3\nname: b\n", DECLARED)
-    assert str(refused) == "2:7: rule a: name: its row has another one, a: leave it out"
+    assert str(refused) == "2:7: rule a: name: the row's name is a; leave this key out"
     kept = read_text("a", "when: max(price) over 1 min > 3\nname: a\n", DECLARED)
     assert isinstance(kept, Rule)
     assert kept.name == "a"
@@ -445,7 +448,7 @@ def test_no_expression_of_topics_takes_more_than_linear_time(expression: str) ->
     began = time.process_time()
     found = read_text("a", f"{{when: 'max(price) over 1 min > 1', topics: '{expression}'}}", DECLARED)
     if not isinstance(found, Problem):  # else it takes RE2 too much memory
-        assert not any(found.reads("a" * length + "!") for length in range(30, 249))
+        assert not any(found.reads_topic("a" * length + "!") for length in range(30, 249))
     assert time.process_time() - began < 20
 
 
@@ -491,12 +494,12 @@ def point(ts: int, price: float, position: int = 0) -> Change:
     return dict(zip(SCHEMA.names, ("a", "s", "r", ts, position, 0, price, None, None, None, False, 0), strict=True))
 
 
-def said(rows: list[Row]) -> list[tuple[Any, ...]]:
+def said(rows: list[LogRow]) -> list[tuple[Any, ...]]:
     return [
         (
-            row.logged.alert.at_ms // MINUTE,
-            row.logged.alert.event,
-            row.logged.retracted,
+            row.change.alert.at_ms // MINUTE,
+            row.change.alert.event,
+            row.change.retracted,
             row.late,
             row.cause,
             row.late_ts,
@@ -526,8 +529,8 @@ def test_a_changed_rule_keeps_the_alerts_that_both_bear() -> None:
     memory.take_in([point(i * MINUTE, float(i)) for i in range(6)], [rule("high", "max(price) over 1 min > 1")])
     rows = memory.take_in([], [rule("high", "max(price) over 1 min > 3")])
     assert said(rows) == [
-        (3, "raised", True, True, Cause.OTHER_RULE, None),
-        (5, "raised", False, True, Cause.OTHER_RULE, None),
+        (3, "raised", True, True, Cause.RULE_CHANGE, None),
+        (5, "raised", False, True, Cause.RULE_CHANGE, None),
     ]
 
 
@@ -546,8 +549,8 @@ def test_what_a_former_version_said_of_other_topics_and_keys_is_retracted(other:
     present = rule("high", **({"when": when} | other))
     memory.take_in(later, [present])
     assert logged(memory.rows, present) == by_hand(present, changes + later)
-    retracted = [row for row in memory.rows if row.logged.retracted]
-    assert {(row.late, row.cause) for row in retracted} == {(True, Cause.OTHER_RULE)}
+    retracted = [row for row in memory.rows if row.change.retracted]
+    assert {(row.late, row.cause) for row in retracted} == {(True, Cause.RULE_CHANGE)}
     assert len(retracted) == 2
 
 
@@ -556,9 +559,9 @@ def test_what_patterns_look_for_reaches_back_as_far_as_the_one_that_reaches_furt
     soon = rule("soon", "price > 3 then status = 'out' within 1 h", since="1970-01-02T00:00:00Z")
     slow = rule("slow", "status = 'out' not followed by deleted within 2 h", since="1970-01-02T00:00:00Z")
     ever = rule("ever", "deleted without price > 3 before it", since="1970-01-02T00:00:00Z")
-    (price, out), gone = events_of(soon), events_of(slow)[1]
-    assert sought([soon, slow]) == {price: day - 60 * MINUTE, out: day - 120 * MINUTE, gone: day - 120 * MINUTE}
-    assert sought([soon, slow, ever]) == {price: FIRST_MS, out: day - 120 * MINUTE, gone: FIRST_MS}
+    (price, out), gone = pattern_events(soon), pattern_events(slow)[1]
+    assert events_to_find([soon, slow]) == {price: day - 60 * MINUTE, out: day - 120 * MINUTE, gone: day - 120 * MINUTE}
+    assert events_to_find([soon, slow, ever]) == {price: FIRST_MS, out: day - 120 * MINUTE, gone: FIRST_MS}
     memory = Memory()
     memory.take_in([point(2 * day, 9.0), point(3 * day, 9.0)], [soon])
     assert memory.reached_back == day - 60 * MINUTE
@@ -566,9 +569,11 @@ def test_what_patterns_look_for_reaches_back_as_far_as_the_one_that_reaches_furt
 
 def test_events_keep_the_names_under_which_they_are_stored() -> None:
     """Whatever becomes of the classes: matches under another name would not be found."""
-    first, second = events_of(rule("a", "not (price > 3 and qty != 1) then any(deleted, status = 'it''s') within 1 h"))
+    first, second = pattern_events(
+        rule("a", "not (price > 3 and qty != 1) then any(deleted, status = 'it''s') within 1 h")
+    )
     assert (first.id, second.id) == ("4753873cceb7", "a764cd5effd6")
-    third, fourth = events_of(rule("b", "all(a.price > -1e300) then a.deleted within 1 h", by=["who"],
+    third, fourth = pattern_events(rule("b", "all(a.price > -1e300) then a.deleted within 1 h", by=["who"],
                                    sources={"a": {"topics": r"a\\.*", "rows": ["r", "q"]}}))  # fmt: skip
     assert (third.id, fourth.id) == ("96d9be3a9a7c", "6f8e69bee159")
 
@@ -583,7 +588,7 @@ def test_a_year_of_many_series_is_worked_on_in_pieces_that_fit_into_memory() -> 
             del topics, keys
             return {day * 1440: 10_000 for day in range(370)}
 
-        def slices(self, asked: Asked) -> Slices:
+        def slices(self, asked: SliceQuery) -> Slices:
             read.append(sum((high - low) // n for n, spans in asked.ends.items() for low, high in spans))
             return super().slices(asked)
 

@@ -47,7 +47,7 @@ def test_intervals_are_the_set(steps: list[tuple[str, int, int]], one: int, othe
     assert [seq for seq in range(40) if seq in spans] == sorted(seqs)
     assert spans.gaps == gaps(seqs)
     assert list(spans.missing(first, last)) == sorted(wanted - seqs)
-    assert spans.is_whole(first, last) == (wanted <= seqs)
+    assert spans.contains_all(first, last) == (wanted <= seqs)
     if one not in seqs:
         assert spans.gaps_with(one) == gaps(seqs | {one})
     assert SeqSet(spans.bounds).bounds == spans.bounds

@@ -207,7 +207,7 @@ def test_a_held_message_that_is_lost(number: int, looked_at: int, monkeypatch: p
     found = difference_after(held_changed(change))
     assert str(found) == (
         f"topic capture.window, partition 1, session 'holds', held message at offset {number}: "
-        "found nothing, rebuilt there"
+        "found nothing, rebuilt present"
     )
 
 
@@ -231,10 +231,10 @@ def test_all_held_messages_lost() -> None:
 
 def test_a_session_that_is_forgotten() -> None:
     def change(state: ShardState) -> None:
-        state.keep(state.cursors["first_offset"] != 1)
+        state.keep_sessions(state.cursors["first_offset"] != 1)
 
     found = difference_after(change)
-    assert str(found) == "topic capture.once, partition 1, session 'gaps', session: found nothing, rebuilt there"
+    assert str(found) == "topic capture.once, partition 1, session 'gaps', session: found nothing, rebuilt present"
 
 
 def test_the_words_name_the_values() -> None:

@@ -54,13 +54,13 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_tells_what_is_done_and_what_is_planned(folder):
     offsets = QueryOffsets(folder)
-    assert (offsets.begun, offsets.pending) == (True, 1)
+    assert (offsets.has_started, offsets.pending) == (True, 1)
     assert (offsets.start(), offsets.end()) == ({A: 9}, {A: 12, B: 3})
 
 
 def test_a_folder_that_is_not_there_has_not_begun(tmp_path):
     offsets = QueryOffsets(tmp_path / "none")
-    assert (offsets.begun, offsets.pending) == (False, None)
+    assert (offsets.has_started, offsets.pending) == (False, None)
 
 
 def test_before_the_first_batch_a_query_stands_at_its_initial_offsets(folder):
@@ -93,7 +93,7 @@ def test_a_batch_whose_commit_was_lost_is_pending(folder):
     ],
 )
 def test_a_query_goes_on_if_it_reads_on_at_just_the_positions_called_for(folder, positions, settled, goes_on):
-    assert QueryOffsets(folder).goes_on_at(positions, far(positions), settled=settled) is goes_on
+    assert QueryOffsets(folder).resumes_at(positions, far(positions), settled=settled) is goes_on
 
 
 def far(positions):
@@ -106,7 +106,7 @@ def far(positions):
     [({A: 12, B: 3}, True), ({A: 13, B: 4}, True), ({A: 11, B: 3}, False), ({A: 12, B: 2}, False)],
 )
 def test_a_planned_batch_is_repeated_only_if_kafka_holds_its_end(folder, ends, goes_on):
-    assert QueryOffsets(folder).goes_on_at({A: 9, B: 0}, ends, settled=False) is goes_on
+    assert QueryOffsets(folder).resumes_at({A: 9, B: 0}, ends, settled=False) is goes_on
 
 
 @pytest.mark.parametrize(("positions", "ended"), [({A: 12, B: 3}, True), ({A: 12}, False), ({A: 12, B: 4}, False)])
@@ -122,4 +122,4 @@ def test_a_planned_batch_that_ends_where_reading_is_to_go_on_tells_that_no_topic
 )
 def test_without_a_planned_batch_new_topics_that_begin_at_their_beginning_are_no_change(folder, positions, goes_on):
     (folder / "offsets/1").unlink()
-    assert QueryOffsets(folder).goes_on_at(positions, far(positions), settled=True) is goes_on
+    assert QueryOffsets(folder).resumes_at(positions, far(positions), settled=True) is goes_on

@@ -242,7 +242,7 @@ def looks(*found: tuple[float, str]) -> Absences:
 
 
 @pytest.mark.parametrize(
-    ("found", "deleted", "doubtful"),
+    ("found", "deleted", "unconfirmed"),
     [
         ([(0, "")], "", ""),
         ([(0, "a")], "", "a"),
@@ -255,7 +255,7 @@ def looks(*found: tuple[float, str]) -> Absences:
     ],
 )
 def test_a_topic_counts_as_deleted_when_five_looks_in_a_row_over_ten_seconds_have_not_shown_it(
-    found, deleted, doubtful
+    found, deleted, unconfirmed
 ):
     absences = looks(*found)
-    assert (absences.deleted, absences.doubtful) == (set(deleted), set(doubtful))
+    assert (absences.deleted, absences.unconfirmed) == (set(deleted), set(unconfirmed))

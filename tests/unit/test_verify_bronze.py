@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.compare import FIELDS, OFFSET, Compared, Difference, compare
+from sessionlake.bronze.compare import FIELDS, OFFSET, Comparison, Difference, compare
 from sessionlake.bronze.overlap import Overlap, overlap
 from sessionlake.bronze.topic_rules import Seen
 from sessionlake.bronze.verify import VerifiedBronze, _left
@@ -42,7 +42,7 @@ def table(rows: list[Row]) -> pa.Table:
     return pa.Table.from_pylist(rows, pa.schema(list(zip((*OFFSET, *FIELDS), types, strict=True))))
 
 
-def compared(bronze: list[Row], complete_from: dict[tuple[str, int], int] = ENTIRE) -> Compared:
+def comparison(bronze: list[Row], complete_from: dict[tuple[str, int], int] = ENTIRE) -> Comparison:
     return compare(table(KAFKA), table(bronze), complete_from)
 
 
@@ -52,44 +52,44 @@ def others(topic: str, partition: int, offset: int) -> list[Row]:
 
 
 def test_the_same_messages_in_any_order_are_exact():
-    assert compared(KAFKA[::-1]) == Compared(12, 0, None)
-    assert compare(table([]), table([]), {}) == Compared(0, 0, None)
+    assert comparison(KAFKA[::-1]) == Comparison(12, 0, None)
+    assert compare(table([]), table([]), {}) == Comparison(0, 0, None)
 
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_another_hash_in_any_field_is_named(field):
-    found = compared([*others("t", 1, 2), message("t", 1, 2, **{field: 7})])
-    assert found == Compared(12, 1, Difference("t", 1, 2, f"differs from Kafka's in {field}"))
+    found = comparison([*others("t", 1, 2), message("t", 1, 2, **{field: 7})])
+    assert found == Comparison(12, 1, Difference("t", 1, 2, f"differs from Kafka's in {field}"))
 
 
 def test_all_fields_that_differ_are_named():
-    found = compared([*others("t", 1, 2), message("t", 1, 2, key=7, headers=8)])
-    assert found.first == Difference("t", 1, 2, "differs from Kafka's in key, headers")
+    found = comparison([*others("t", 1, 2), message("t", 1, 2, key=7, headers=8)])
+    assert found.first_difference == Difference("t", 1, 2, "differs from Kafka's in key, headers")
 
 
 def test_a_message_that_bronze_lacks_is_named():
-    found = compared(others("u", 0, 0))
-    assert found == Compared(12, 1, Difference("u", 0, 0, "is in Kafka and not in bronze"))
+    found = comparison(others("u", 0, 0))
+    assert found == Comparison(12, 1, Difference("u", 0, 0, "is in Kafka and not in bronze"))
 
 
 def test_a_message_that_bronze_has_twice_is_named_whatever_the_second_holds():
-    found = compared([*KAFKA, message("t", 0, 3)])
-    assert found == Compared(12, 1, Difference("t", 0, 3, "is in bronze 2 times"))
-    assert compared([*KAFKA, message("t", 0, 3, value=7)]) == found
+    found = comparison([*KAFKA, message("t", 0, 3)])
+    assert found == Comparison(12, 1, Difference("t", 0, 3, "is in bronze 2 times"))
+    assert comparison([*KAFKA, message("t", 0, 3, value=7)]) == found
 
 
 def test_a_message_that_only_bronze_has_is_named():
-    found = compared([*KAFKA, message("t", 1, 9)])
+    found = comparison([*KAFKA, message("t", 1, 9)])
     assert (found.messages, found.different) == (13, 1)
-    assert str(found.first).startswith("topic t, partition 1, offset 9: is in bronze and not in Kafka")
+    assert str(found.first_difference).startswith("topic t, partition 1, offset 9: is in bronze and not in Kafka")
 
 
 def test_what_only_bronze_has_is_left_out_before_the_offset_from_which_on_kafka_is_complete():
     bronze = [*KAFKA, message("t", 1, 9)]
-    assert compared(bronze, ENTIRE | {("t", 1): 10}) == Compared(12, 0, None)
-    assert compared(bronze, ENTIRE | {("t", 1): 9}).different == 1
+    assert comparison(bronze, ENTIRE | {("t", 1): 10}) == Comparison(12, 0, None)
+    assert comparison(bronze, ENTIRE | {("t", 1): 9}).different == 1
     # What Kafka was seen to hold there is compared all the same.
-    assert compared(others("t", 1, 2), dict.fromkeys(ENTIRE, NEVER)).different == 1
+    assert comparison(others("t", 1, 2), dict.fromkeys(ENTIRE, NEVER)).different == 1
 
 
 @given(st.lists(st.sampled_from(range(len(KAFKA) + 4)), max_size=20), st.sets(st.sampled_from(range(len(KAFKA)))))
@@ -100,15 +100,18 @@ def test_exactly_the_messages_that_are_not_there_once_as_they_are_differ(chosen,
     wrong = {n for n in range(len(KAFKA)) if chosen.count(n) != 1 or n in changed}
     wrong |= {n for n in chosen if n >= len(KAFKA)}
     first = min((tuple(every[n][name] for name in OFFSET) for n in wrong), default=None)
-    found = compared(bronze)
+    found = comparison(bronze)
     assert (found.messages, found.different) == (len({*range(len(KAFKA)), *chosen}), len(wrong))
-    assert first == (found.first and (found.first.topic, found.first.partition, found.first.offset))
+    assert first == (
+        found.first_difference
+        and (found.first_difference.topic, found.first_difference.partition, found.first_difference.offset)
+    )
 
 
 def test_slices_add_up_to_the_first_difference_of_all():
     late, early = Difference("t", 0, 9, "…"), Difference("t", 0, 3, "…")
-    parts = [Compared(5, 0, None), Compared(5, 2, late), Compared(5, 1, early)]
-    assert sum(parts, Compared()) == Compared(15, 3, early)
+    parts = [Comparison(5, 0, None), Comparison(5, 2, late), Comparison(5, 1, early)]
+    assert sum(parts, Comparison()) == Comparison(15, 3, early)
 
 
 def topic(**changed: Any) -> Topic:
@@ -188,10 +191,10 @@ def test_what_retention_has_removed_is_not_compared():
 
 
 def test_the_answer_says_what_was_compared_and_what_could_not_be():
-    exact = VerifiedBronze(Compared(12, 0, None), Overlap({("t", 0): (0, 11)}, 0, (), ()), 0)
+    exact = VerifiedBronze(Comparison(12, 0, None), Overlap({("t", 0): (0, 11)}, 0, (), ()), 0)
     assert list(told(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
     wrong = VerifiedBronze(
-        Compared(12, 2, Difference("t", 0, 3, "is …")), Overlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)), 5
+        Comparison(12, 2, Difference("t", 0, 3, "is …")), Overlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)), 5
     )
     assert list(told(wrong)) == [
         "2 of 12 messages differ from Kafka's; the first difference:\n  topic t, partition 0, offset 3: is …",
@@ -200,7 +203,7 @@ def test_the_answer_says_what_was_compared_and_what_could_not_be():
         "  of topics that were made anew, and not read since: c",
         "not compared: 3 offsets of Kafka that bronze has not read",
     ]
-    cut = VerifiedBronze(Compared(12, 0, None), Overlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3)
+    cut = VerifiedBronze(Comparison(12, 0, None), Overlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3)
     assert list(told(cut))[1:] == ["not compared: 3 messages that maintain.retention has removed from bronze"]
-    nothing = VerifiedBronze(Compared(0, 0, None), Overlap({}, 0, ("a",), ()), 5)
+    nothing = VerifiedBronze(Comparison(0, 0, None), Overlap({}, 0, ("a",), ()), 5)
     assert next(told(nothing)) == "nothing to compare: of what bronze has, Kafka holds nothing any more"

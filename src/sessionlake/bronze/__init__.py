@@ -1,1 +1,1 @@
-"""Bronze: every message of Kafka, or of archives, exactly once."""
+"""The bronze layer: copies every message of Kafka, archives or Kinesis into `bronze.messages` exactly once."""

@@ -1,4 +1,4 @@
-"""Gaps in the offsets of a batch: Kafka's own transactions explain some, all others stop bronze before it commits."""
+"""Explains gaps in a batch's offsets by Kafka transactions, and stops bronze before the commit if it cannot."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ def explain_gaps(
     shifts: Mapping[str, int],
     txn: Txn,
 ) -> None:
-    """Records the offsets of a batch that hold no message because of Kafka transactions.
+    """Records the offsets of a batch that have no message because of Kafka transactions.
 
     Args:
-        planned: offsets `[first, end)` of the batch, as in `bronze.messages`.
-        read: `topic, partition, offset` of the messages that were read.
-        shifts: offset in bronze less that in Kafka, of topics where it is not 0.
+        spark: The session to write with.
+        lake: The lake that has the record of absent offsets.
+        planned: Offsets `[first, end)` of the batch by topic-partition, as in `bronze.messages`.
+        read: The columns `topic, partition, offset` of the messages that were read.
+        shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
+        txn: The batch's transaction.
 
     Raises:
-        OffsetHoleError: an offset has no message, and transactions are not why.
+        OffsetHoleError: An offset has no message, and no transaction explains it.
         BrokerError: Kafka does not answer.
     """
     gaps = _gaps(planned, read)
@@ -51,24 +54,22 @@ def explain_gaps(
     for place, runs in asked.items():
         lost = next((run for run in runs if run not in proven[place]), None)
         if lost is not None:
-            raise OffsetHoleError(_lost(place, lost))
+            topic, partition = place
+            raise OffsetHoleError(
+                f"{BRONZE}: topic {topic}, partition {partition}: Kafka's offsets {lost[0]} to {lost[1] - 1} are "
+                "missing, and no transaction is the reason",
+                why="The messages were removed before bronze read them. Nothing of this batch was committed",
+                fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
+            )
     record_absent(spark, lake, gaps, txn, reason=Reason.TRANSACTION)
 
 
 def _gaps(planned: Mapping[TopicPartition, Run], read: pa.Table) -> dict[TopicPartition, list[Run]]:
-    found = {}
+    """Returns the runs of planned offsets `[first, end)` without a message, by topic-partition."""
+    gaps = {}
     for (topic, partition), (first, end) in planned.items():
-        own = read.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
-        runs = missing_runs(np.sort(own["offset"].to_numpy()), first, end)
+        messages = read.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
+        runs = missing_runs(np.sort(messages["offset"].to_numpy()), first, end)
         if runs:
-            found[topic, partition] = runs
-    return found
-
-
-def _lost(place: TopicPartition, run: Run) -> str:
-    topic, partition = place
-    return (
-        f"{BRONZE}: topic {topic}, partition {partition}: Kafka's offsets {run[0]} to {run[1] - 1} are missing, and no "
-        "transaction is the reason: the messages were removed before they were read. Nothing of this batch was "
-        "committed. If the topic is compacted, set kafka.allow_offset_gaps: true"
-    )
+            gaps[topic, partition] = runs
+    return gaps

@@ -1,4 +1,7 @@
-"""Kafka to `bronze.messages`: raw, every message exactly once, offsets accounted for."""
+"""The bronze job that reads Kafka: writes raw messages to `bronze.messages` once each, and checks their offsets.
+
+Other sources than Kafka are read by `bronze.streamed`. The query's restarts are in `bronze.query`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ import pyarrow.compute as pc
 
 from sessionlake.bronze.compare import OFFSET
 from sessionlake.bronze.gaps import explain_gaps
-from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
+from sessionlake.bronze.offsets import planned_ranges, wait_for_plan
 from sessionlake.bronze.polls import polled_bytes
-from sessionlake.bronze.query import BronzeQuery, Start
+from sessionlake.bronze.query import BronzeQuery, StartPlan
 from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
@@ -25,10 +28,7 @@ from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, 
 from sessionlake.delta.storage.offset_ranges import offsets_condition
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LossError, SessionlakeError
-from sessionlake.kafka.clients import (
-    require_broker,
-    spark_source_options,
-)
+from sessionlake.kafka.clients import require_broker, spark_source_options
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
 from sessionlake.ledger.erasures import Erasure, erase_forgotten, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
@@ -52,9 +52,11 @@ if TYPE_CHECKING:
 
 LAYER = BRONZE
 
-_FEW_BYTES = 128 * 1024 * 1024
-"""Of a batch's messages, as many are read into memory: the JVM holds them about three times."""
+_IN_MEMORY_BYTES = 128 * 1024 * 1024
+"""The most bytes of messages that a batch reads into memory. The JVM holds about three copies of them."""
 Planned = dict[TopicPartition, tuple[int, int]]
+"""Offsets `[first, end)` that a batch covers, by topic-partition."""
+"""Offsets `[first, end)` that a batch covers, by topic-partition."""
 
 
 def start(
@@ -68,15 +70,15 @@ def start(
     """Starts the bronze job.
 
     Args:
-        once: read what Kafka holds now, then end.
-        on_batch: told of every batch that is committed.
-        on_wait: told when the query waits for Kafka, and when it goes on.
+        once: If true, the query stops after it has read what Kafka holds now.
+        on_batch: Called with the ledger entry of every committed batch.
+        on_wait: Called with a text for the operator when the query starts to wait for Kafka and when it resumes.
 
     Raises:
-        BrokerError: Kafka does not answer. Once the query runs, it is waited for.
-        LakeError: the checkpoint is new and the tables are not.
-        LossError: it is the other way round, or what is known of a topic is gone.
-        TopicChangedError: a topic was deleted, created anew or cut, and the rule is `fail`.
+        BrokerError: Kafka does not answer at the start. A running query waits for Kafka instead.
+        LakeError: The checkpoint is new but the tables are not.
+        LossError: The checkpoint is not new but a table is gone, or `ops.topics` lacks a known topic.
+        TopicChangedError: A topic was deleted, created again or cut, and `kafka.on_topic_change` is `fail`.
     """
     lake = Lake(settings)
     _prepare(spark, lake)
@@ -90,17 +92,17 @@ def start(
             _source(spark, settings, start, book, forgotten),
             _BronzeBatch(lake, settings, book, silences, start.generation, on_batch),
         ),
-        settle=lambda generation: _settle(spark, lake, settings, generation),
-        give_up=lambda generation: _give_up(spark, lake, generation),
+        record_planned=lambda generation: _record_last_batch(spark, lake, settings, generation),
+        bar_planned=lambda generation: _bar_last_batch(spark, lake, generation),
         trigger=settings.bronze.trigger,
         once=once,
         on_wait=on_wait or (lambda _: None),
-        locate=lambda error, generation: explain_unreadable(spark, settings, error, generation, book.shifts),
-    ).begin()
+        find_unreadable=lambda error, generation: explain_unreadable(spark, settings, error, generation, book.shifts),
+    ).start_query()
 
 
 def _prepare(spark: SparkSession, lake: Lake) -> None:
-    """Creates bronze's tables, if it may go on in the lake; see `start`."""
+    """Creates bronze's tables after checking that Kafka answers and that checkpoint and tables belong together."""
     settings = lake.settings
     require_uninterrupted(settings, LAYER)
     require_broker(settings)
@@ -110,26 +112,26 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
 
 
 def _source(
-    spark: SparkSession, settings: Settings, start: Start, book: TopicBook, forgotten: Sequence[Erasure]
+    spark: SparkSession, settings: Settings, start: StartPlan, book: TopicBook, forgotten: Sequence[Erasure]
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
         .options(**spark_source_options(settings, polled_bytes(start.generation, book)))
-        .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.left_out))
+        .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.excluded_topics))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
         .option("includeHeaders", "true")
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
-    return erase_forgotten(as_stored(stream, book.shifts), forgotten)
+    return erase_forgotten(to_bronze_columns(stream, book.shifts), forgotten)
 
 
-def as_stored(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:
-    """Messages of Spark's Kafka source as `bronze.messages` has them.
+def to_bronze_columns(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:
+    """Converts rows of Spark's Kafka source to the columns of `bronze.messages`.
 
     Args:
-        shifts: what to add to the offsets, of topics where it is not 0.
+        shifts: Number to add to Kafka's offsets, by topic. Topics with a shift of 0 may be absent.
     """
     from pyspark.sql import functions as F
 
@@ -151,7 +153,7 @@ def as_stored(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:
 
 
 class _BronzeBatch:
-    """Commits one micro-batch: the messages, then the ledger row."""
+    """Commits the micro-batches of one start of the query: first the messages, then the ledger row."""
 
     def __init__(
         self,
@@ -171,81 +173,79 @@ class _BronzeBatch:
         self._shifts = book.shifts
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
-        self._busy = threading.Lock()
+        self._commit_lock = threading.Lock()
         self._retired = False
-        self._has_gone_on = False
+        self._is_resumption_noted = False
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
-        with self._busy:
+        with self._commit_lock:
             if self._retired:
-                raise SessionlakeError("bronze: the query was started anew before this batch")
+                raise SessionlakeError("bronze: the query was restarted before this batch was committed")
             self._commit(rows, txn)
 
     def note_silences(self, *, at_end: bool = False) -> None:
-        """Notes which topic-partitions are silent, if it is time to look; see `Batches`."""
+        """Writes down which topic-partitions are silent, if a check is due or the query has ended."""
         if self._silences.is_time() or at_end:
-            found = self._silences.found()
-            with self._busy:
+            silences = self._silences.find_silences()
+            with self._commit_lock:
                 if not self._retired:
-                    self._silences.write(found)
+                    self._silences.write(silences)
 
     def retire(self) -> None:
-        """Waits for a batch under way; refuses those that come later."""
-        with self._busy:
+        """Waits until the current batch is committed, and rejects later ones."""
+        with self._commit_lock:
             self._retired = True
 
     def _commit(self, rows: DataFrame, txn: Txn) -> None:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        wait_until_seen(self._generation.folder, self._generation.batch_id(txn.version))
+        wait_for_plan(self._generation.folder, self._generation.batch_id(txn.version))
         planned = _planned(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
-        beside = versions_beside(spark, lake) if self._log is None else ()
+        other_versions = versions_written_elsewhere(spark, lake) if self._log is None else ()
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
         before = lake.latest_version(spark, MESSAGES)
         expected = sum(end - first for first, end in planned.values())
         with (
             interpreted(spark, when=expected <= lake.limits.few_messages),
-            stage_append(spark, lake, MESSAGES, self._read(rows, expected), txn) as written,
+            stage_append(spark, lake, MESSAGES, self._rows_to_write(rows, expected), txn) as written,
         ):
-            self._book.admit(topics)  # behind the reading, and before the table has any of it
+            self._book.admit(topics)  # after the rows were read, and before any of them is in the table
             if written.count() != expected and not self._settings.kafka.allow_offset_gaps:
                 explain_gaps(spark, lake, planned, written.columns(*OFFSET), self._shifts, txn)
         commit = lake.last_commit(spark, MESSAGES)
-        whole = commit.version == before + 1 and commit.rows == expected
-        ranges = _ranges(planned) if whole else counted(spark, lake, planned)
+        is_first_write = commit.version == before + 1 and commit.rows == expected
+        ranges = _ranges_if_complete(planned) if is_first_write else stored_ranges(spark, lake, planned)
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
-        others = (*self._book.unnoted(), *beside)
-        entry = entry_of(self._settings, txn, ranges, commit.version, started, others=others)
+        other_outputs = (*self._book.unrecorded_version(), *other_versions)
+        entry = bronze_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=other_outputs)
         self._ledger.write(spark, entry)
         self._log.advance(ranges)
-        self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
-        self._book.advance(_ranges(planned))  # offsets without a message are read, too
-        if not self._has_gone_on:
+        # The silences come first: another thread that sees the new position must also see the time of its last message.
+        self._silences.advance(ranges)
+        self._book.advance(_ranges_if_complete(planned))  # offsets without a message count as read, too
+        if not self._is_resumption_noted:
             note_going_on(self._settings, LAYER)
-            self._has_gone_on = True
+            self._is_resumption_noted = True
         if self._on_batch:
             self._on_batch(entry)
 
-    def _read(self, rows: DataFrame, expected: int) -> Rows:
-        """The batch's rows: in memory if they are few and small, else to be read where they are written down.
+    def _rows_to_write(self, rows: DataFrame, expected: int) -> Rows:
+        """Returns the batch's rows: in memory if they are few and small, else as a lazy frame to be staged on disk.
 
-        A topic made anew while a batch is read is noticed only behind the reading, and what is in the table by then
-        cannot be taken back: silver may have read it. So rows are written down before they become part of the table.
+        A topic that is deleted and created again during the read is noticed only after it. Rows that are in the table
+        by then cannot be removed, because silver may have read them. So all rows are read before the commit.
         """
         if expected <= self._lake.limits.few_messages:
-            read = _if_small(rows, _FEW_BYTES // max(expected, 1))
+            read = _read_if_small(rows, _IN_MEMORY_BYTES // max(expected, 1))
             if read is not None:
                 return read
-        # As few files as cores: one task a topic-partition would write one tiny file each.
+        # One file per core: a task per topic-partition would write one tiny file each.
         return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
 
 
-def _if_small(rows: DataFrame, limit: int) -> pa.Table | None:
-    """The rows, read into memory; None if one of them has more bytes than `limit`.
-
-    How large a message is, Kafka does not say before it is decompressed: a large one is left behind as it is read.
-    """
+def _read_if_small(rows: DataFrame, limit: int) -> pa.Table | None:
+    """Reads the rows into memory; returns None if one is larger than `limit` bytes. Large contents are not read."""
     from pyspark.sql import functions as F
 
     def with_header(total: Column, header: Column) -> Column:
@@ -259,51 +259,54 @@ def _if_small(rows: DataFrame, limit: int) -> pa.Table | None:
     return read.drop_columns("is_small") if pc.all(read["is_small"]).as_py() is not False else None
 
 
-def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
-    """Gives the last batch its ledger row if it is in the table and died before that; whether it is in the table.
+def _record_last_batch(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
+    """Writes the missing ledger row of the last planned batch; returns True if its messages are in the table.
+
+    A crash between the two commits leaves a batch without its ledger row.
 
     Raises:
-        LossError: the ledger knows later batches of this checkpoint.
-        OffsetHoleError: the batch in the table does not go on where the one before it ended.
+        LossError: The ledger has later batches of this checkpoint.
+        OffsetHoleError: The batch in the table does not start where the previous one ended.
     """
     if generation.app_id is None:
         return False
-    recorded, batch = require_as_new(spark, lake, generation), generation.newest
+    recorded, batch = require_current_checkpoint(spark, lake, generation), generation.newest
     if batch is None or recorded == batch:
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in latest_generations(read_topics(spark, lake)).items()}
-    ranges = counted(spark, lake, _planned(generation, batch, shifts))
+    ranges = stored_ranges(spark, lake, _planned(generation, batch, shifts))
     if not ranges:
         return False
     txn = Txn(generation.app_id, batch)
     log = OffsetLog.load(spark, lake, LAYER, txn)
     log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.latest_version(spark, MESSAGES)
-    Ledger(lake).write(spark, entry_of(settings, txn, ranges, version, datetime.now(UTC)))
+    Ledger(lake).write(spark, bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)))
     return True
 
 
-def require_as_new(spark: SparkSession, lake: Lake, generation: Generation) -> int | None:
-    """The last batch of the query that the ledger knows.
+def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Generation) -> int | None:
+    """Returns the last batch in the ledger of this checkpoint's query, or None if there is none.
 
     Raises:
-        LossError: it is later than all that the checkpoint knows.
+        LossError: The batch is later than every batch in the checkpoint.
     """
     recorded = last_batch(lake.reader(spark), LAYER, generation.app_id)
     if recorded is not None and recorded >= generation.next_batch:
         raise LossError(
-            f"the checkpoint {generation.folder} goes on with batch {generation.next_batch}, the tables hold batches "
-            f"up to {recorded}: it is older than they are",
+            f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
+            f"hold batches up to {recorded}",
+            why="The checkpoint is older than the tables, so bronze would read messages again",
             fix=way_on(LAYER),
         )
     return recorded
 
 
-def _give_up(spark: SparkSession, lake: Lake, generation: Generation) -> None:
-    """Sees to it that the last planned batch never comes into the tables: its messages are planned anew.
+def _bar_last_batch(spark: SparkSession, lake: Lake, generation: Generation) -> None:
+    """Makes the table reject the last planned batch, because its messages are planned again in another batch.
 
-    A process from which bronze was taken over may have it at hand. Where a generation has none yet, that is the last
-    one of the generation before.
+    A former writer that lost its lease may still hold the batch in memory. If the generation has no batch yet, the
+    last batch of the previous generation is rejected.
     """
     last = generation.next_batch - 1
     if generation.app_id is not None and last >= 0 and lake.storage.token(LAYER):
@@ -311,7 +314,6 @@ def _give_up(spark: SparkSession, lake: Lake, generation: Generation) -> None:
 
 
 def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> Planned:
-    """Offsets `[first, end)` that the batch adds to the table, by topic and partition."""
     read = planned_ranges(generation.folder, generation.batch_id(batch))
     return {
         (topic, partition): (first + shifts.get(topic, 0), end + shifts.get(topic, 0))
@@ -319,10 +321,10 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
     }
 
 
-def counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
-    """Ranges by what the table holds: after a replay, or where some offsets have no message.
+def stored_ranges(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
+    """Returns the ranges of planned offsets that the table holds, counted in the table.
 
-    Each ends at its last message, where every layer that reads the table comes to, too.
+    Each range ends at its last message, because that is how far layers that read the table get.
     """
     from pyspark.sql import functions as F
 
@@ -335,8 +337,11 @@ def counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRa
     )
 
 
-def ranges_behind(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> tuple[OffsetRange, ...]:
-    """What the table holds behind the last offset of each topic-partition, whatever tells of it elsewhere."""
+def stored_ranges_after(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> tuple[OffsetRange, ...]:
+    """Returns the ranges that the table holds after the given last offset of each topic-partition.
+
+    Topic-partitions that are not in `ends` are returned from their beginning.
+    """
     from pyspark.sql import functions as F
 
     known = spark.createDataFrame(
@@ -348,20 +353,23 @@ def ranges_behind(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition,
     return tuple(OffsetRange(*row) for row in sorted(found))
 
 
-def _ranges(planned: Planned) -> tuple[OffsetRange, ...]:
+def _ranges_if_complete(planned: Planned) -> tuple[OffsetRange, ...]:
     return tuple(
         OffsetRange(topic, partition, first, end - 1, end - first)
         for (topic, partition), (first, end) in planned.items()
     )
 
 
-def versions_beside(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
-    """The versions of tables that others write: the first entry of a start tells them, so a copy of before is known."""
-    there = (table for table in (ERASURES, RETAINED) if lake.exists(spark, table))
-    return tuple(TableOutput(table, lake.latest_version(spark, table), 0) for table in there)
+def versions_written_elsewhere(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
+    """Returns the current versions of `ops.erasures` and `ops.retained`, which operations write.
+
+    The first ledger entry after a start records them, so that an older copy of these tables is noticed later.
+    """
+    existing = (table for table in (ERASURES, RETAINED) if lake.exists(spark, table))
+    return tuple(TableOutput(table, lake.latest_version(spark, table), 0) for table in existing)
 
 
-def entry_of(
+def bronze_ledger_entry(
     settings: Settings,
     txn: Txn,
     ranges: tuple[OffsetRange, ...],
@@ -369,13 +377,14 @@ def entry_of(
     started: datetime,
     *,
     source: str = "kafka",
-    others: tuple[TableOutput, ...] = (),
+    other_outputs: tuple[TableOutput, ...] = (),
 ) -> LedgerEntry:
-    """What the ledger says of messages taken in.
+    """Returns the ledger entry of a batch of messages.
 
     Args:
-        version: of the table, with them.
-        others: tables whose versions it tells, beside that one's.
+        ranges: The offsets that the batch added.
+        version: Version of `bronze.messages` that has them.
+        other_outputs: Versions of further tables to record.
     """
     messages = sum(item.messages for item in ranges)
     return LedgerEntry(
@@ -384,7 +393,7 @@ def entry_of(
         source=source,
         started_at=started,
         offsets=ranges,
-        outputs=(TableOutput(MESSAGES, version, messages), *others),
+        outputs=(TableOutput(MESSAGES, version, messages), *other_outputs),
         messages=messages,
         applied=messages,
         config_hash=config_hash(settings),

@@ -1,4 +1,7 @@
-"""The times that messages in `bronze.messages` say, as stream time counts them: see `protocol.kafka_time`."""
+"""Kafka times of rows in `bronze.messages`: which timestamps count for stream time, on Spark and on Arrow.
+
+A timestamp does not count if it is missing (-1) or too far ahead of the time at which bronze read the message.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +19,33 @@ from sessionlake.settings.model import Settings, milliseconds
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-TIMED_BY = ("timestamp", "ingested_at")
-"""The columns that tell it."""
+TIME_COLUMNS = ("timestamp", "ingested_at")
+"""The columns of `bronze.messages` that decide a message's time."""
 
 
-def said_time(settings: Settings, messages: str = "") -> Column:
-    """The time (ms) that a row's message says; null where it says none.
+def message_time_column(settings: Settings, messages: str = "") -> Column:
+    """Returns a Spark column with each message's Kafka time in ms; null if its timestamp does not count.
 
     Args:
-        messages: alias of the table, if it has one.
+        settings: `capture.max_future_skew` decides how far ahead a timestamp may be.
+        messages: Alias of `bronze.messages` in the query; empty if it has none.
     """
     from pyspark.sql import functions as F
 
-    kafka_ts, ingested = (F.unix_millis(F.col(f"{messages}.{name}" if messages else name)) for name in TIMED_BY)
+    kafka_ts, ingested = (F.unix_millis(F.col(f"{messages}.{name}" if messages else name)) for name in TIME_COLUMNS)
     skew = milliseconds(settings.capture.max_future_skew)
     believed = F.coalesce(kafka_ts - F.lit(skew) <= ingested, F.lit(col=True))
     return F.when((kafka_ts != F.lit(NO_KAFKA_TIME)) & believed, kafka_ts)
 
 
-def said_times_of(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
-    """The time (ms) that the message of each row says, `UNSAID` where it says none.
+def message_times_of(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
+    """Returns each row's Kafka time in ms; `UNSAID` if its timestamp does not count.
 
     Args:
-        rows: with the columns `TIMED_BY`.
+        rows: Rows with the columns `TIME_COLUMNS`.
+        settings: `capture.max_future_skew` decides how far ahead a timestamp may be.
     """
-    kafka_ts, ingested = (milliseconds_of(rows[name]) for name in TIMED_BY)
+    kafka_ts, ingested = (milliseconds_of(rows[name]) for name in TIME_COLUMNS)
     stamps = kafka_ts.to_numpy(zero_copy_only=False)
     read = pc.fill_null(ingested, INT64_MAX).to_numpy(zero_copy_only=False)
     return said_times(stamps, in_future(stamps, read, milliseconds(settings.capture.max_future_skew)))

@@ -1,4 +1,4 @@
-"""A Kafka batch's offset ranges, from the checkpoint's own log: what Spark set out to read."""
+"""Reads the offset ranges that Spark planned for a Kafka batch, from files in the checkpoint."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from sessionlake.streaming.checkpoint import way_on
 
 Offsets = dict[TopicPartition, int]
 INITIAL = Path("sources", "0", "0")
-"""In a checkpoint, where the query began."""
+"""File in a checkpoint with the offsets at which the query started."""
 _VERSION = "v1"
 _SEEN_SECONDS, _LOOK_SECONDS = 60.0, 0.2
 
 
-def wait_until_seen(checkpoint: str | Path, batch_id: int, seconds: float = _SEEN_SECONDS) -> None:
-    """Returns when what Spark has noted of the batch that it is at can be seen here, or the time is over.
+def wait_for_plan(checkpoint: str | Path, batch_id: int, seconds: float = _SEEN_SECONDS) -> None:
+    """Waits until Spark's plan of the current batch is visible to Python, or the time is over.
 
-    Spark's JVM writes it to the store; through a volume's mount, as Python reads it, it may be seen later.
+    Spark's JVM writes the plan to the object store. Python reads it through a volume's mount, where it may appear
+    later.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        batch_id: Spark's number of the batch.
+        seconds: The longest time to wait for each file.
     """
     deadline = time.monotonic() + seconds
     for name in (_plan(batch_id), INITIAL):
@@ -31,13 +37,18 @@ def wait_until_seen(checkpoint: str | Path, batch_id: int, seconds: float = _SEE
 
 
 def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:
-    """Offsets `[start, end)` of every topic-partition that the batch, by Spark's own number, advances.
+    """Returns the Kafka offsets `[start, end)` of a batch, for every topic-partition with new messages.
 
-    A partition that the previous batch did not know starts at the query's initial offset for it, else at 0:
-    Spark reads partitions that appear later from their beginning, or fails.
+    A partition that the previous batch did not have starts at the query's initial offset for it, or else at 0: Spark
+    reads partitions that appear later from their beginning, or fails.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        batch_id: Spark's number of the batch.
 
     Raises:
-        LakeError: the checkpoint lacks the batch.
+        LossError: The checkpoint lacks the batch, or the file cannot be read.
+        LakeError: The file is of another version.
     """
     ends = read_offsets(Path(checkpoint) / _plan(batch_id))
     starts = read_offsets(Path(checkpoint) / INITIAL)
@@ -48,17 +59,20 @@ def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int
 
 
 def read_offsets(file: Path) -> Offsets:
-    """Parses a log file: a version line, for batches a metadata line, then one JSON line of the source.
+    """Reads the offsets in a file of the checkpoint.
+
+    The file has a version line, for batches a metadata line, and one JSON line of the source.
 
     Raises:
-        LakeError: it cannot be read, or is of another version.
+        LossError: The file is missing or cannot be read.
+        LakeError: The file is of another version.
     """
     try:
         version, *lines = file.read_bytes().removeprefix(b"\0").decode().splitlines()
         if version != _VERSION:
             raise LakeError(
-                f"bronze: the checkpoint file {file} is of version {version!r}, this sessionlake reads {_VERSION!r}: "
-                "run the Spark that the checkpoint was written by"
+                f"bronze: the checkpoint file {file} is of version {version!r}, this sessionlake reads {_VERSION!r}",
+                fix="Run the Spark version that wrote the checkpoint",
             )
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:

@@ -1,4 +1,4 @@
-"""What of bronze Kafka still holds, by offsets. Pure: what bronze has taken in and what Kafka says in, ranges out."""
+"""Finds the offsets that both bronze and Kafka should have. Pure: it gets the ranges of both sides as arguments."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from sessionlake.protocol.types import TopicPartition
 
 @dataclass(frozen=True)
 class Overlap:
-    """Which offsets both sides should have, and what of either is beyond comparison.
+    """The offsets that both sides should have, and what cannot be compared.
 
     Attributes:
-        ranges: offsets of `bronze.messages`, of every topic-partition that there is something to compare of.
-        unread: how many offsets behind bronze's Kafka has.
-        gone: topics of bronze that Kafka has no more.
-        anew: topics of bronze whose name another topic has in Kafka, which bronze has not begun to read.
+        ranges: Offsets of `bronze.messages`, by topic-partition; without topic-partitions that have nothing to compare.
+        unread: Number of offsets in Kafka that bronze has not read yet.
+        gone: Topics of bronze that Kafka does not have any longer.
+        recreated_topics: Topics of bronze that were deleted in Kafka and created again, and not read since.
     """
 
     ranges: OffsetRanges
     unread: int
     gone: tuple[str, ...]
-    anew: tuple[str, ...]
+    recreated_topics: tuple[str, ...]
 
 
 def overlap(spans: Iterable[Span], known: Mapping[str, Topic], seen: Mapping[str, Seen]) -> Overlap:
-    """From the later of the first offsets of both sides to the earlier of their last ones.
+    """Returns the offsets that both sides should have: from the later first offset to the earlier last one.
 
-    Of a topic that was made anew and read on, Kafka holds the last generation alone: what is before its `offset_shift`
-    lies before Kafka's first offset.
+    If a topic was created again and read on, Kafka has only its last generation. Offsets below that generation's
+    `offset_shift` are then below Kafka's first offset.
 
     Args:
-        spans: what bronze has taken in.
-        known: the last generation of every topic; one that is not here is taken for the one that was read.
-        seen: topics that Kafka has now: bronze's, and those that it is going to read.
+        spans: The offsets that bronze has read.
+        known: The last generation of every topic. A topic that is missing here is assumed to be unchanged.
+        seen: Topics that Kafka has now: those of bronze, and those that bronze is going to read.
     """
     taken = {(span.topic, span.partition): (span.first, span.last) for span in spans}
     ours = sorted({topic for topic, _ in taken})
-    anew = tuple(name for name in ours if name in seen and _is_another(known.get(name), seen[name]))
+    recreated_topics = tuple(name for name in ours if name in seen and _is_another(known.get(name), seen[name]))
     ranges: dict[TopicPartition, tuple[int, int]] = {}
     unread = 0
-    for name in sorted(seen.keys() - set(anew)):
+    for name in sorted(seen.keys() - set(recreated_topics)):
         shift = known[name].offset_shift if name in known else 0
         for number, (kafka_first, kafka_end) in sorted(seen[name].partitions.items()):
             first, end = kafka_first + shift, kafka_end + shift
@@ -54,7 +54,7 @@ def overlap(spans: Iterable[Span], known: Mapping[str, Topic], seen: Mapping[str
             if both[0] <= both[1]:
                 ranges[name, number] = both
             unread += max(0, end - max(first, taken_last + 1))
-    return Overlap(ranges, unread, tuple(name for name in ours if name not in seen), anew)
+    return Overlap(ranges, unread, tuple(name for name in ours if name not in seen), recreated_topics)
 
 
 def _is_another(topic: Topic | None, found: Seen) -> bool:

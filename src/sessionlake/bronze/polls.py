@@ -1,4 +1,4 @@
-"""How much a consumer of bronze's stream takes at a time, so that large messages fit into the JVM's heap."""
+"""Limits how many bytes a Kafka consumer polls at a time, so that large messages fit into the JVM's heap."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generation
 
 _FEW_MESSAGES = 20_000
-"""Up to so many that wait, small polls cost less than a tenth of a second."""
+"""With at most this many pending messages, small polls cost less than a tenth of a second."""
 
 
 def polled_bytes(generation: Generation, book: TopicBook) -> int:
-    """The bytes that one poll may have, of messages as large as `capture.max_message_bytes` allows.
+    """Returns the most bytes that one poll may fetch.
 
-    Fewer after a batch that was not finished, maybe because it did not fit into memory: each topic-partition that is
-    read at once holds two polls.
+    It is fewer if the last batch was not finished, since it may not have fit into memory: every topic-partition that
+    is read at the same time holds two polls.
     """
     unfinished = last_planned(generation.folder) != last_committed(generation.folder)
     try:
         ends = book.kafka_ends()
-    except BrokerError:  # it is waited for elsewhere
+    except BrokerError:  # the query waits for Kafka
         return POLLED_BYTES_AFTER_FAILURE if unfinished else POLLED_BYTES
     if unfinished:
         return min(POLLED_BYTES_AFTER_FAILURE, POLLED_BYTES_IN_ALL // max(len(ends), 1))

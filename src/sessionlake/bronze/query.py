@@ -1,4 +1,4 @@
-"""Bronze's streaming query, which is stopped and started again in the same process when its topics change."""
+"""Bronze's streaming query on Kafka: restarts itself when topics change and when Kafka is reachable again."""
 
 from __future__ import annotations
 
@@ -20,98 +20,105 @@ from sessionlake.streaming.query import LayerQuery
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Brokers learn of a topic one after the other: the one that Spark asks may know it some seconds after, or before, ours.
-_TRIES = 5
+# Brokers learn of a topic at different times: the one that Spark asks may be seconds before or after the one we ask.
+_MAX_ATTEMPTS = 5
 _PAUSE_SECONDS = 1.0
-# So long a run with an end waits for a Kafka that does not answer.
-_ONCE_SECONDS = 60.0
+# A run with `--once` waits this long for a Kafka that does not answer.
+_ONCE_WAIT_SECONDS = 60.0
 
 
-class Batches(Protocol):
-    """What commits the batches of one start of the query."""
+class BatchCommitter(Protocol):
+    """Commits the batches of one start of the query."""
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
-        """Commits one."""
+        """Commits one batch."""
 
     def note_silences(self, *, at_end: bool = False) -> None:
-        """Notes which topic-partitions are silent, now and then.
+        """Writes down which topic-partitions are silent, if a check is due.
 
         Args:
-            at_end: whether the query has ended, so that it is now or never.
+            at_end: If true, the query has ended and this is the last chance: a check is always due.
 
         Raises:
             BrokerError: Kafka does not answer.
         """
 
     def retire(self) -> None:
-        """Waits for a batch under way; refuses those that come later."""
+        """Waits until the current batch is committed, and rejects later ones."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """How the query is started.
+class StartPlan:
+    """How the query is to be started.
 
     Attributes:
-        generation: of its checkpoint.
-        left_out: topics not to subscribe to.
-        positions: Kafka offsets that the generation begins from; None once Spark has settled them.
+        generation: Generation of the checkpoint to use.
+        excluded_topics: Topics not to subscribe to.
+        positions: Kafka offsets to start from; None if the checkpoint already has its starting offsets.
     """
 
     generation: Generation
-    left_out: frozenset[str]
+    excluded_topics: frozenset[str]
     positions: Offsets | None
 
     @property
     def starting_offsets(self) -> str:
-        """The option of Spark's source, which it looks at when a generation begins."""
-        # The first generation begins before there is anything to go on from.
+        """The option `startingOffsets` of Spark's source, which Spark uses only for a new checkpoint."""
+        # The first generation has no earlier position to resume from.
         explicit = self.generation.number and self.positions is not None
         return starting_offsets(self.positions or {}) if explicit else "earliest"
 
-    def differs(self, before: Start) -> bool:
-        """Whether Spark is asked for anything else than by the start before."""
-        moved = self.positions is not None and self.positions != before.positions
-        return moved or self.left_out != before.left_out or self.generation.number != before.generation.number
+    def differs(self, before: StartPlan) -> bool:
+        """True if this start asks Spark for something else than the previous one."""
+        if self.positions is not None and self.positions != before.positions:
+            return True
+        return self.excluded_topics != before.excluded_topics or self.generation.number != before.generation.number
 
 
 @dataclass
-class Halt:
-    """A query that does not run, and is to run again.
+class Interruption:
+    """An interruption of a query that is to be restarted.
 
     Attributes:
-        error: what has ended it; None if it was stopped for its topics' sake.
-        waited: whether Kafka did not answer since.
-        began: when it halted; seconds of a clock that is never set.
-        next_look: when to look at Kafka again.
+        error: The error that ended the query; None if it was stopped because its topics changed.
+        has_waited: True if Kafka did not answer at least once since.
+        since: When the query ended, in seconds of the monotonic clock.
+        next_look: When to ask Kafka again, in seconds of the monotonic clock.
     """
 
     error: SessionlakeError | None = None
-    waited: bool = False
-    began: float = field(default_factory=time.monotonic)
+    has_waited: bool = False
+    since: float = field(default_factory=time.monotonic)
     next_look: float = 0.0
 
     @property
-    def of_kafka(self) -> bool:
-        """Whether it may have ended by what passes: Kafka was away, or did not know of every topic yet."""
+    def may_pass(self) -> bool:
+        """True if the cause may pass by itself: Kafka was unreachable, or did not know every topic yet."""
         return isinstance(self.error, BrokerError | OffsetHoleError)
 
 
 class BronzeQuery(LayerQuery):
-    """A query over the topics that `ops.topics` has as active.
+    """A streaming query over the topics that are active in `ops.topics`.
 
-    Spark's source cannot change what it subscribes to while it runs. So topics are pruned when the query starts, and
-    a change that cannot wait (a deleted topic, one made anew, one that speaks again) stops and starts it: a matter of
-    a second or two, in which nothing is lost. Where its checkpoint does not go on at the offsets that are called for,
-    it is started in another generation of it.
+    Spark's source cannot change its subscription while it runs. Inactive topics are excluded when the query starts. A
+    change that cannot wait restarts the query: a topic was deleted, was created again, or has new messages after it
+    was inactive. A restart takes a second or two and loses nothing. If the checkpoint cannot resume at the offsets
+    that are needed, the query starts in a new generation of the checkpoint.
 
-    Kafka may be away: what has failed for that is started again when Kafka answers, however long that takes.
+    If Kafka is unreachable, the query restarts as soon as Kafka answers, however long that takes.
 
     Args:
-        source: makes the stream and what commits it.
-        settle: told of a generation whose last planned batch may be half done; whether that is in the tables.
-        give_up: told of one whose last planned batch is not in the tables, and is not to come into them any more.
-        on_wait: told when it waits for Kafka, and when it goes on.
-        locate: asked of what has ended a query of this generation; the error that names a message, if one is why.
+        layer: Name of the layer, for texts.
+        generations: Generations of the checkpoint.
+        book: What bronze knows of its topics.
+        source: Returns the stream of a start and the function that commits its batches.
+        record_planned: Completes the last planned batch of a generation if its messages are in the tables. Returns
+            True if they are.
+        bar_planned: Makes the tables reject the last planned batch of a generation, which they do not have.
+        trigger: Time between two batches.
+        once: If true, the query stops after it has read what Kafka holds now.
+        on_wait: Called with a text when the query starts to wait for Kafka and when it resumes.
+        find_unreadable: Returns an error that names the message that ended the query; None if no message did.
     """
 
     def __init__(
@@ -120,73 +127,81 @@ class BronzeQuery(LayerQuery):
         generations: Generations,
         book: TopicBook,
         *,
-        source: Callable[[Start], tuple[DataFrame, Batches]],
-        settle: Callable[[Generation], bool],
-        give_up: Callable[[Generation], None],
+        source: Callable[[StartPlan], tuple[DataFrame, BatchCommitter]],
+        record_planned: Callable[[Generation], bool],
+        bar_planned: Callable[[Generation], None],
         trigger: timedelta,
         once: bool,
         on_wait: Callable[[str], None],
-        locate: Callable[[BaseException, Generation], SessionlakeError | None] = lambda *_: None,
+        find_unreadable: Callable[[BaseException, Generation], SessionlakeError | None] = lambda *_: None,
     ) -> None:
         super().__init__(layer, str(generations.present.folder))
         self._generations = generations
         self._book = book
         self._source = source
-        self._settle = settle
-        self._give_up = give_up
+        self._record_last_batch = record_planned
+        self._bar_batch = bar_planned
         self._trigger, self._once = trigger, once
         self._on_wait = on_wait
-        self._locate = locate
-        self._away = False
-        self._batches: Batches | None = None
-        self._next: Start | None = None
-        self._halt: Halt | None = None
-        self._tries = 0
-        self._tried: tuple[int, int | None] | None = None
+        self._find_unreadable = find_unreadable
+        self._is_unreachable = False
+        self._batches: BatchCommitter | None = None
+        self._planned_start: StartPlan | None = None
+        self._interruption: Interruption | None = None
+        self._attempts = 0
+        self._last_attempt: tuple[int, int | None] | None = None
         self._stopped = False
 
-    def begin(self) -> BronzeQuery:
-        """Starts it.
+    def start_query(self) -> BronzeQuery:
+        """Starts the query and returns it.
 
         Raises:
-            TopicChangedError: by the rule `fail`.
+            TopicChangedError: A topic changed, and `kafka.on_topic_change` is `fail`.
         """
         try:
-            self._fit()
-            self._launch()
+            self._plan_start()
+            self._start_planned()
         except BaseException:
             self._book.close()
             raise
         return self
 
     def check(self) -> None:
-        """Raises the error of a query that has stopped for good; whatever else it calls for is done beside it."""
-        if self._halt is None and self.active and self._disturbed():
+        """Does what the query needs now: a restart, or a check for silent topic-partitions.
+
+        Raises:
+            SessionlakeError: The query has failed and cannot be restarted.
+        """
+        if self._interruption is None and self.active and self._topics_need_restart():
             super().stop()
-            self._halt = Halt()
-        if self._halt is None:
+            self._interruption = Interruption()
+        if self._interruption is None:
             super().check()
             self._note_silences()
         else:
-            self._go_on(self._halt)
+            self._try_restart(self._interruption)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for its end; True if it has ended. Kafka's absence is not the end, nor a change that a rule covers."""
+        """Waits until the query ends, and restarts it as needed; returns True if it has ended.
+
+        Args:
+            seconds: The longest time to wait; None waits without a limit.
+        """
         while True:
-            if self._halt is None:
+            if self._interruption is None:
                 try:
                     ended = super().wait(seconds)
                 except SessionlakeError as error:
                     if self._stopped:
                         raise
-                    self._halt = Halt(error)
+                    self._interruption = Interruption(error)
                 else:
                     if ended:
                         self._note_silences(at_end=True)
                         self._book.close()
                     return ended
-            self._go_on(self._halt)
-            if self._halt is not None:
+            self._try_restart(self._interruption)
+            if self._interruption is not None:
                 time.sleep(_PAUSE_SECONDS if seconds is None else min(seconds, _PAUSE_SECONDS))
             if seconds is not None:
                 return False
@@ -194,7 +209,7 @@ class BronzeQuery(LayerQuery):
     def drain(self) -> None:
         """Waits until everything that Kafka holds now is committed."""
         while True:
-            if self._halt is not None:
+            if self._interruption is not None:
                 self.wait(_PAUSE_SECONDS)
                 continue
             try:
@@ -203,11 +218,11 @@ class BronzeQuery(LayerQuery):
                 if not self.wait(0):
                     continue
                 raise
-            if self._halt is None:
+            if self._interruption is None:
                 return
 
     def stop(self) -> None:
-        """Ends it for good."""
+        """Stops the query. It is not restarted."""
         self._stopped = True
         super().stop()
         if self._batches is not None:
@@ -215,126 +230,128 @@ class BronzeQuery(LayerQuery):
         self._book.close()
 
     def _explain(self, error: BaseException) -> SessionlakeError:
-        told = super()._explain(error)
-        if self._next is None or isinstance(self._raised, SessionlakeError):
-            return told
-        return self._locate(self._raised or error, self._next.generation) or told
+        explained = super()._explain(error)
+        if self._planned_start is None or isinstance(self._raised, SessionlakeError):
+            return explained
+        return self._find_unreadable(self._raised or error, self._planned_start.generation) or explained
 
-    def _disturbed(self) -> bool:
-        """Whether topics call for another start; False if Kafka does not say, which the query may well outlast."""
+    def _topics_need_restart(self) -> bool:
+        """Returns True if topics changed so that the query must restart; False if Kafka does not answer."""
         try:
-            disturbed = self._book.disturbed()
+            needs_restart = self._book.needs_restart()
         except BrokerError as unanswered:
-            self._say_away(unanswered)
+            self._report_unreachable(unanswered)
             return False
         if not self._book.away:
-            self._say_back()
-        return disturbed
+            self._report_reachable()
+        return needs_restart
 
     def _note_silences(self, *, at_end: bool = False) -> None:
         if self._batches is not None and not self._stopped:
-            with suppress(BrokerError):  # there is time
+            with suppress(BrokerError):  # the next check tries again
                 self._batches.note_silences(at_end=at_end)
 
-    def _go_on(self, halt: Halt) -> None:
-        """Starts the query again if Kafka answers by now, and its topics are no reason against that.
+    def _try_restart(self, halt: Interruption) -> None:
+        """Restarts the query if Kafka answers and the topics allow it. Asks Kafka once a second at most.
 
         Raises:
             BrokerError: Kafka has not answered for too long under `--once`.
-            SessionlakeError: the query has failed, and its topics are not why; or the rule is to stop.
+            SessionlakeError: A restart does not help: the query failed for another reason than its topics or Kafka.
+            TopicChangedError: A topic changed, and `kafka.on_topic_change` is `fail`.
         """
         if time.monotonic() < halt.next_look:
             return
         halt.next_look = time.monotonic() + _PAUSE_SECONDS
         try:
-            if not self._called_for(halt):
+            if not self._should_restart(halt):
                 return
         except BaseException:
             self._book.close()
             raise
-        self._halt = None
-        self._say_back()
-        self._launch()
+        self._interruption = None
+        self._report_reachable()
+        self._start_planned()
 
-    def _called_for(self, halt: Halt) -> bool:
-        """Whether to start again; False as long as Kafka does not answer. Raises what is to be the end."""
-        failed = self._next
+    def _should_restart(self, halt: Interruption) -> bool:
+        """Returns True if the query can restart now, False if Kafka does not answer; raises what ends it for good."""
+        failed = self._planned_start
         try:
             self._book.require_answer()
-            again = self._fit() or (halt.of_kafka and halt.waited)
-            if not again and self._may_try_again(halt, failed):
+            again = self._plan_start() or (halt.may_pass and halt.has_waited)
+            if not again and self._may_retry(halt, failed):
                 time.sleep(_PAUSE_SECONDS)
-                self._fit()
+                self._plan_start()
                 again = True
         except BrokerError as unanswered:
-            if halt.error is not None and not halt.of_kafka:
+            if halt.error is not None and not halt.may_pass:
                 raise halt.error from None
-            self._say_away(unanswered)
-            halt.waited = True
-            if self._once and time.monotonic() - halt.began > _ONCE_SECONDS:
+            self._report_unreachable(unanswered)
+            halt.has_waited = True
+            if self._once and time.monotonic() - halt.since > _ONCE_WAIT_SECONDS:
                 raise
             return False
         if halt.error is not None and not again:
             raise halt.error
         return True
 
-    def _may_try_again(self, halt: Halt, failed: Start | None) -> bool:
-        """Whether to try a start once more that has failed, though topics and checkpoint are as they were.
+    def _may_retry(self, halt: Interruption, failed: StartPlan | None) -> bool:
+        """Returns True if a failed start is worth another attempt, although topics and checkpoint are unchanged.
 
-        Brokers learn of topics one after the other: the one that Spark asked may not have known of all of them. Nor
-        does Spark begin a generation whose starting offsets are not those of just the topic-partitions that it finds.
+        Brokers learn of topics at different times, so the one that Spark asked may not have known all of them. Spark
+        also fails if the starting offsets of a new generation name other topic-partitions than the broker lists.
         """
-        start = self._next
+        start = self._planned_start
         if start is None:
             return False
         number, failed_in = start.generation.number, None if failed is None else failed.generation.number
         begins = number == failed_in and number > 0 and start.positions is not None
-        if not (halt.of_kafka or begins):
+        if not (halt.may_pass or begins):
             return False
         at = number, start.generation.newest
-        self._tries = self._tries + 1 if self._tried == at else 1
-        self._tried = at
-        return self._tries <= _TRIES
+        self._attempts = self._attempts + 1 if self._last_attempt == at else 1
+        self._last_attempt = at
+        return self._attempts <= _MAX_ATTEMPTS
 
-    def _say_away(self, unanswered: BrokerError) -> None:
-        if not self._away:
-            self._away = True
+    def _report_unreachable(self, unanswered: BrokerError) -> None:
+        if not self._is_unreachable:
+            self._is_unreachable = True
             self._on_wait(f"{self.layer} waits for Kafka: {unanswered}")
 
-    def _say_back(self) -> None:
-        if self._away:
-            self._away = False
-            self._on_wait(f"Kafka answers; {self.layer} goes on")
+    def _report_reachable(self) -> None:
+        if self._is_unreachable:
+            self._is_unreachable = False
+            self._on_wait(f"Kafka answers; {self.layer} resumes")
 
-    def _fit(self) -> bool:
-        """Brings topics, subscription and checkpoint together; whether topics call for another start than the last."""
+    def _plan_start(self) -> bool:
+        """Plans the next start from `ops.topics`, Kafka and the checkpoint; returns True if topics changed it."""
         if self._batches is not None:
             self._batches.retire()
         generation = self._generations.present
         self._generations.remove_superseded()
-        settled = self._settle(generation)
+        settled = self._record_last_batch(generation)
         self._book.look()
-        left_out, positions = self._book.prune(), self._book.positions()
+        excluded_topics, positions = self._book.topics_to_exclude(), self._book.positions()
         offsets = QueryOffsets(generation.folder)
-        begun, as_before = offsets.begun, False
-        if not begun and generation.number:
-            self._give_up(generation)  # a process may have died before it did so
+        has_started, is_unchanged = offsets.has_started, False
+        if not has_started and generation.number:
+            self._bar_batch(generation)  # the process that began the generation may have died before it did so
         ends = {} if offsets.pending is None else self._book.kafka_ends()
-        if begun and not offsets.goes_on_at(positions, ends, settled=settled):
-            as_before = settled and offsets.ended_at(positions)
-            left, begun = generation, False
-            generation = self._generations.begin(left.next_batch, left.app_id)
+        if has_started and not offsets.resumes_at(positions, ends, settled=settled):
+            is_unchanged = settled and offsets.ended_at(positions)
+            previous, has_started = generation, False
+            generation = self._generations.begin(previous.next_batch, previous.app_id)
             if not settled:
-                self._give_up(left)
-                if self._settle(left):  # it has come meanwhile, by another process
-                    return self._fit()
-        before, self._next = self._next, Start(generation, left_out, None if begun else positions)
-        return before is None or (not as_before and self._next.differs(before))
+                self._bar_batch(previous)
+                if self._record_last_batch(previous):  # another process has committed it meanwhile
+                    return self._plan_start()
+        before = self._planned_start
+        self._planned_start = StartPlan(generation, excluded_topics, None if has_started else positions)
+        return before is None or (not is_unchanged and self._planned_start.differs(before))
 
-    def _launch(self) -> None:
-        if self._next is None:
-            raise RuntimeError("the query has not looked at its topics")
-        frame, self._batches = self._source(self._next)
-        generation = self._next.generation
+    def _start_planned(self) -> None:
+        if self._planned_start is None:
+            raise RuntimeError("The start of the query was not planned")
+        frame, self._batches = self._source(self._planned_start)
+        generation = self._planned_start.generation
         self.checkpoint = str(generation.folder)
         self.start(frame, self._batches, trigger=self._trigger, once=self._once, txn=generation.txn)

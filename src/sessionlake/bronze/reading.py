@@ -1,4 +1,4 @@
-"""Kafka's messages of given offsets, read in batch by Spark's source: as the stream of bronze reads them."""
+"""Reads given offsets of Kafka as a batch, with the same source and columns as bronze's stream."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def messages_within(
+def read_kafka_messages(
     spark: SparkSession, settings: Settings, ranges: Mapping[TopicPartition, Run], *, fail_on_loss: bool
 ) -> DataFrame:
-    """The messages at Kafka offsets `[first, end)` of each topic-partition, in the columns of Spark's source.
+    """Returns the messages at the given Kafka offsets, in the columns of Spark's Kafka source.
 
     Args:
-        fail_on_loss: whether reading fails if Kafka has removed some.
+        spark: The session to read with.
+        settings: Names the brokers and the client's options.
+        ranges: Kafka offsets `[first, end)`, by topic-partition.
+        fail_on_loss: If true, the read fails if Kafka has removed some of the messages.
     """
     partitions: dict[str, list[int]] = {}
     for topic, number in ranges:

@@ -1,8 +1,8 @@
-"""Notes which topic-partitions have been silent for long: as a fact in `bronze.messages`, at its place in the order.
+"""Records in `bronze.messages` that a topic-partition had no message for long, so that stream time moves on.
 
-A silence is written down when Kafka says that there is no message behind those that bronze has, and before any that
-comes later is: see `protocol.silence`. It is noted twice, when the sessions before it have expired, and when they are
-forgotten. Since when a topic-partition is silent, the ledger tells.
+A silence is written only if Kafka has no message after those in bronze, and before any later message is written. It is
+written twice: once when the sessions of the topic-partition have expired, and once when their state may be dropped.
+The ledger says when a topic-partition's last message came.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from sessionlake.bronze.kafka_times import said_time
+from sessionlake.bronze.kafka_times import message_time_column
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.delta.catalog.leases import Moment
 from sessionlake.delta.commit import append
@@ -43,48 +43,56 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MS = timedelta(milliseconds=1)
-# Between two looks.
+# The longest time between two checks.
 _LOOK_SECONDS = 60.0
-# Of a topic-partition's last messages, so many offsets are asked for the time that they had come to.
+# The highest Kafka time of a topic-partition is looked for among this many last offsets.
 _LAST = 1_000
-# As many topic-partitions are asked for at once, and told of in one row.
+# The most topic-partitions in one query and in one row.
 _AT_ONCE = 500
 
 
 class Silences:
-    """What bronze knows of silent topic-partitions.
+    """Finds silent topic-partitions and writes them to `bronze.messages`.
 
     Args:
-        book: says how far each has been read, and what Kafka has of it.
+        spark: The session to read and write with.
+        lake: The lake of bronze.
+        settings: `bronze.silent_after` says how long a topic-partition must be silent; None turns silences off.
+        book: Knows how far each topic-partition was read, and what Kafka has of it.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, book: TopicBook) -> None:
         self._spark, self._lake, self._settings, self._book = spark, lake, settings, book
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
-        self._notes = notes_of(settings)
+        self._notes = silences_file(settings)
         self._last: dict[TopicPartition, Moment] = {}
-        self._begun, self._lock = False, threading.Lock()
+        self._has_history, self._lock = False, threading.Lock()
         self._noted: dict[TopicPartition, Silence] = {}
-        self._behind: dict[TopicPartition, tuple[int, int]] = {}  # what is next, and the last message's offset
+        # By topic-partition: the next offset, and the last message's offset.
+        self._last_offsets: dict[TopicPartition, tuple[int, int]] = {}
         self._looked_at = time.monotonic()
         self._token, self._writes = lake.storage.token(BRONZE), count()
 
     def is_time(self) -> bool:
-        """Whether to look for silent topic-partitions once more."""
+        """Returns True if the next check is due."""
         if self._after is None:
             return False
         pause = min(_LOOK_SECONDS, self._after.total_seconds() / 4)
         return time.monotonic() - self._looked_at >= pause
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
-        """Takes note of a batch that is committed."""
-        now = _now()
+        """Records that a batch is committed: topic-partitions with messages are not silent.
+
+        Args:
+            ranges: The offsets of the batch.
+        """
+        now = _current_moment()
         with self._lock:
             self._last |= {(item.topic, item.partition): now for item in ranges if item.messages}
 
-    def found(self) -> list[tuple[Silence, int]]:
-        """The silences that are to be written down, each with the offset that the next message would have.
+    def find_silences(self) -> list[tuple[Silence, int]]:
+        """Returns the silences that are due, each with the offset that the next message would have.
 
         Raises:
             BrokerError: Kafka does not answer.
@@ -92,104 +100,124 @@ class Silences:
         self._looked_at = time.monotonic()
         if self._after is None:
             return []
-        now = _now()
+        now = _current_moment()
         ends = self._book.ends()
-        # Time by which a clock was set is no silence.
-        lasting = {place: now.shortest_since(last) for place, last in self._since(now, self._after, ends).items()}
+        # A clock that was set forward is no silence.
+        last_moments = self._last_message_moments(now, self._after, ends)
+        lasting = {place: now.shortest_since(last) for place, last in last_moments.items()}
         due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted)]
-        silent = self._book.read_whole(due) if due else set()
+        silent = self._book.fully_read(due) if due else set()
         new: list[tuple[Silence, int]] = []
-        for places in _some(sorted(silent)):
-            for place, (behind, highest, is_said) in self._ends_of({place: ends[place] for place in places}).items():
-                self._behind[place] = ends[place], behind
+        for places in _groups(sorted(silent)):
+            last_messages = self._last_messages({place: ends[place] for place in places})
+            for place, (last_offset, highest, has_kafka_time) in last_messages.items():
+                self._last_offsets[place] = ends[place], last_offset
                 if self._is_due(place, ends[place], lasting[place]):
                     lasted = lasting[place] // _MS
-                    if not is_said:  # stream time of such messages begins when bronze read them
-                        new.append((Silence(*place, behind, highest, 0), ends[place]))
-                    new.append((Silence(*place, behind, highest + lasted, lasted), ends[place]))
+                    if not has_kafka_time:  # stream time of such messages begins when bronze read them
+                        new.append((Silence(*place, last_offset, highest, 0), ends[place]))
+                    new.append((Silence(*place, last_offset, highest + lasted, lasted), ends[place]))
         return new
 
-    def write(self, found: Iterable[tuple[Silence, int]]) -> None:
-        """Writes silences down; not those that a message has ended since. No batch may be committed meanwhile."""
+    def write(self, silences: Iterable[tuple[Silence, int]]) -> None:
+        """Writes silences to `bronze.messages`, except those that a message has ended since.
+
+        The caller makes sure that no batch is committed at the same time.
+
+        Args:
+            silences: As `find_silences` returns them.
+        """
         ends = self._book.ends()
-        silent = [silence for silence, end in found if ends.get(silence.place) == end]
+        silent = [silence for silence, end in silences if ends.get(silence.place) == end]
         if not silent:
             return
-        values = [encode(some) for some in _some(silent)]
-        written = _now()
+        values = [encode(group) for group in _groups(silent)]
+        written = _current_moment()
         rows = pa.Table.from_pylist(
             [{"value": value, "ingested_at": written.wall} for value in values], arrow_schema(MESSAGES)
         )
         append(self._spark, self._lake, MESSAGES, rows, self._txn())
         self._lake.storage.require_claims()
         self._noted |= {silence.place: silence for silence in silent}
-        self._note()
+        self._save_noted()
 
     def _txn(self) -> Txn:
-        """The next; without leases the table's version tells them apart, whatever the clock says."""
+        """Returns the transaction of the next write; without leases it is numbered by the table's version."""
         if self._token:
             return Txn(SILENCES_APP, next(self._writes)).fenced_by(self._token)
         return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
 
-    def _since(
+    def _last_message_moments(
         self, now: Moment, after: timedelta, ends: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, Moment]:
-        """When each topic-partition's last message came, as far as that matters."""
-        if not self._begun:
+        """Returns when bronze read each topic-partition's last message.
+
+        The first call reads the ledger. Messages that are older than three times `after` count as that old.
+        """
+        if not self._has_history:
             if not self._book.has_older(now.wall - after):
                 return {}
             reader = self._lake.reader(self._spark)
             long_ago = now.wall - 3 * after
             before = dict.fromkeys(ends, long_ago) | last_commits_since(reader, BRONZE, long_ago)
-            told = sorted(self._told(reader), key=attrgetter("behind", "lasted"))
-            self._noted = {one.place: one for one in told}
-            self._note()
+            noted = sorted(self._load_noted(reader), key=attrgetter("behind", "lasted"))
+            self._noted = {silence.place: silence for silence in noted}
+            self._save_noted()
             with self._lock:
-                self._begun, self._last = True, {p: now.at_wall(at) for p, at in before.items()} | self._last
+                self._has_history, self._last = True, {p: now.at_wall(at) for p, at in before.items()} | self._last
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
 
-    def _told(self, reader: TableReader) -> Iterable[Silence]:
-        """The last silences of each topic-partition; all, looked for in all of bronze, where they are not noted."""
+    def _load_noted(self, reader: TableReader) -> Iterable[Silence]:
+        """Returns the last silences of each topic-partition, or all silences in bronze if the file is missing."""
         with suppress(OSError, LakeError):
             return [*decode([self._notes.read_bytes()])]
         return read_silences(reader)
 
-    def _note(self) -> None:
-        """Notes the last silences beside the checkpoint. One that is not, since the process died, may be told again."""
+    def _save_noted(self) -> None:
+        """Saves the last silences to a file beside the checkpoint. If a crash prevents it, one may be written twice."""
         write_whole(self._notes, encode(self._noted.values()))
 
     def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
-        """Whether a silence before the offset `end` is to be told, for the first time or for the second."""
-        noted, (known, behind) = self._noted.get(place), self._behind.get(place, (end, end - 1))
-        told = timedelta(0)
-        if noted is not None and noted.behind == (behind if known == end else end - 1):
-            told = noted.lasted * _MS
+        """Returns True if a silence is to be written, for the first or the second time.
+
+        Args:
+            place: The topic-partition.
+            end: The offset that its next message would have.
+            lasted: How long it has been silent.
+        """
+        noted, (known_end, last_offset) = self._noted.get(place), self._last_offsets.get(place, (end, end - 1))
+        written = timedelta(0)
+        if noted is not None and noted.behind == (last_offset if known_end == end else end - 1):
+            written = noted.lasted * _MS
         after = self._after or lasted
-        return told <= after < lasted or told <= 2 * after < lasted
+        return written <= after < lasted or written <= 2 * after < lasted
 
-    def _ends_of(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int, bool]]:
-        """The last message's offset, the highest time (ms) of the last ones, and whether Kafka's timestamps say it.
+    def _last_messages(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int, bool]]:
+        """Returns, by topic-partition, the last message's offset, the highest time of the last messages, and its kind.
 
-        If none of them says a time, it is when bronze read them.
+        The time is in ms: the highest Kafka time that counts (kind True), or else when bronze read them (kind False).
+
+        Args:
+            ends: The offset that the next message would have, by topic-partition.
         """
         from pyspark.sql import functions as F
 
         messages = without_silences(self._lake.read(self._spark, MESSAGES))
         last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in ends.items()}))
-        said, read = F.max(said_time(self._settings)), F.max(F.unix_millis("ingested_at"))
-        found = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
-        return {(row[0], row[1]): (row[2], row[3], row[4]) for row in found.collect()}
+        said, read = F.max(message_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
+        rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
+        return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows.collect()}
 
 
-def notes_of(settings: Settings) -> Path:
-    """Where the last silences are noted: a copy of what bronze holds."""
+def silences_file(settings: Settings) -> Path:
+    """Returns the path of the file with the last silences, which repeats what bronze holds."""
     return Path(f"{settings.checkpoint(BRONZE)}.silences.json")
 
 
-def _now() -> Moment:
+def _current_moment() -> Moment:
     return Moment.now()
 
 
-def _some(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

@@ -1,4 +1,4 @@
-"""What bronze reads: Kafka, archives on disk, or Kinesis; one is chosen by `bronze.source`."""
+"""The sources of bronze: Kafka, archives on disk, or Kinesis. The setting `bronze.source` chooses one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.bronze import job, streamed
 from sessionlake.bronze.archive import source as archives
-from sessionlake.bronze.streamed import Streamed
+from sessionlake.bronze.streamed import StreamSource
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import ConfigError, LossError
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def require(settings: Settings) -> None:
-    """Returns if the source can be read, as far as that is seen before Spark is started.
+    """Checks that the source can be read, as far as that is possible before Spark is started.
 
     Raises:
         BrokerError: Kafka does not answer.
-        AccessError: it does not let this client in.
-        ConfigError: there is no such folder, or no such connector here.
+        AccessError: Kafka refuses this client.
+        ConfigError: The folder of archives does not exist, or this runtime has no connector for the source.
     """
-    source = _streamed(settings)
+    source = _stream_source(settings)
     if source is None:
         require_broker(settings)
     else:
@@ -49,17 +49,28 @@ def start(
     on_batch: Callable[[LedgerEntry], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> LayerQuery:
-    """Starts bronze from its source; see `job.start` and `streamed.start`."""
+    """Starts bronze on the source that `bronze.source` names.
+
+    Args:
+        spark: The session that runs the query.
+        settings: The configuration.
+        once: If true, the query stops after it has read what the source holds now.
+        on_batch: Called with the ledger entry of every committed batch.
+        on_wait: Called with a text for the operator when the query waits for Kafka and when it resumes.
+
+    Raises:
+        SessionlakeError: Bronze cannot start: the source, the checkpoint or a table is not as it must be.
+    """
     streamed.refuse_other_source(spark, Lake(settings), settings.bronze.source)
-    source = _streamed(settings)
+    source = _stream_source(settings)
     if source is None:
         return job.start(spark, settings, once=once, on_batch=on_batch, on_wait=on_wait)
     source.require()
     return streamed.start(spark, settings, source, once=once, on_batch=on_batch)
 
 
-def _streamed(settings: Settings) -> Streamed | None:
-    """The source, if it is a stream and nothing more; None: it is Kafka."""
+def _stream_source(settings: Settings) -> StreamSource | None:
+    """Returns the source if it is a plain Spark stream; None means Kafka."""
     bronze = settings.bronze
     if bronze.source is SourceKind.ARCHIVE and bronze.archive is not None:
         return Archives(bronze.archive)
@@ -69,53 +80,64 @@ def _streamed(settings: Settings) -> Streamed | None:
 
 
 class Archives:
-    """A folder of archives: each message once, at the offset that its archive says."""
+    """A folder of archives. Each message is read once and keeps the offset that its archive gives."""
 
     name = str(SourceKind.ARCHIVE)
 
     def __init__(self, settings: ArchiveSettings) -> None:
-        self._path, self._limit = settings.path, int(settings.max_bytes_per_trigger)
+        self._path, self._max_bytes = settings.path, int(settings.max_bytes_per_trigger)
 
     def require(self) -> None:
-        """See `Streamed`."""
+        """Checks that the folder exists.
+
+        Raises:
+            ConfigError: It does not exist.
+        """
         if not Path(self._path).is_dir():
-            raise ConfigError(f"bronze.archive.path: {self._path} is no folder: name the one that has the archives")
+            raise ConfigError(
+                f"bronze.archive.path: {self._path} is not a folder",
+                fix="Set `bronze.archive.path` to the folder that has the archives",
+            )
 
     def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
-        """See `Streamed`."""
+        """Returns the messages of all files after the checkpoint's last one, in the columns `archives.DDL`."""
         archives.register(spark)
-        options = {"path": self._path, "taken": json.dumps(_taken(checkpoint)), "limit": self._limit}
+        options = {
+            "path": self._path,
+            "position": json.dumps(_checkpoint_position(checkpoint)),
+            "limit": self._max_bytes,
+        }
         return spark.readStream.format(archives.NAME).options(**options).load()
 
     def has_more(self, checkpoint: Path) -> bool:
-        """See `Streamed`."""
-        before = _taken(checkpoint)
-        return archives.taken(Path(self._path), before, self._limit) != before
+        """Returns True if the folder has files after the last one in the checkpoint."""
+        before = _checkpoint_position(checkpoint)
+        return archives.next_position(Path(self._path), before, self._max_bytes) != before
 
     def messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
-        """See `Streamed`."""
+        """Returns the rows unchanged: they already have the columns of `bronze.messages`."""
         del ends
         return rows
 
 
-def _taken(checkpoint: Path) -> archives.Taken:
-    """Where the stream of a checkpoint ends: what the last line of its newest plan says."""
+def _checkpoint_position(checkpoint: Path) -> archives.Position:
+    """Returns the position up to which the checkpoint has planned batches, from its newest offsets file."""
     planned = last_planned(checkpoint)
     if planned is None:
-        return dict(archives.NOTHING)
+        return dict(archives.STREAM_START)
     file = checkpoint / "offsets" / str(planned)
     try:
-        found: archives.Taken = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+        position: archives.Position = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
         raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", fix=way_on(BRONZE)) from error
-    return found
+    return position
 
 
 class Kinesis:
-    """Streams of Kinesis: a topic each, a shard a partition, offsets in the order of sequence numbers.
+    """Streams of Kinesis. Each stream becomes a topic, and each of its shards a partition.
 
-    A sequence number has some 56 digits and does not fit an offset: messages are numbered as they are captured, from
-    where the ledger ends. A batch that is made once more gives the same numbers.
+    A sequence number has about 56 digits and does not fit an offset. So messages are numbered in the order of their
+    sequence numbers, starting after the last offset in the ledger. A repeated batch gives the same numbers.
     """
 
     name = str(SourceKind.KINESIS)
@@ -124,33 +146,38 @@ class Kinesis:
         self._settings = settings
 
     def require(self) -> None:
-        """See `Streamed`."""
+        """Checks that the Kinesis connector is available.
+
+        Raises:
+            ConfigError: This is not a Databricks runtime.
+        """
         if not on_platform():
             raise ConfigError(
-                "bronze.source is kinesis, whose connector is part of Databricks' runtime and of no other: run bronze "
-                "there, or set bronze.source to kafka or archive here"
+                "bronze.source is kinesis, but this is not a Databricks runtime",
+                why="Only Databricks' runtime has the Kinesis connector",
+                fix="Run bronze on Databricks, or set `bronze.source` to kafka or archive",
             )
 
     def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
-        """See `Streamed`."""
+        """Returns the records in the connector's own columns, from the oldest that Kinesis still has."""
         del checkpoint
-        own = self._settings
-        options: dict[str, Any] = {"initialPosition": "trim_horizon", **own.options}
+        kinesis = self._settings
+        options: dict[str, Any] = {"initialPosition": "trim_horizon", **kinesis.options}
         return (
             spark.readStream.format("kinesis")
             .options(**options)
-            .option("streamName", own.streams)
-            .option("region", own.region)
+            .option("streamName", kinesis.streams)
+            .option("region", kinesis.region)
             .load()
         )
 
     def has_more(self, checkpoint: Path) -> bool:
-        """See `Streamed`."""
+        """Returns False: one query of the connector reads everything that Kinesis holds."""
         del checkpoint
-        return False  # its connector takes all that is there
+        return False
 
     def messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
-        """See `Streamed`."""
+        """Returns the records as messages, numbered after the last offset of each topic-partition."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 

@@ -1,7 +1,8 @@
-"""Bronze from a source that is a stream of Spark's and nothing more: one query, one checkpoint, no topics to watch.
+"""The bronze job for sources that are plain Spark streams: archives and Kinesis. Kafka is read by `bronze.job`.
 
-What a source has to say of itself is `Streamed`. A batch is written down first, since a task that is repeated reads
-its source once more; then what cannot be used, the messages, and the ledger's row are committed, each once.
+There is one query with one checkpoint, and no topics to watch. Each source implements `StreamSource`. A batch is first
+staged on disk, because a repeated task would read its source again. Then three commits follow, each done once: damaged
+members, messages, and the ledger row.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sessionlake.bronze.archive.source import SKIP
-from sessionlake.bronze.job import LAYER, entry_of, ranges_behind, versions_beside
+from sessionlake.bronze.job import LAYER, bronze_ledger_entry, stored_ranges_after, versions_written_elsewhere
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
@@ -38,81 +39,96 @@ if TYPE_CHECKING:
 _MESSAGE = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
 
-class Streamed(Protocol):
-    """A source of messages.
+class StreamSource(Protocol):
+    """A source of messages that Spark reads as a stream.
 
     Attributes:
-        name: as the ledger has it.
+        name: Name of the source in the ledger.
     """
 
     name: str
 
     def require(self) -> None:
-        """Returns if it can be read at all, as far as that is seen without Spark.
+        """Checks that the source can be read, as far as that is possible without Spark.
 
         Raises:
-            ConfigError: it cannot be.
+            ConfigError: It cannot be read.
         """
 
     def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
-        """Its messages, in columns of its own, for a query that has, or will have, this checkpoint."""
+        """Returns the stream of messages for a query with this checkpoint, in the source's own columns."""
 
     def has_more(self, checkpoint: Path) -> bool:
-        """Whether there is more than a query that took in what was there has taken: it is started once more then."""
+        """Returns True if the source has messages after those in the checkpoint: another query must read them."""
 
     def messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
-        """A batch's rows as `bronze.messages` has them, without `ingested_at`, and `damage` where one is none.
+        """Converts a batch's rows to the columns of `bronze.messages` without `ingested_at`, and five more.
 
-        Those of files have their `file` and `member`.
+        The further columns are `file`, `member`, `start`, `damage` and `detail`. `damage` is null unless the row
+        stands for a damaged member. The others are null if the source has no files.
 
         Args:
-            ends: the last offset of each topic-partition before the batch.
+            rows: Rows of the stream, in the source's own columns.
+            ends: The last offset of each topic-partition before the batch.
         """
 
 
 def start(
     spark: SparkSession,
     settings: Settings,
-    source: Streamed,
+    source: StreamSource,
     *,
     once: bool = False,
     on_batch: Callable[[LedgerEntry], None] | None = None,
 ) -> LayerQuery:
-    """Starts bronze.
+    """Starts bronze on a source that is a plain Spark stream.
+
+    Args:
+        spark: The session that runs the query.
+        settings: The configuration.
+        source: The source to read.
+        once: If true, the query stops after it has read what the source holds now.
+        on_batch: Called with the ledger entry of every committed batch.
 
     Raises:
-        LakeError: the checkpoint is new and the tables are not, or they were filled from another source.
-        LossError: messages were taken in, and their table is gone.
+        LakeError: The checkpoint is new but the tables are not.
+        LossError: The ledger has messages, but their table is gone.
     """
     require_uninterrupted(settings, LAYER)
     lake = Lake(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     lake.ensure(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    return _Query(spark, settings, source, _Batch(lake, settings, source, on_batch), once=once).begin()
+    return _Query(spark, settings, source, _Batch(lake, settings, source, on_batch), once=once).start_query()
 
 
 class _Query(LayerQuery):
-    """The query; one that is to end is started again until nothing is left: Spark gives it one batch alone."""
+    """The streaming query. Under `--once` Spark runs one batch per start, so it restarts until nothing is left."""
 
-    def __init__(self, spark: SparkSession, settings: Settings, source: Streamed, batch: _Batch, *, once: bool) -> None:
+    def __init__(
+        self, spark: SparkSession, settings: Settings, source: StreamSource, batch: _Batch, *, once: bool
+    ) -> None:
         super().__init__(LAYER, settings.checkpoint(LAYER))
         self._spark, self._source, self._commit = spark, source, batch
         self._trigger, self._once = settings.bronze.trigger, once
         self._stopped = False
 
-    def begin(self) -> LayerQuery:
-        """Starts it."""
+    def start_query(self) -> LayerQuery:
+        """Starts the query and returns it."""
         frame = self._source.stream(self._spark, Path(self.checkpoint))
         return self.start(frame, self._commit, trigger=self._trigger, once=self._once)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """See `LayerQuery.wait`."""
+        """Waits until the query ends and, under `--once`, nothing is left to read; returns True if that is so.
+
+        Args:
+            seconds: The longest time to wait; None waits without a limit.
+        """
         while True:
             ended = super().wait(seconds)
             if not ended or not self._once or self._stopped or not self._has_more():
                 return ended
-            self.begin()
+            self.start_query()
             if seconds is not None:
                 return False
 
@@ -121,32 +137,38 @@ class _Query(LayerQuery):
         return last_planned(checkpoint) != last_committed(checkpoint) or self._source.has_more(checkpoint)
 
     def stop(self) -> None:
-        """See `LayerQuery.stop`."""
+        """Stops the query. It is not restarted."""
         self._stopped = True
         super().stop()
 
 
 def refuse_other_source(spark: SparkSession, lake: Lake, name: str) -> None:
-    """Stops a bronze whose checkpoint is of another source, and whose offsets therefore mean something else.
+    """Checks that bronze's messages so far came from this source: offsets of another source mean something else.
+
+    Args:
+        spark: The session to read the ledger with.
+        lake: The lake that has the ledger.
+        name: Name of the configured source.
 
     Raises:
-        LakeError: naming both.
+        LakeError: They came from another source; the text names both.
     """
     if name == SourceKind.KAFKA and not lake.exists(spark, DAMAGED):
-        return  # no other has begun here; to read the ledger would cost time at each start
+        return  # no other source was used; this spares reading the ledger at each start
     entries = lake.reader(spark).rows(LEDGER, ("layer", eq, LAYER), columns=["source"])
     if other := sorted({entry["source"] for entry in entries} & {*SourceKind} - {name}):
         raise LakeError(
-            f"bronze: its messages came from {', '.join(other)} so far, and bronze.source is {name}: offsets of both "
-            "do not go together. Set it back, or capture into another home or other schemas"
+            f"bronze: bronze.source is {name}, but the messages so far came from {', '.join(other)}",
+            why="The two sources number messages differently, so their offsets cannot be in one table",
+            fix="Set `bronze.source` back, or capture into another home or other schemas",
         )
 
 
 class _Batch:
-    """Commits one micro-batch: what cannot be used, the messages, then the ledger row."""
+    """Commits micro-batches: first damaged members, then the messages, then the ledger row."""
 
     def __init__(
-        self, lake: Lake, settings: Settings, source: Streamed, on_batch: Callable[[LedgerEntry], None] | None
+        self, lake: Lake, settings: Settings, source: StreamSource, on_batch: Callable[[LedgerEntry], None] | None
     ) -> None:
         self._lake, self._settings, self._source = lake, settings, source
         self._ledger = Ledger(lake)
@@ -158,8 +180,8 @@ class _Batch:
         from pyspark.sql import functions as F
 
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        beside = versions_beside(spark, lake) if self._log is None else ()
-        if self._log is None:  # whoever forgets a session has bronze end first
+        other_versions = versions_written_elsewhere(spark, lake) if self._log is None else ()
+        if self._log is None:  # read once: forgetting a session requires that bronze has stopped
             self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), read_receipts(lake.reader(spark))
         log = self._log
         with on_disk(self._source.messages(rows, log.last_offsets)) as read:
@@ -170,33 +192,41 @@ class _Batch:
             log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
-                append(spark, lake, DAMAGED, _damaged(damaged), txn)
+                append(spark, lake, DAMAGED, _damaged_rows(damaged), txn)
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
             messages = erase_forgotten(stored, self._forgotten)
             before = lake.latest_version(spark, MESSAGES)
-            # Silver may take the files of a commit in any order: no topic-partition is in two of them.
+            # Silver may read the files of a commit in any order, so no topic-partition may be in two of them.
             cores = spark.sparkContext.defaultParallelism
             append(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)
         commit = lake.last_commit(spark, MESSAGES)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
-            # The table had the batch before: what that was its source may not tell any more.
-            ranges = ranges_behind(spark, lake, log.last_offsets)
-        entry = entry_of(self._settings, txn, ranges, commit.version, started, source=self._source.name, others=beside)
+            # The table already had the batch, and the source may give other messages now. So the table decides.
+            ranges = stored_ranges_after(spark, lake, log.last_offsets)
+        entry = bronze_ledger_entry(
+            self._settings,
+            txn,
+            ranges,
+            commit.version,
+            started,
+            source=self._source.name,
+            other_outputs=other_versions,
+        )
         self._ledger.write(spark, entry)
         log.advance(ranges)
         if self._on_batch:
             self._on_batch(entry)
 
 
-def _damaged(rows: DataFrame) -> DataFrame:
+def _damaged_rows(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    own = [F.col(name) for name in ("file", "member", "start", "topic", "partition", "damage", "detail")]
-    return rows.select(*own, F.current_timestamp().alias("found_at")).coalesce(1)
+    columns = [F.col(name) for name in ("file", "member", "start", "topic", "partition", "damage", "detail")]
+    return rows.select(*columns, F.current_timestamp().alias("found_at")).coalesce(1)
 
 
 class _Extent(NamedTuple):
-    """What a member of a file has of a topic-partition; without files, all that a batch has of it."""
+    """The offsets of one topic-partition in one member of a file, or in the batch if the source has no files."""
 
     topic: str
     partition: int
@@ -208,55 +238,62 @@ class _Extent(NamedTuple):
 
 
 def _extents(sound: DataFrame) -> list[_Extent]:
-    """By topic-partition, in the order of their files' names."""
+    """Returns the extents of a batch, sorted by topic, partition, file name and first offset."""
     from pyspark.sql import functions as F
 
     found = sound.groupBy("topic", "partition", "file", "member").agg(
         F.min("offset").alias("first"), F.max("offset").alias("last"), F.count("*").alias("messages")
     )
     rows = found.select(*_Extent._fields).collect()
-    return sorted((_Extent(*row) for row in rows), key=lambda own: (*own[:2], own.file or "", own.first))
+    return sorted((_Extent(*row) for row in rows), key=lambda extent: (*extent[:2], extent.file or "", extent.first))
 
 
 def _ranges(extents: Iterable[_Extent]) -> tuple[OffsetRange, ...]:
     found: dict[TopicPartition, OffsetRange] = {}
-    for own in extents:
-        known = found.get(own[:2], OffsetRange(*own[:4], 0))
-        first, last = min(known.first, own.first), max(known.last, own.last)
-        found[own[:2]] = OffsetRange(*own[:2], first, last, known.messages + own.messages)
+    for extent in extents:
+        known = found.get(extent[:2], OffsetRange(*extent[:4], 0))
+        first, last = min(known.first, extent.first), max(known.last, extent.last)
+        found[extent[:2]] = OffsetRange(*extent[:2], first, last, known.messages + extent.messages)
     return tuple(found.values())
 
 
 def _refuse_repeated(sound: DataFrame, extents: Iterable[_Extent], ends: Mapping[TopicPartition, int]) -> None:
-    """Stops a batch whose files have messages that are in already, or lie before what is in.
+    """Checks that offsets rise from file to file, and that bronze has none of them yet.
 
     Args:
-        ends: the last offset of each topic-partition before the batch.
+        sound: The batch's rows without damaged members.
+        extents: The batch's extents, in the order of files.
+        ends: The last offset of each topic-partition before the batch.
 
     Raises:
-        OffsetHoleError: naming a file and its member.
+        OffsetHoleError: They do not; the text names a file and its member.
     """
     reached = dict(ends)
-    for own in extents:
-        place = own.topic, own.partition
+    for extent in extents:
+        place = extent.topic, extent.partition
         up_to = reached.get(place, -1)
-        reached[place] = max(up_to, own.last)
-        if own.file is None or own.first > up_to:
+        reached[place] = max(up_to, extent.last)
+        if extent.file is None or extent.first > up_to:
             continue
-        if own.first <= ends.get(place, -1) or _has_again(sound, own):
+        if extent.first <= ends.get(place, -1) or _repeats_offsets(sound, extent):
             raise OffsetHoleError(
-                f"{LAYER}: member {own.member} of {own.file} has offsets {own.first} to {own.last} of topic "
-                f"{own.topic}, partition {own.partition}, but offsets up to {up_to} are already in, or in files before "
-                "it: they rise from file to file. Nothing of this batch was committed. Have the file passed over: "
-                f"rename it {own.file}{SKIP}, and run again; what of it is yet to come, give in another"
+                f"{LAYER}: member {extent.member} of {extent.file} has offsets {extent.first} to {extent.last} of "
+                f"topic {extent.topic}, partition {extent.partition}, but offsets up to {up_to} are already in bronze "
+                "or in an earlier file",
+                why="Offsets must rise from file to file. Nothing of this batch was committed",
+                fix=f"Rename the file to {extent.file}{SKIP} so that bronze skips it, and run bronze again. Add "
+                "messages of it that bronze lacks in a new file",
             )
 
 
-def _has_again(sound: DataFrame, own: _Extent) -> bool:
-    """Whether its file has an offset that comes before it in the batch: members of a topic-partition may take turns."""
+def _repeats_offsets(sound: DataFrame, extent: _Extent) -> bool:
+    """Returns True if an offset of the extent occurs twice in the batch, the second time in the extent's file.
+
+    Extents may overlap without that: two members of a topic-partition can have alternating offsets.
+    """
     from pyspark.sql import functions as F
 
-    among = F.col("offset").between(own.first, own.last)
-    mine = sound.where((F.col("topic") == own.topic) & (F.col("partition") == own.partition) & among)
+    among = F.col("offset").between(extent.first, extent.last)
+    mine = sound.where((F.col("topic") == extent.topic) & (F.col("partition") == extent.partition) & among)
     found = mine.groupBy("offset").agg(F.count("*").alias("times"), F.max("file").alias("file"))
-    return not found.where((F.col("times") > 1) & (F.col("file") == own.file)).isEmpty()
+    return not found.where((F.col("times") > 1) & (F.col("file") == extent.file)).isEmpty()

@@ -1,8 +1,8 @@
-"""What Spark's Kafka source is asked for, and where a generation of the query stands.
+"""Options for Spark's Kafka source, and the offsets at which a generation of the checkpoint resumes.
 
-Spark fixes both topics and starting offsets when a checkpoint is new, and keeps every topic-partition that it ever read
-in it: one that the subscription lost stops the query, one that it gained is read from its beginning. So whatever else
-`ops.topics` and the ledger call for begins a new generation of the checkpoint, with explicit starting offsets.
+Spark fixes the starting offsets when a checkpoint is new, and remembers every topic-partition that it has read. A
+topic-partition that leaves the subscription stops the query; a new one is read from its beginning. If `ops.topics` and
+the ledger require anything else, bronze begins a new generation of the checkpoint with explicit starting offsets.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from sessionlake.streaming.checkpoint import last_committed, last_planned
 
 
 def pattern(topics: str, excluded: Iterable[str]) -> str:
-    """A Java regular expression for whole names that match `topics`, without those excluded."""
+    """Returns a Java regular expression that matches the topics to subscribe to.
+
+    Args:
+        topics: Regular expression for complete topic names.
+        excluded: Names that it must not match.
+    """
     names = "|".join(re.escape(name) for name in sorted(excluded))
     return f"^(?!(?:{names})$)(?:{topics})$" if names else f"^(?:{topics})$"
 
 
 def starting_offsets(positions: Mapping[TopicPartition, int]) -> str:
-    """The option `startingOffsets` of Spark's source: it must name all topic-partitions, and no other."""
+    """Returns the option `startingOffsets` of Spark's source as JSON.
+
+    Args:
+        positions: First Kafka offset to read, by topic-partition. Spark requires exactly the subscribed ones.
+    """
     topics: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(positions.items()):
         topics.setdefault(topic, {})[str(partition)] = offset
@@ -32,55 +41,56 @@ def starting_offsets(positions: Mapping[TopicPartition, int]) -> str:
 
 
 class QueryOffsets:
-    """Where a query that does not run stands, by its checkpoint, which is only read.
+    """The offsets in the checkpoint of a query that is not running. The checkpoint is only read.
 
     Args:
-        folder: the generation's.
+        folder: Folder of the checkpoint's generation.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @property
-    def begun(self) -> bool:
-        """Whether the query has ever looked at Kafka: from then on its starting offsets are settled."""
+    def has_started(self) -> bool:
+        """True if the query has ever asked Kafka for offsets: its starting offsets are fixed from then on."""
         return (self._folder / INITIAL).is_file()
 
     @property
     def pending(self) -> int | None:
-        """Spark's number of the batch that was planned and may be half done, if there is one."""
+        """Spark's number of the batch that is planned but not finished; None if there is none."""
         planned = last_planned(self._folder)
         return planned if planned is not None and planned != last_committed(self._folder) else None
 
     def start(self) -> Offsets:
-        """Where the next batch to be done goes on, pending or not."""
+        """Returns the offsets at which the next batch starts, whether it is planned already or not."""
         done = last_committed(self._folder)
         return read_offsets(self._folder / (INITIAL if done is None else Path("offsets", str(done))))
 
     def end(self) -> Offsets:
-        """Where the pending batch ends."""
+        """Returns the offsets at which the pending batch ends. There must be one."""
         return read_offsets(self._folder / "offsets" / str(self.pending))
 
-    def goes_on_at(
+    def resumes_at(
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, settled: bool
     ) -> bool:
-        """Whether the query, started again, reads on at just these positions.
+        """Returns True if a restarted query would resume at exactly these positions.
 
         Args:
-            ends: one past the last offset that may be read of each of the same topic-partitions; of a pending batch.
-            settled: whether the batch planned last is in the tables.
+            positions: Kafka offsets that are to be read next, by topic-partition.
+            ends: One past the last readable offset of the same topic-partitions. Used if a batch is pending.
+            settled: True if the batch that was planned last is in the tables.
         """
-        # Spark repeats a pending batch, in the tables or not, before it does anything else: what is in the tables Kafka
-        # may hold no longer. It fails if partitions of it are gone, and by `availableNow` also if there are more; and
-        # it waits in vain for offsets that a topic made anew, which begins at the same one, has not got to.
+        # Spark first repeats a pending batch, even if the tables have it and Kafka has removed its messages. It fails
+        # if partitions of that batch are gone, and under `availableNow` also if there are new ones. It waits forever
+        # for offsets that a topic which was created again has not reached.
         if self.pending is not None:
             end = self.end()
             if settled or end.keys() != positions.keys() or any(end[place] > ends[place] for place in end):
                 return False
-        # What Spark does not know it reads from offset 0 on, or fails.
+        # Spark reads topic-partitions that the checkpoint does not know from offset 0, or fails.
         start = self.start()
         return start.keys() <= positions.keys() and all(start.get(place, 0) == at for place, at in positions.items())
 
     def ended_at(self, positions: Mapping[TopicPartition, int]) -> bool:
-        """Whether the pending batch, if there is one, ends at just these positions: nothing else is called for."""
+        """Returns True if there is a pending batch and it ends at exactly these positions."""
         return self.pending is not None and self.end() == positions

@@ -1,4 +1,7 @@
-"""Keeps `ops.topics`: looks at Kafka, has the rule decide, and guards every batch against a topic made anew."""
+"""Keeps `ops.topics` up to date: compares it with Kafka, applies `kafka.on_topic_change`, and checks every batch.
+
+The decisions themselves are in `bronze.topic_rules`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.topic_rules import GONE, READ, Absences, Seen, TopicUpdate, decide
+from sessionlake.bronze.topic_rules import MAY_BE_ABSENT, SUBSCRIBED, Absences, Seen, TopicUpdate, decide
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, TOPICS, TOPICS_APP
 from sessionlake.delta.storage.txn import Txn
@@ -28,16 +31,16 @@ from sessionlake.streaming.losses import refuse_unknown_topics
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Between two looks at the ends of topics that are not subscribed to, and two notes of how far the others are.
-_SLOW_SECONDS = 60.0
-# Between two looks while a topic is missing that may yet be there again.
-_SOON_SECONDS = 1.0
-# So often in a row a topic may go while Kafka is asked about it.
-_LOOKS = 5
+# Time between two checks of topics that are not subscribed to, and between two writes of how far the others were read.
+_IDLE_CHECK_SECONDS = 60.0
+# Time between two checks while a topic is missing that may come back.
+_RECHECK_SECONDS = 1.0
+# A topic may vanish this many times in a row while Kafka is asked about it.
+_MAX_LOOKS = 5
 
 
 class TopicBook:
-    """What bronze knows of its topics. Batches and whoever watches the query may use it at the same time."""
+    """What bronze knows of its topics: their state, ids and offsets. It may be used by several threads."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
@@ -51,8 +54,8 @@ class TopicBook:
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()
-        self._is_noted = False
-        self._pruned: frozenset[str] = frozenset()
+        self._is_version_recorded = False
+        self._excluded: frozenset[str] = frozenset()
         self._refresh = settings.bronze.topic_refresh.total_seconds()
         self._absences = Absences()
 
@@ -61,99 +64,105 @@ class TopicBook:
         """The last generation of every topic."""
         return latest_generations(self._rows.values())
 
-    def prune(self) -> frozenset[str]:
-        """The topics that a query which starts now is not to subscribe to."""
-        self._pruned = frozenset(name for name, row in self.topics.items() if row.state not in READ)
-        return self._pruned
+    def topics_to_exclude(self) -> frozenset[str]:
+        """Returns the topics that a query which starts now must not subscribe to, and remembers them."""
+        self._excluded = frozenset(name for name, row in self.topics.items() if row.state not in SUBSCRIBED)
+        return self._excluded
 
     @property
     def shifts(self) -> dict[str, int]:
-        """What to add to Kafka's offsets, of topics where it is not 0."""
+        """Number to add to Kafka's offsets, by topic; without topics where it is 0."""
         return {name: row.offset_shift for name, row in self.topics.items() if row.offset_shift}
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Kafka offsets from which on the subscribed topics are to be read."""
+        """Returns the next Kafka offset to read, for each topic-partition of subscribed topics."""
         return {place: part.next_offset - shift for place, part, shift in self._subscribed()}
 
     def kafka_ends(self) -> dict[TopicPartition, int]:
-        """One past the last Kafka offset that may be read now of each of these topic-partitions.
+        """Returns one past the last readable Kafka offset, for each topic-partition of subscribed topics.
 
         Raises:
-            BrokerError: Kafka does not answer, or has one of them no longer.
+            BrokerError: Kafka does not answer, or one of the topics is gone.
         """
         return self._admin.committed_ends(place for place, _, _ in self._subscribed())
 
     def ends(self) -> dict[TopicPartition, int]:
-        """One past the last offset that bronze has, of topic-partitions that it has any message of.
+        """Returns one past bronze's last offset, for each topic-partition with messages in bronze.
 
-        That may be one of a topic that was there before the present one of its name.
+        The messages may be of an earlier topic of the same name.
         """
-        found: dict[TopicPartition, int] = {}
+        ends: dict[TopicPartition, int] = {}
         with self._lock:
             for row in self._rows.values():
                 for part in (part for part in row.partitions if part.next_offset > part.first_offset):
                     place = row.topic, part.partition
-                    found[place] = max(part.next_offset, found.get(place, 0))
-        return found
+                    ends[place] = max(part.next_offset, ends.get(place, 0))
+        return ends
 
     def has_older(self, moment: datetime) -> bool:
-        """Whether a topic was seen before a moment."""
+        """Returns True if a topic was first seen before the moment."""
         return any(row.first_seen < moment for row in self._rows.values())
 
-    def read_whole(self, places: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Those of some topic-partitions of which Kafka has no message that bronze may yet read.
+    def fully_read(self, places: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Returns those of the given topic-partitions that Kafka has no further message of.
 
         Raises:
-            BrokerError: Kafka does not answer, or has one of them no longer.
+            BrokerError: Kafka does not answer, or one of the topics is gone.
         """
         known = self.topics
-        lasting = [row for name, row in known.items() if row.state not in GONE and self._matches(name)]
+        lasting = [row for name, row in known.items() if row.state not in MAY_BE_ABSENT and self._matches(name)]
         read = {(row.topic, part.partition): part.next_offset for row in lasting for part in row.partitions}
-        asked = [place for place in places if place in read]  # others are of a topic that was there before
+        asked = [place for place in places if place in read]  # the others are of a topic that is gone
         held = self._admin.offsets(asked) if asked else {}
         waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read[place]}
         return {*places} - waiting
 
     @property
     def away(self) -> bool:
-        """Whether Kafka did not answer the last question."""
+        """True if Kafka did not answer the last request."""
         return self._admin.away
 
     def require_answer(self) -> None:
-        """Returns if Kafka answers.
+        """Checks that Kafka answers.
 
         Raises:
-            BrokerError: it does not.
-            AccessError: it refuses this client.
+            BrokerError: It does not answer.
+            AccessError: It refuses this client.
         """
         with self._lock:
             self._ids()
 
     def look(self) -> None:
-        """Compares everything with Kafka and writes down what came of it, by the configured rule.
+        """Compares all topics with Kafka, applies the configured rule, and writes `ops.topics`.
 
-        Takes seconds if a topic is missing: see `Absences`.
+        This takes several seconds if a topic is missing, because only a steady absence counts as a deletion.
 
         Raises:
             BrokerError: Kafka does not answer.
-            LossError: the table lacks a topic that the ledger has messages of.
-            TopicChangedError: the rule is `fail`, and a topic was deleted, created anew or cut.
+            LossError: `ops.topics` lacks a topic that the ledger has messages of.
+            TopicChangedError: A topic was deleted, created again or cut, and the rule is `fail`.
         """
         with self._lock:
-            self._take_in_ledger()
+            self._apply_ledger()
             decision = self._decision()
-            self._take_over(decision)
+            self._apply(decision)
             self.save()
         if decision.refusals:
-            raise TopicChangedError(_refusal(decision.refusals))
+            raise TopicChangedError(
+                f"bronze: {'; '.join(decision.refusals)}",
+                why="kafka.on_topic_change is fail, so bronze stops. No table was changed but ops.topics",
+                fix="Set `kafka.on_topic_change` and run bronze again: `forget` keeps what was captured and stops "
+                "reading the topic; `restart` keeps what was captured and reads what the topic has now from its "
+                "beginning. Messages that were not read are lost either way",
+            )
 
     def _decision(self) -> TopicUpdate:
-        """About all topics; one that goes while Kafka is asked about it is no reason to end."""
-        left = _LOOKS
+        """Returns the decision about all topics; asks again if a topic vanishes while Kafka is asked about it."""
+        left = _MAX_LOOKS
         while True:
             ids = self._ids()
-            while self._absences.doubtful:
-                time.sleep(_SOON_SECONDS)
+            while self._absences.unconfirmed:
+                time.sleep(_RECHECK_SECONDS)
                 ids = self._ids()
             try:
                 return self._decide({name for name in (*self.topics, *ids) if self._matches(name)}, ids)
@@ -161,73 +170,81 @@ class TopicBook:
                 left -= 1
                 if not left:
                     raise
-                time.sleep(_SOON_SECONDS)
+                time.sleep(_RECHECK_SECONDS)
 
-    def disturbed(self) -> bool:
-        """Whether the running query's subscription no longer fits Kafka: then it is time to stop it and to `look`.
+    def needs_restart(self) -> bool:
+        """Returns True if the running query must be stopped, because its subscription no longer fits Kafka's topics.
 
-        Asks Kafka no more often than topics are to be noticed.
+        Otherwise it records new and inactive topics. It asks Kafka at most once per `bronze.topic_refresh`, or once a
+        second while a topic is missing.
 
         Raises:
-            BrokerError: it does not answer this, or what `look` asks.
+            BrokerError: Kafka does not answer.
         """
         now = time.monotonic()
-        if now - self._looked_at < (min(_SOON_SECONDS, self._refresh) if self._absences.doubtful else self._refresh):
+        if now - self._looked_at < (
+            min(_RECHECK_SECONDS, self._refresh) if self._absences.unconfirmed else self._refresh
+        ):
             return False
         self._looked_at = now
         with self._lock:
             ids, known = self._ids(), self.topics
             mine = {name for name in ids if self._matches(name)}
             if self._absences.deleted or any(_differs(known[name], ids[name]) for name in mine & known.keys()):
-                seen_topics(self._admin, mine, ids)  # who stops the query asks this: without an answer it goes on
+                seen_topics(self._admin, mine, ids)  # a restart needs this answer: without it the query keeps running
                 return True
-            self._take_over(self._decide(mine - known.keys(), ids))
-            if now - self._saved_at < _SLOW_SECONDS:
+            self._apply(self._decide(mine - known.keys(), ids))
+            if now - self._saved_at < _IDLE_CHECK_SECONDS:
                 return False
-            decision = self._decide(mine & self._quiet(), ids)
-            if any(self._calls_for_a_start(row) for row in decision.rows):
+            decision = self._decide(mine & self._activity_candidates(), ids)
+            if any(self._requires_restart(row) for row in decision.rows):
                 seen_topics(self._admin, mine, ids)
                 return True
-            self._take_over(decision)
+            self._apply(decision)
             self.save()
         return False
 
     def admit(self, topics: Iterable[str]) -> None:
-        """Returns if these topics are still the ones that they were when they were last looked at.
+        """Checks that a batch's topics are still the topics that bronze knows, and records new ones.
 
-        A topic's first messages are committed only once its id is written down: it tells it from one made anew.
+        A topic's id must be stored before its first messages: only the id tells it from a later topic of that name.
 
         Raises:
-            BrokerError: Kafka does not answer, or does not list one.
-            TopicChangedError: one is another topic of the same name.
+            BrokerError: Kafka does not answer, or does not list one of the topics.
+            TopicChangedError: A topic was deleted and created again.
         """
         with self._lock:
             ids, known, asked = self._ids(), self.topics, set(topics)
             for name in asked:
                 if name not in ids:
                     raise BrokerError(
-                        f"bronze: topic {name} was deleted while it was read, or Kafka does not list it yet"
+                        f"bronze: Kafka does not list topic {name}: it was deleted during the read, or is not known yet"
                     )
                 if name not in known:
-                    self._take_over(self._decide([name], ids))
+                    self._apply(self._decide([name], ids))
                 elif _differs(known[name], ids[name]):
-                    raise TopicChangedError(f"bronze: topic {name} was deleted and created anew while it was read")
+                    raise TopicChangedError(f"bronze: topic {name} was deleted and created again during the read")
             if asked - {name for name, _ in self._written}:
                 self._write()
 
-    def unnoted(self) -> tuple[TableOutput, ...]:
-        """Which version the table is at, for the next entry, if the entries since it was written do not tell.
+    def unrecorded_version(self) -> tuple[TableOutput, ...]:
+        """Returns the version of `ops.topics` if the ledger has no entry with it yet, else nothing.
 
-        So a copy of before is known as one: by it, messages of a topic made anew would be taken in a second time.
+        The ledger's entries reveal an older copy of the table. With one, messages of a topic that was created again
+        would be read twice.
         """
         with self._lock:
-            if self._is_noted:
+            if self._is_version_recorded:
                 return ()
-            self._is_noted = True
+            self._is_version_recorded = True
             return (TableOutput(TOPICS, self._lake.latest_version(self._spark, TOPICS), 0),)
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
-        """Takes note of a batch that is committed."""
+        """Moves the next offsets past a batch that is committed.
+
+        Args:
+            ranges: The offsets of the batch, including those without a message.
+        """
         with self._lock:
             known, now = self.topics, datetime.now(UTC)
             for item in ranges:
@@ -235,14 +252,14 @@ class TopicBook:
                 known[item.topic] = self._rows[row.topic, row.generation] = row
 
     def save(self) -> None:
-        """Writes the table, if it is not as it should be; that a topic is still there, once an hour."""
+        """Writes `ops.topics` if it has changed. A new `last_seen` alone is written once an hour."""
         with self._lock:
             self._saved_at = time.monotonic()
             if _with_last_seen_to_the_hour(self._rows) != _with_last_seen_to_the_hour(self._written):
                 self._write()
 
     def close(self) -> None:
-        """Writes what is not written yet and leaves Kafka; closing again does nothing."""
+        """Writes pending changes and disconnects from Kafka. A second call does nothing."""
         if self._open:
             self._open = False
             try:
@@ -253,36 +270,36 @@ class TopicBook:
     def _write(self) -> None:
         txn = Txn(TOPICS_APP, next(self._writes)).fenced_by(self._token) if self._token else None
         write_topics(self._spark, self._lake, self._rows.values(), txn)
-        self._written, self._is_noted = dict(self._rows), False
+        self._written, self._is_version_recorded = dict(self._rows), False
 
     def _subscribed(self) -> Iterator[tuple[TopicPartition, PartitionOffsets, int]]:
-        """Topic-partitions that are to be read, each with its offsets and their shift."""
+        """Yields each topic-partition of subscribed topics with its offsets and its offset shift."""
         for row in self.topics.values():
-            if row.state in READ and self._matches(row.topic):
+            if row.state in SUBSCRIBED and self._matches(row.topic):
                 for part in row.partitions:
                     yield (row.topic, part.partition), part, row.offset_shift
 
     def _ids(self) -> dict[str, str | None]:
-        """Kafka's topics and their ids; notes which of those that bronze knows are missing."""
+        """Returns the ids of Kafka's topics by name, and records which of bronze's topics are missing."""
         try:
             ids = self._admin.topic_ids()
         except BrokerError:
-            self._absences = Absences()  # who answers next may have just started
+            self._absences = Absences()  # the broker that answers next may have just started
             raise
-        known = {name for name, row in self.topics.items() if row.state not in GONE and self._matches(name)}
+        known = {name for name, row in self.topics.items() if row.state not in MAY_BE_ABSENT and self._matches(name)}
         self._absences = self._absences.after(known - ids.keys(), time.monotonic())
         return ids
 
-    def _quiet(self) -> set[str]:
-        """Topics that may become inactive, or be so no longer."""
+    def _activity_candidates(self) -> set[str]:
+        """Returns the topics without messages for `kafka.inactive_after`: they may become inactive, or active again."""
         since = datetime.now(UTC) - self._kafka.inactive_after
         rows = self.topics.values()
         states = {TopicState.ACTIVE, TopicState.INACTIVE}
         return {row.topic for row in rows if row.state in states and (row.last_message_at or row.first_seen) <= since}
 
-    def _calls_for_a_start(self, row: Topic) -> bool:
-        """Whether the running query must not go on without a topic, or with it."""
-        return row.topic in self._pruned if row.state in READ else row.state is not TopicState.INACTIVE
+    def _requires_restart(self, row: Topic) -> bool:
+        """Returns True if the running query lacks a topic that it must read, or reads one that it must not."""
+        return row.topic in self._excluded if row.state in SUBSCRIBED else row.state is not TopicState.INACTIVE
 
     def _decide(self, names: Iterable[str], ids: dict[str, str | None]) -> TopicUpdate:
         looked, kafka = set(names), self._kafka
@@ -294,11 +311,11 @@ class TopicBook:
             inactive_after=kafka.inactive_after,
         )
 
-    def _take_over(self, decision: TopicUpdate) -> None:
+    def _apply(self, decision: TopicUpdate) -> None:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
-    def _take_in_ledger(self) -> None:
-        """Brings `next_offset` to where the ledger is, and past offsets without a message."""
+    def _apply_ledger(self) -> None:
+        """Moves each `next_offset` to where the ledger ends, and past recorded offsets without a message."""
         known, now = self.topics, datetime.now(UTC)
         reader = self._lake.reader(self._spark)
         taken = offset_spans(reader, BRONZE)
@@ -311,21 +328,23 @@ class TopicBook:
 
 
 def _with_last_seen_to_the_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topic]:
-    """The rows, with the hour in which each topic was last seen."""
+    """Returns the rows with `last_seen` cut to the full hour."""
     return [replace(row, last_seen=row.last_seen.replace(minute=0, second=0, microsecond=0)) for row in rows.values()]
 
 
 def seen_topics(
     admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str | None], *, committed: bool = False
 ) -> dict[str, Seen]:
-    """What Kafka shows of topics that it has.
+    """Asks Kafka for the partitions and offsets of topics.
 
     Args:
-        ids: the topics' own, by name.
-        committed: whether a partition ends before the first message of an open transaction.
+        admin: The connection to Kafka.
+        names: The topics to ask for.
+        ids: Ids of at least these topics, by name.
+        committed: If true, a partition ends before the first message of an open transaction.
 
     Raises:
-        BrokerError: it does not answer, or has one of them no longer.
+        BrokerError: Kafka does not answer, or one of the topics is gone.
     """
     asked = sorted(names)
     spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
@@ -336,7 +355,7 @@ def seen_topics(
 
 
 def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
-    """The row after the offsets `[first, end)`; those before its generation are none of it."""
+    """Returns the topic's row after offsets `[first, end)` were read. Offsets of earlier generations are ignored."""
     parts = {part.partition: part for part in row.partitions}
     part = parts.get(partition)
     if part is None:
@@ -354,16 +373,8 @@ def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -
     return replace(row, state=state, partitions=held, last_message_at=at, last_seen=max(now, row.last_seen))
 
 
-def _differs(row: Topic, there: str | None) -> bool:
-    """Whether Kafka's topic of the name, which has this id, is another than the row's, or was deleted before."""
+def _differs(row: Topic, present_id: str | None) -> bool:
+    """Returns True if Kafka's topic with this id is not the row's topic, or if the row's topic had been deleted."""
     if row.state is TopicState.DELETED:
         return True
-    return row.topic_id is not None and there is not None and row.topic_id != there
-
-
-def _refusal(reasons: tuple[str, ...]) -> str:
-    return (
-        f"bronze: {'; '.join(reasons)}. No table was changed but ops.topics. Decide what is to become of it and run "
-        "again with kafka.on_topic_change: forget (what was captured stays, the topic is not read any more) or restart "
-        "(what is there now is read from its beginning, behind what was captured); messages that were not read are lost"
-    )
+    return row.topic_id is not None and present_id is not None and row.topic_id != present_id

@@ -1,13 +1,13 @@
-"""What became of each topic, and what the rule makes of it. Pure: what is known and what Kafka says in, rows out.
+"""Decides what to do about each topic that changed in Kafka. Pure: it gets the known and the present topics.
 
-| Kafka says | `fail` | `forget` | `restart` |
+| a topic was | `fail` | `forget` | `restart` |
 |---|---|---|---|
-| deleted | refuses | not read any more | waits for a topic of that name |
-| created anew | refuses | not read any more, nor is the new one | the new one from its beginning, as next generation |
-| cut before it was read | refuses | not read any more | what is left of it, as next generation |
+| deleted | stops bronze | no longer read | waits for a topic of that name |
+| deleted and created again | stops bronze | neither is read | reads the new one from its start, as next generation |
+| cut by retention before it was read | stops bronze | no longer read | reads the rest, as next generation |
 
-What is lost is written down whatever the rule. A refusal is final until the rule changes; what was forgotten stays so
-until there is yet another topic of that name.
+The number of lost messages is recorded under every rule. Under `fail`, bronze stops at each start until the rule is
+changed. A forgotten topic stays forgotten until there is another topic of that name.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from datetime import datetime, timedelta
 from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState
 from sessionlake.settings.model import OnTopicChange
 
-READ = frozenset({TopicState.ACTIVE})
+SUBSCRIBED = frozenset({TopicState.ACTIVE})
 """States of topics that are subscribed to."""
-GONE = frozenset({TopicState.DELETED, TopicState.FORGOTTEN})
-"""States of topics of which nothing is decided when Kafka does not list them."""
-# So long, and in so many looks, Kafka must be without a topic until that counts as deleted.
-_STEADY_SECONDS = 10.0
-_STEADY_LOOKS = 5
+MAY_BE_ABSENT = frozenset({TopicState.DELETED, TopicState.FORGOTTEN})
+"""States of topics that Kafka need not list."""
+# A topic counts as deleted after Kafka lacked it for this time and in this many checks.
+_DELETED_AFTER_SECONDS = 10.0
+_DELETED_AFTER_LOOKS = 5
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A topic as Kafka shows it now.
+    """A topic as it is in Kafka now.
 
     Attributes:
-        topic_id: None where the brokers give none.
-        partitions: first offset and end of each, Kafka's own.
+        topic_id: The topic's id; None if the brokers give none.
+        partitions: Kafka's first offset and end (one past the last offset), by partition.
     """
 
     topic_id: str | None
@@ -43,42 +43,52 @@ class Seen:
 
 @dataclass(frozen=True)
 class Absences:
-    """Topics that Kafka does not list, as looks at it have shown one after the other, in which it was never away.
+    """Topics that Kafka did not list in a series of checks that were all answered.
 
-    A broker that has just started may not know of every topic yet. So a topic that is not listed counts as deleted only
-    when several looks in a row, over some seconds, have not shown it. One made anew is known by its id, at once.
+    A broker that has just started may not know every topic yet. So a topic counts as deleted only after several checks
+    in a row, over some seconds, did not list it. A topic that was created again is noticed at once by its id.
 
     Attributes:
-        looked_at: when the last look was answered; seconds of a clock that is never set.
-        missing: of each topic that it lacked, the first of those looks in a row, and how many they are.
+        looked_at: When the last check was answered, in seconds of the monotonic clock.
+        missing: By topic, when the first check in a row that lacked it was answered, and the number of these checks.
     """
 
     looked_at: float = 0.0
     missing: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     def after(self, missing: Iterable[str], now: float) -> Absences:
-        """With one more look, which was answered now."""
+        """Returns the absences after one more check.
+
+        Args:
+            missing: Topics that Kafka did not list.
+            now: When the check was answered, in seconds of the monotonic clock.
+        """
         before = {name: self.missing.get(name, (now, 0)) for name in missing}
         return Absences(now, {name: (since, looks + 1) for name, (since, looks) in before.items()})
 
     @property
     def deleted(self) -> frozenset[str]:
-        """Topics that have been missing for long enough."""
+        """Topics that have been missing long enough to count as deleted."""
         return frozenset(
             name
             for name, (since, looks) in self.missing.items()
-            if looks >= _STEADY_LOOKS and self.looked_at - since >= _STEADY_SECONDS
+            if looks >= _DELETED_AFTER_LOOKS and self.looked_at - since >= _DELETED_AFTER_SECONDS
         )
 
     @property
-    def doubtful(self) -> frozenset[str]:
-        """Topics that are missing, and may be there again at the next look."""
+    def unconfirmed(self) -> frozenset[str]:
+        """Topics that are missing, but may be listed again at the next check."""
         return frozenset(self.missing) - self.deleted
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to a topic: its new state, and words for the operator."""
+    """A change of a topic.
+
+    Attributes:
+        state: The topic's new state.
+        what: What happened, for the operator; a sentence without its subject.
+    """
 
     state: TopicState
     what: str
@@ -86,7 +96,12 @@ class Change:
 
 @dataclass(frozen=True)
 class TopicUpdate:
-    """What is to be written to `ops.topics`, and why bronze must not go on, if it must not."""
+    """The result of a decision.
+
+    Attributes:
+        rows: Rows to write to `ops.topics`.
+        refusals: Reasons why bronze must stop, one per topic; empty if it may continue.
+    """
 
     rows: tuple[Topic, ...]
     refusals: tuple[str, ...] = ()
@@ -100,11 +115,14 @@ def decide(
     now: datetime,
     inactive_after: timedelta,
 ) -> TopicUpdate:
-    """Compares the last known generation of topics with Kafka.
+    """Compares the last known generation of topics with Kafka and applies the rule to changes.
 
     Args:
-        known: every topic that is to be looked at, with `next_offset` up to date.
-        seen: what Kafka has of them, and topics that are new.
+        known: The topics to compare, by name. `next_offset` must be up to date.
+        seen: The topics that Kafka has, by name: those of `known`, and new ones.
+        rule: What to do about changed topics.
+        now: Time that is recorded in the rows.
+        inactive_after: A topic without a message for this time becomes inactive.
     """
     rows: list[Topic] = []
     refusals: list[str] = []
@@ -112,33 +130,33 @@ def decide(
         topic, found = known.get(name), seen.get(name)
         if topic is None:
             if found is not None:
-                rows.append(_begun(name, found, now))
+                rows.append(_new_topic(name, found, now))
             continue
         change = change_of(topic, found)
         if change is None:
-            rows.append(topic if found is None else _going_on(topic, found, now, inactive_after))
+            rows.append(topic if found is None else _unchanged_topic(topic, found, now, inactive_after))
         elif rule is OnTopicChange.FAIL:
             rows.append(replace(topic, state=change.state))
             refusals.append(f"topic {name} {change.what}; {_read_so_far(topic)}")
         else:
-            rows.extend(_handled(topic, found, change, rule, now))
+            rows.extend(_changed_topic(topic, found, change, rule, now))
     return TopicUpdate(tuple(rows), tuple(refusals))
 
 
 def change_of(topic: Topic, found: Seen | None) -> Change | None:
-    """What happened that a rule must decide about; None if nothing did, or it was decided before."""
+    """Returns the change that a rule must decide about; None if there is none, or if it was decided before."""
     if found is None:
-        gone = Change(TopicState.DELETED, "was deleted, or this client may not see it any more")
+        gone = Change(TopicState.DELETED, "was deleted, or this client may no longer see it")
         return None if topic.state is TopicState.FORGOTTEN else gone
     if None not in {topic.topic_id, found.topic_id} and topic.topic_id != found.topic_id:
-        return Change(TopicState.RECREATED, "was deleted and created anew")
+        return Change(TopicState.RECREATED, "was deleted and created again")
     if topic.state is TopicState.FORGOTTEN:
         return None
-    if topic.state is TopicState.RECREATED:  # refused before; it may have outgrown what showed it
-        return Change(TopicState.RECREATED, "was deleted and created anew")
+    if topic.state is TopicState.RECREATED:  # refused before; its offsets may look right again by now
+        return Change(TopicState.RECREATED, "was deleted and created again")
     if topic.state is TopicState.DELETED and None in {topic.topic_id, found.topic_id}:
-        # Nothing says that it is the same one; to read it anew costs duplicates, to go on could cost messages.
-        return Change(TopicState.RECREATED, "was gone, and is there again")
+        # Without ids it may be another topic. Reading it again costs duplicates; resuming could lose messages.
+        return Change(TopicState.RECREATED, "was gone and has come back")
     return next((change for part in topic.partitions for change in _changes(part, topic.offset_shift, found)), None)
 
 
@@ -146,20 +164,20 @@ def _changes(part: PartitionOffsets, shift: int, found: Seen) -> Iterator[Change
     number, at = part.partition, part.next_offset
     first, end = found.partitions.get(number, (0, -1))
     if end + shift < at:
-        yield Change(TopicState.RECREATED, f"ends before what was read of its partition {number}")
+        yield Change(TopicState.RECREATED, f"ends below the offset up to which its partition {number} was read")
     elif first + shift > at:
         lost = f"offsets {at} to {first + shift - 1} of its partition {number}"
         yield Change(TopicState.CUT, f"was cut by Kafka's retention: {lost} are gone")
 
 
-def _begun(name: str, found: Seen, now: datetime) -> Topic:
+def _new_topic(name: str, found: Seen, now: datetime) -> Topic:
     parts = tuple(
         PartitionOffsets(number, first, first, end) for number, (first, end) in sorted(found.partitions.items())
     )
     return Topic(name, 0, TopicState.ACTIVE, found.topic_id, now, now, partitions=parts)
 
 
-def _going_on(topic: Topic, found: Seen, now: datetime, inactive_after: timedelta) -> Topic:
+def _unchanged_topic(topic: Topic, found: Seen, now: datetime, inactive_after: timedelta) -> Topic:
     parts = tuple(_partitions(topic, found))
     waiting = any(part.end_offset > part.next_offset for part in parts)
     quiet = now - (topic.last_message_at or topic.first_seen) >= inactive_after
@@ -178,29 +196,31 @@ def _partitions(topic: Topic, found: Seen) -> Iterator[PartitionOffsets]:
             yield PartitionOffsets(number, first + shift, first + shift, end + shift)
 
 
-def _handled(topic: Topic, found: Seen | None, change: Change, rule: OnTopicChange, now: datetime) -> Iterator[Topic]:
-    """The rows that `forget` and `restart` leave: the generation that ended, and the next if there is one."""
+def _changed_topic(
+    topic: Topic, found: Seen | None, change: Change, rule: OnTopicChange, now: datetime
+) -> Iterator[Topic]:
+    """Yields the rows of a changed topic under `forget` or `restart`: the ended generation, and the next if any."""
     forgets = rule is OnTopicChange.FORGET
     if found is None or (forgets and change.state is TopicState.CUT):
         ends = {} if found is None else {n: end + topic.offset_shift for n, (_, end) in found.partitions.items()}
-        yield _ended(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
+        yield _closed_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
         return
     cut = change.state is TopicState.CUT
     shift = topic.offset_shift if cut else topic.free_offset
     parts = tuple(
         PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
         for number, (first, end) in sorted(found.partitions.items())
-        for after in [_next(topic, number) if cut else 0]
+        for after in [_next_offset(topic, number) if cut else 0]
     )
     starts = {part.partition: part.first_offset for part in parts} if cut else {}
     if topic.state is not TopicState.FORGOTTEN:
-        yield _ended(topic, change.state, starts)
+        yield _closed_generation(topic, change.state, starts)
     state = TopicState.FORGOTTEN if forgets else TopicState.ACTIVE
     fresh = Topic(topic.topic, topic.generation + 1, state, found.topic_id, now, now, None, shift, parts)
     yield replace(fresh, lost=_unread(parts)) if forgets else fresh
 
 
-def _ended(topic: Topic, state: TopicState, ends: Mapping[int, int]) -> Topic:
+def _closed_generation(topic: Topic, state: TopicState, ends: Mapping[int, int]) -> Topic:
     parts = tuple(
         replace(part, end_offset=max(part.next_offset, ends.get(part.partition, part.end_offset)))
         for part in topic.partitions
@@ -212,7 +232,7 @@ def _unread(parts: tuple[PartitionOffsets, ...]) -> int:
     return sum(part.end_offset - part.next_offset for part in parts)
 
 
-def _next(topic: Topic, partition: int) -> int:
+def _next_offset(topic: Topic, partition: int) -> int:
     return next((part.next_offset for part in topic.partitions if part.partition == partition), 0)
 
 

@@ -1,7 +1,8 @@
-"""A message that Spark's Kafka source cannot deliver: found by halving the batch, and named with what passes it.
+"""Finds a message that Spark's Kafka source cannot deliver, and names it with the command that skips it.
 
-Spark says neither topic nor offset. The known case is a timestamp that does not fit Spark's microseconds (beyond the
-year 294,000). It stops bronze at every start, so where bronze stopped is noted beside its checkpoint, for `doctor`.
+Spark's error names neither topic nor offset, so the message is found by a binary search in the batch. The known case is
+a timestamp beyond the year 294,000, which does not fit Spark's microseconds. Such a message stops bronze at every
+start, so its place is saved beside the checkpoint, where `doctor` reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sessionlake.bronze.offsets import planned_ranges
-from sessionlake.bronze.reading import messages_within
+from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, UnreadableMessageError
 from sessionlake.ledger.absent import Run
@@ -43,15 +44,17 @@ _NO_CONSUMER = KnownFailure(
     "no consumer can be made",
     beginnings=("Failed to construct kafka consumer", "Failed to create new Kafka"),
 )
-"""Of a `KafkaException`, too: a wrong address or keystore, whichever message is read."""
+"""These are also a `KafkaException`, but mean a wrong address or keystore, not a message."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """A message that bronze stopped at.
+    """A message that bronze cannot read and stopped at.
 
     Attributes:
-        offset: as in `bronze.messages`.
-        why: what Spark says.
+        topic: Its topic.
+        partition: Its partition.
+        offset: Its offset in `bronze.messages`.
+        why: Spark's error text.
     """
 
     topic: str
@@ -62,19 +65,23 @@ class Unreadable(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return (
             f"{BRONZE}: topic {self.topic}, partition {self.partition}: Spark's Kafka source cannot deliver the "
-            f"message at offset {self.offset} ({self.why}), so bronze stops there at every start. Nothing of the batch "
-            "was committed. To leave this message out for good and read on behind it: "
-            f"`sessionlake bronze skip {self.topic} {self.partition} {self.offset} --why REASON`"
+            f"message at offset {self.offset} ({self.why}). Bronze stops there at every start. Nothing of the batch "
+            f"was committed. Run `sessionlake bronze skip {self.topic} {self.partition} {self.offset} --why REASON` to "
+            "leave this message out for good and continue after it"
         )
 
 
 def explain_unreadable(
     spark: SparkSession, settings: Settings, error: BaseException, generation: Generation, shifts: Mapping[str, int]
 ) -> UnreadableMessageError | None:
-    """The error that names the message, if it was a message that stopped the last planned batch.
+    """Returns an error that names the message which ended the last planned batch; None if no message did.
 
     Args:
-        shifts: offset in bronze less that in Kafka, of topics where it is not 0.
+        spark: The session to read Kafka with.
+        settings: The configuration.
+        error: The error that ended the query.
+        generation: The checkpoint's generation that the query used.
+        shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
     """
     batch = generation.newest
     if batch is None or not is_unreadable(error):
@@ -82,14 +89,14 @@ def explain_unreadable(
 
     def fails(ranges: Ranges) -> bool:
         try:
-            messages_within(spark, settings, ranges, fail_on_loss=False).selectExpr("max(timestamp)").collect()
+            read_kafka_messages(spark, settings, ranges, fail_on_loss=False).selectExpr("max(timestamp)").collect()
         except Exception as again:
             if is_unreadable(again):
                 return True
             raise
         return False
 
-    found = first_unreadable(fails, planned_ranges(generation.folder, generation.batch_id(batch)))
+    found = find_first_unreadable(fails, planned_ranges(generation.folder, generation.batch_id(batch)))
     if found is None:
         return None
     (topic, partition), offset = found
@@ -99,17 +106,17 @@ def explain_unreadable(
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """True if this error of Spark's says that a message cannot be delivered, rather than that Kafka is not reached."""
+    """Returns True if Spark's error is about a message that cannot be delivered, not about reaching Kafka."""
     failure = failure_of(error)
     return _UNREADABLE.fits(failure) and not _NO_CONSUMER.fits(failure)
 
 
-def first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:
-    """The first offset that cannot be read, of one of the topic-partitions; None if all can be.
+def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:
+    """Returns the first unreadable offset of one of the topic-partitions; None if all can be read.
 
     Args:
-        fails: whether reading these offsets fails.
-        ranges: offsets `[first, end)`.
+        fails: Returns True if reading the given offsets fails.
+        ranges: Offsets `[first, end)`, by topic-partition.
     """
     if not ranges or not fails(ranges):
         return None
@@ -126,5 +133,5 @@ def first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[T
 
 
 def stopped_at(settings: Settings) -> Unreadable | None:
-    """The message that bronze stopped at, if it has not gone on since."""
+    """Returns the message that bronze stopped at; None if bronze has continued since."""
     return manifest.stopped_at(settings, BRONZE, Unreadable)

@@ -1,8 +1,8 @@
-"""`sessionlake verify bronze`: `bronze.messages` compared with what Kafka still holds, slice after slice of offsets.
+"""`sessionlake verify bronze`: compares `bronze.messages` with what Kafka still holds, in slices of offsets.
 
-Both sides are read by Spark, which brings no message to the driver but its offset and a hash of each field: memory is
-bounded by the slice, whatever the messages' size. Bronze may run meanwhile: what it has taken in is settled at the
-start, and what Kafka's retention removes while it is compared is seen.
+Spark reads both sides and returns only offsets and a hash of each field to the driver. So a slice bounds the memory,
+whatever the size of messages. Bronze may run at the same time: the offsets to compare are fixed at the start, and
+messages that Kafka's retention removes during the comparison are ignored.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.bronze.compare import FIELDS, OFFSET, Compared, compare
-from sessionlake.bronze.job import as_stored
+from sessionlake.bronze.compare import FIELDS, OFFSET, Comparison, compare
+from sessionlake.bronze.job import to_bronze_columns
 from sessionlake.bronze.overlap import Overlap, overlap
-from sessionlake.bronze.reading import messages_within
+from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import seen_topics
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES
@@ -40,40 +40,43 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SLICE_OFFSETS = 200_000
-"""About how many are compared at a time."""
+"""Number of offsets in a slice, roughly."""
 _NEVER = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class VerifiedBronze:
-    """The outcome.
+    """The result of `verify`.
 
     Attributes:
-        compared: the messages that both sides should have.
-        overlap: where they are, and why there are no more.
-        removed: how many messages of bronze Kafka holds no longer.
-        gone: how many retention has removed from bronze.
+        comparison: Result for the messages that both sides should have.
+        overlap: Offsets of these messages, and what could not be compared.
+        removed: Number of messages in bronze that Kafka no longer holds.
+        gone: Number of messages that retention has removed from bronze.
     """
 
-    compared: Compared
+    comparison: Comparison
     overlap: Overlap
     removed: int
     gone: int = 0
 
 
 def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
-    """Compares bronze with Kafka: each message that Kafka holds is in bronze once, as it is, and no other is.
+    """Compares bronze with Kafka: bronze must have each message of Kafka once and unchanged, and no others.
 
     Raises:
-        LakeError: there is nothing to compare.
-        BrokerError: Kafka cannot be read, or a topic was deleted or made anew meanwhile.
+        LakeError: Bronze has no messages yet.
+        BrokerError: Kafka cannot be read, or a topic was deleted or created again during the comparison.
     """
     lake = Lake(settings)
     taken = offset_spans(
         lake.reader(spark), BRONZE
-    )  # before the topics: whose offsets are shifted is then known of all
+    )  # read before `ops.topics`, which then has the offset shifts of all
     if not taken:
-        raise LakeError("bronze holds no messages yet: `sessionlake run bronze --once` takes in what Kafka holds")
+        raise LakeError(
+            "bronze holds no messages yet, so there is nothing to compare",
+            fix="Run `sessionlake run bronze --once` to read what Kafka holds",
+        )
     cut = read_heads(lake.reader(spark)).get(MESSAGES)
     taken = _left(taken, beginnings(lake.reader(spark)))
     known = latest_generations(read_topics(spark, lake))
@@ -92,28 +95,28 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         parts = chain.from_iterable(
             subtract_runs(part, skipped) for part in slice_ranges(both.ranges, -(-offsets // SLICE_OFFSETS))
         )
-        compared = sum((sides.compare(part) for part in parts if part), Compared())
+        comparison = sum((sides.compare(part) for part in parts if part), Comparison())
     gone = 0 if cut is None else cut.gone
-    removed = max(0, sum(span.messages for span in taken) - gone - compared.messages - compared.erased)
-    return VerifiedBronze(compared, replace(both, unread=both.unread - absent), removed, gone)
+    removed = max(0, sum(span.messages for span in taken) - gone - comparison.messages - comparison.erased)
+    return VerifiedBronze(comparison, replace(both, unread=both.unread - absent), removed, gone)
 
 
 def _absent_behind(reader: TableReader, taken: Iterable[Span]) -> int:
-    """How many offsets behind bronze's last messages it has read that hold none."""
+    """Returns the number of offsets after bronze's last messages that bronze has read and that have no message."""
     behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
     return sum(count_covered(runs, *behind[place]) for place, runs in recorded_runs(reader, behind).items())
 
 
 def _left(taken: Iterable[Span], gone: Mapping[TopicPartition, Beginning]) -> list[Span]:
-    """What bronze has taken in, from where it begins."""
+    """Returns the spans without the messages that retention has removed from bronze."""
     firsts = {place: at.last_removed + 1 for place, at in gone.items()}
     return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in taken]
 
 
 def hashed(messages: DataFrame) -> DataFrame:
-    """Messages as `bronze.messages` has them, with a hash in the place of each field.
+    """Returns the columns `OFFSET` of messages, and each of `FIELDS` as a hash.
 
-    Hashing skips nulls inside of a value, and binary values in JSON are base64: headers are hashed as JSON with nulls.
+    Headers are hashed as JSON with nulls, because hashing a struct skips its nulls.
     """
     from pyspark.sql import functions as F
 
@@ -124,11 +127,11 @@ def hashed(messages: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Kafka and bronze.
+    """Reads and compares slices of Kafka and bronze.
 
     Attributes:
-        ids: of the topics that are compared.
-        shifts: offset in bronze less that in Kafka, of topics where it is not 0.
+        ids: Ids of the topics that are compared, by name.
+        shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
     """
 
     spark: SparkSession
@@ -137,12 +140,12 @@ class _Sides:
     ids: Mapping[str, str | None]
     shifts: Mapping[str, int]
 
-    def compare(self, part: OffsetRanges) -> Compared:
-        """Compares a slice."""
+    def compare(self, part: OffsetRanges) -> Comparison:
+        """Compares one slice of offsets."""
         from pyspark.sql import functions as F
 
         kafka = self._kafka(part)
-        complete_from = self._complete_from(part)  # behind the reading
+        complete_from = self._complete_from(part)  # after Kafka was read: retention may have moved it
         held = self.lake.read(self.spark, MESSAGES).where(offsets_condition(part))
         erased = held.where((F.col("key") == F.lit(bytearray(ERASED_KEY))) & F.col("value").isNull())
         return compare(kafka, hashed(held).toArrow(), complete_from, erased.select(*OFFSET).toArrow())
@@ -154,19 +157,22 @@ class _Sides:
         read = {
             place: (first - self._shift(place), last + 1 - self._shift(place)) for place, (first, last) in part.items()
         }
-        # Retention may remove messages meanwhile.
-        frame = messages_within(self.spark, self.lake.settings, read, fail_on_loss=False)
+        # Kafka's retention may remove messages during the read.
+        frame = read_kafka_messages(self.spark, self.lake.settings, read, fail_on_loss=False)
         try:
-            return hashed(as_stored(frame, self.shifts)).toArrow()
+            return hashed(to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
             raise BrokerError(f"Kafka's messages could not be read: {failure_of(error)}") from error
 
     def _complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
-        """The offset from which on Kafka holds everything that it ever did, of each topic-partition."""
+        """Returns the offset from which Kafka still has every message, by topic-partition."""
         ids = self.admin.topic_ids()
         changed = sorted({topic for topic, _ in part if ids.get(topic, "") != self.ids[topic]})
         if changed:
-            raise BrokerError(f"deleted or made anew while it was compared: {', '.join(changed)}; run it again")
+            raise BrokerError(
+                f"Topics were deleted or created again during the comparison: {', '.join(changed)}",
+                fix="Run `sessionlake verify bronze` again",
+            )
         if self.lake.settings.kafka.allow_offset_gaps:  # compaction may remove any
             return dict.fromkeys(part, _NEVER)
         return {place: first + self._shift(place) for place, (first, _) in self.admin.offsets(part).items()}

@@ -24,13 +24,13 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
-from sessionlake.gold.alerts.book import in_force, wanted
-from sessionlake.gold.alerts.stored import StoredInLake, events_in, times_of_all
+from sessionlake.gold.alerts.book import enabled_rules, recorded_rules
+from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_stream_times
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.rules.batch import Batch, changed
+from sessionlake.gold.rules.batch import Batch, log_changes
 from sessionlake.gold.rules.document import Written, read_file
-from sessionlake.gold.rules.patterns import MATCH, sought
+from sessionlake.gold.rules.patterns import MATCH, events_to_find
 from sessionlake.gold.tables.expiry import slices_begin
 from sessionlake.settings.file import read_text
 from sessionlake.settings.model import Settings
@@ -87,10 +87,10 @@ def _said(row: dict[str, object] | None) -> tuple[object, object] | None:
 def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
     """What `gold.rules` has, and what gold makes of it."""
     declared = declared_in(settings)
-    taken = {one.name: one for one in in_force(reader, declared)} if reader.exists(RULE_STATUS) else {}
+    taken = {one.name: one for one in recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
     rows = []
     held = list(reader.rows(RULES))
-    for one in wanted(held, declared, -1, settings.gold.retention.least):
+    for one in enabled_rules(held, declared, -1, settings.gold.retention.shortest):
         now = taken.get(one.name)
         is_taken = now is not None and (now.rule, now.error) == (one.rule, one.error)
         state = "waits for gold" if not is_taken else "stopped" if one.error else "evaluated"
@@ -107,7 +107,7 @@ class _Tried(StoredInLake):
     found: pa.Table
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
-        """See `Stored`."""
+        """See `StoredData`."""
         del events, since_ms
         return self.found
 
@@ -117,27 +117,27 @@ def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written],
     declared = declared_in(settings)
     if not reader.exists(RULES):
         raise UsageError("there is no history to hold rules against: `sessionlake run gold` begins it")
-    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or times_of_all(reader, declared)
+    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or read_stream_times(reader, declared)
     tried = [one.rule for one in rules]
-    events = sought(tried)
+    events = events_to_find(tried)
     begun = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
-    matches = events_in(reader, list(events), declared, once, begun) if events else MATCH.empty_table()
+    matches = find_events(reader, list(events), declared, once, begun) if events else MATCH.empty_table()
     batch = Batch(times, times, pa.table({}), matches, slices_begin(reader))
-    rows = changed([], tried, batch, _Tried(reader, matches))
+    rows = log_changes([], tried, batch, _Tried(reader, matches))
     show(
         _TESTED,
         [
             (
                 row.rule.name, "lost" if one.retracted else "gained", *one.alert.key, one.alert.event,
-                nearest_time(one.alert.at_ms), dict(one.grounds.values) if one.grounds else None,
+                nearest_time(one.alert.at_ms), dict(one.evidence.values) if one.evidence else None,
             )
             for row in rows
-            for one in [row.logged]
+            for one in [row.change]
         ],
         form,
     )  # fmt: skip
     for rule in tried:
-        lost = sum(row.logged.retracted for row in rows if row.rule is rule)
+        lost = sum(row.change.retracted for row in rows if row.rule is rule)
         gained = sum(row.rule is rule for row in rows) - lost
         say(f"{rule.name}: {gained} alerts gained, {lost} lost")

@@ -44,29 +44,29 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
         found = verify(spark, settings)
     for line in told(found):
         say(line)
-    return found.compared.first is None
+    return found.comparison.first_difference is None
 
 
 def told(found: VerifiedBronze) -> Iterator[str]:
     """The outcome in words, line by line."""
-    compared, overlap = found.compared, found.overlap
-    if compared.first is not None:
-        what = f"{compared.different} of {compared.messages} messages differ from Kafka's"
-        yield f"{what}; the first difference:\n  {compared.first}"
-    elif compared.messages:
-        yield f"exact: {compared.messages} messages of {len(overlap.ranges)} topic-partitions, as Kafka holds them"
+    comparison, overlap = found.comparison, found.overlap
+    if comparison.first_difference is not None:
+        what = f"{comparison.different} of {comparison.messages} messages differ from Kafka's"
+        yield f"{what}; the first difference:\n  {comparison.first_difference}"
+    elif comparison.messages:
+        yield f"exact: {comparison.messages} messages of {len(overlap.ranges)} topic-partitions, as Kafka holds them"
     else:
         yield "nothing to compare: of what bronze has, Kafka holds nothing any more"
     if found.removed:
         yield f"not compared: {found.removed} messages of bronze that Kafka holds no longer"
     if overlap.gone:
         yield f"  of topics that are gone: {_some(overlap.gone)}"
-    if overlap.anew:
-        yield f"  of topics that were made anew, and not read since: {_some(overlap.anew)}"
+    if overlap.recreated_topics:
+        yield f"  of topics that were made anew, and not read since: {_some(overlap.recreated_topics)}"
     if found.gone:
         yield f"not compared: {found.gone} messages that maintain.retention has removed from bronze"
-    if compared.erased:
-        yield f"not compared: {compared.erased} messages of sessions that were forgotten"
+    if comparison.erased:
+        yield f"not compared: {comparison.erased} messages of sessions that were forgotten"
     if overlap.unread:
         yield f"not compared: {overlap.unread} offsets of Kafka that bronze has not read"
 

@@ -14,7 +14,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.alerts.book import forget
+from sessionlake.gold.alerts.book import reset_rules
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import Finals
@@ -116,7 +116,7 @@ def _make(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[
     for table in tables:
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
-        forget(spark, lake)
+        reset_rules(spark, lake)
     others = whole(spark, lake, tables_of(settings))
     missed = left_out(spark, lake, others)  # the next start makes these anew
     others = [one for one in others if one not in missed]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import TIMED_BY, said_times_of
+from sessionlake.bronze.kafka_times import TIME_COLUMNS, message_times_of
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.far_times import ms_of, time_of, time_text
@@ -268,9 +268,9 @@ class _Question:
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
             ("timestamp", operator.ge, time_of(ts)),
-            columns=TIMED_BY,
+            columns=TIME_COLUMNS,
         )
-        return any(bool((said_times_of(batch, self._settings) >= ts).any()) for batch in later)
+        return any(bool((message_times_of(batch, self._settings) >= ts).any()) for batch in later)
 
     def _untold(self, offset: int | None) -> str | None:
         """Why stream time with an offset cannot be told; None if it can."""

@@ -1,10 +1,12 @@
-"""Judging a shard's batch: whole sessions at once where all is fine, run by run where it is not.
+"""Judges a shard's batch: whole sessions at once where nothing is wrong, run by run elsewhere.
 
-A *run* is a stretch of a session's messages, in offset order, whose seqs rise by one (under `none`: any), none of which
-follows an end or comes when the session, by the one before or its own timestamp, has expired. If a run's first message
-is applied as the session's latest and leaves it open, so is the rest of it: only first messages of runs, and those at
-which its table is cut, need judging one by one. A session that is one run which continues its cursor needs none at all,
-and is moved on by array arithmetic with all its like.
+A *run* is a stretch of a session's messages in offset order. Within a run the seqs rise by one (under `none`: may be
+any), no message follows an end, and none arrives after the session has expired.
+
+If the first message of a run is applied as the session's latest and the session stays open, the rest of the run is
+applied too. So only two kinds of message are judged one by one: the first of each run, and those at which the session's
+table is cut. A session with a single run that continues its cursor needs not even that: all such sessions are updated
+together with array operations.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from sessionlake.integrity.cursor import (
 from sessionlake.integrity.cuts import (
     Applied,
     Arrived,
+    ChangesSinceCut,
     CutReason,
-    SinceCut,
     changes_table,
     cut_after,
-    cuts_by_the_way,
+    cuts_in_batch,
 )
-from sessionlake.integrity.judge import TAKING, Judge, ViolationError
+from sessionlake.integrity.judge import REMEMBERS_SEQS, Judge, ViolationError
 from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import STREAM_COLUMNS, ShardBatch, Stream
@@ -45,36 +47,37 @@ _CLASSES = list(Integrity)
 
 
 def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
-    """Judges a shard's batch and moves its cursors on: the fast way where it serves, else message by message.
+    """Judges a shard's batch and updates its cursors, with array operations where they apply.
 
     Args:
-        bulk: False judges every message one by one; the result is the same.
+        batch: The messages and sessions; cursors and memories are updated in place.
+        bulk: False judges every message one by one. The result is the same.
     """
     out = Outcome(len(batch.held.seq) + len(batch.stream.seq))
     busy = len(batch.stream.starts)
     slow = list(range(busy, len(batch.cursors)))
     if busy:
         breaks = _breaks(batch)
-        fine = _fine_sessions(batch, breaks)
-        fine &= bulk
-        _advance(batch, fine, out)
+        is_fast = _fast_sessions(batch, breaks)
+        is_fast &= bulk
+        _advance(batch, is_fast, out)
         if bulk:
-            fine |= judge_windows(batch, out)
+            is_fast |= judge_windows(batch, out)
         if not bulk:
             breaks[:] = True
-        slow = [*np.flatnonzero(~fine).tolist(), *slow]
+        slow = [*np.flatnonzero(~is_fast).tolist(), *slow]
     for number in slow:
         _judge_session(batch, number, breaks if number < busy else None, out)
     return out
 
 
 def _per_session(batch: ShardBatch, value: Callable[[Rules], int]) -> Int64s:
-    """A number of the rules of every session that has messages."""
+    """Returns one value of the rules for every session that has messages."""
     return np.array([value(rules) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
 
 
 def _breaks(batch: ShardBatch) -> Bools:
-    """True where a new run begins."""
+    """Returns True at each message that starts a new run."""
     stream = batch.stream
     lengths = stream.ends - stream.starts
     timeout = np.repeat(_per_session(batch, lambda r: r.session_timeout), lengths)[1:]
@@ -88,8 +91,8 @@ def _breaks(batch: ShardBatch) -> Bools:
     return breaks
 
 
-def _fine_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
-    """Sessions of one run that goes on where the cursor stands, or may begin a session."""
+def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
+    """Returns True for sessions with a single run that continues the cursor or validly starts the session."""
     stream, busy = batch.stream, len(batch.stream.starts)
     cursors, first = batch.cursors[:busy], batch.stream.starts
     integrity = _per_session(batch, lambda r: _CLASSES.index(r.integrity))
@@ -108,77 +111,79 @@ def _fine_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     )
     simple[[number for number in batch.decisions if number < busy]] = False
     one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
-    fine: Bools = simple & one_run & in_time & (goes_on | begins)
-    return fine
+    is_fast: Bools = simple & one_run & in_time & (goes_on | begins)
+    return is_fast
 
 
-def _advance(batch: ShardBatch, fine: Bools, out: Outcome) -> None:
-    """Moves the cursors of the fine sessions over all their messages, and applies these."""
-    if not fine.any():
+def _advance(batch: ShardBatch, is_fast: Bools, out: Outcome) -> None:
+    """Applies all messages of the sessions in `is_fast` and updates their cursors."""
+    if not is_fast.any():
         return
     stream = batch.stream
-    cursors = batch.cursors[: len(fine)]
-    moved = cursors[fine]
+    cursors = batch.cursors[: len(is_fast)]
+    moved = cursors[is_fast]
     epochs = _epochs(stream, cursors["epoch"])
-    inside = np.flatnonzero(np.repeat(fine, stream.ends - stream.starts))
-    _arrive(batch, fine, moved)
-    _note_applied(batch, fine, inside, moved["first_offset"], epochs, out)
-    lengths = (stream.ends - stream.starts)[fine]
+    inside = np.flatnonzero(np.repeat(is_fast, stream.ends - stream.starts))
+    _update_arrived(batch, is_fast, moved)
+    _set_applied(batch, is_fast, inside, moved["first_offset"], epochs, out)
+    lengths = (stream.ends - stream.starts)[is_fast]
     starts = np.cumsum(lengths) - lengths
     run = Run(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
     apply_runs(moved, run)
-    moved["epoch"] = epochs[stream.ends[fine] - 1]
-    _take(batch, fine, run, moved)
-    since = _cuts(batch, fine, inside, out)
-    cursors[fine] = moved
-    since.note(cursors, fine)
+    moved["epoch"] = epochs[stream.ends[is_fast] - 1]
+    _update_taken(batch, is_fast, run, moved)
+    since = _cut_tables(batch, is_fast, inside, out)
+    cursors[is_fast] = moved
+    since.note(cursors, is_fast)
 
 
-def _arrive(batch: ShardBatch, fine: Bools, moved: Cursors) -> None:
-    """What the cursors of the fine sessions keep of messages that came, whatever becomes of them."""
-    stream, first, last = batch.stream, batch.stream.starts[fine], batch.stream.ends[fine] - 1
+def _update_arrived(batch: ShardBatch, is_fast: Bools, moved: Cursors) -> None:
+    """Updates the fields of the cursors that depend only on which messages arrived."""
+    stream, first, last = batch.stream, batch.stream.starts[is_fast], batch.stream.ends[is_fast] - 1
     moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
     moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
     moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.time[last]
 
 
-def _note_applied(batch: ShardBatch, fine: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: Outcome) -> None:
-    """The outcome of the fine sessions' messages, which are those `inside`."""
+def _set_applied(
+    batch: ShardBatch, is_fast: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: Outcome
+) -> None:
+    """Sets the outcome of the applied messages, which have the indices `inside` in the stream."""
     stream, places = batch.stream, len(batch.held.seq) + inside
     out.verdict[places] = Verdict.APPLIED
     out.epoch[places] = epochs[inside]
     out.position[places] = out.by[places] = stream.offset[inside]
     out.at[places] = stream.now[inside]
-    out.life[places] = np.repeat(lives, (stream.ends - stream.starts)[fine])
+    out.life[places] = np.repeat(lives, (stream.ends - stream.starts)[is_fast])
 
 
-def _take(batch: ShardBatch, fine: Bools, run: Run, moved: Cursors) -> None:
-    """Moves on, for sessions of class `once`, the seqs that are taken and the highest snapshot."""
-    first, last = batch.stream.starts[fine], batch.stream.ends[fine] - 1
+def _update_taken(batch: ShardBatch, is_fast: Bools, run: Run, moved: Cursors) -> None:
+    """Updates the taken seqs and the highest snapshot in cursors of class `once`."""
+    first, last = batch.stream.starts[is_fast], batch.stream.ends[is_fast] - 1
     seq = batch.stream.seq
     snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)
-    once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(fine)]], np.bool_)[fine]
+    once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(is_fast)]], np.bool_)[is_fast]
     moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), seq[first], moved["taken_from"])
     moved["taken_to"] = np.where(once, seq[last], moved["taken_to"])
     moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
 
 
-def _cuts(batch: ShardBatch, fine: Bools, inside: Int64s, out: Outcome) -> SinceCut:
-    """Cuts the tables of the fine sessions where that is due on the way; returns what has happened to them since."""
+def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: Outcome) -> ChangesSinceCut:
+    """Cuts the tables where that is due within the batch; returns what changed in them since their last cut."""
     stream = batch.stream
-    owner = np.repeat(np.arange(int(fine.sum())), (stream.ends - stream.starts)[fine])
+    owner = np.repeat(np.arange(int(is_fast.sum())), (stream.ends - stream.starts)[is_fast])
     now, offset = stream.now[inside], stream.offset[inside]
     changes = stream.changes[inside]
     applied = Applied(owner, stream.type[inside], stream.seq[inside], now, offset, offset, changes)
-    before = batch.cursors[: len(fine)][fine]
-    cuts, since = cuts_by_the_way(Arrived(owner, now, offset), applied, before, batch.rules[0].snapshot_interval)
-    cuts["session"] = np.flatnonzero(fine)[cuts["session"]]
+    before = batch.cursors[: len(is_fast)][is_fast]
+    cuts, since = cuts_in_batch(Arrived(owner, now, offset), applied, before, batch.rules[0].snapshot_interval)
+    cuts["session"] = np.flatnonzero(is_fast)[cuts["session"]]
     out.cut(cuts)
     return since
 
 
 def _epochs(stream: Stream, before: Int64s) -> Int64s:
-    """Offset of the last snapshot at or before each message of its session, else the epoch before."""
+    """Returns the offset of the last snapshot up to each message of its session, or else the session's epoch before."""
     index = np.arange(len(stream.seq))
     latest = np.maximum.accumulate(np.where(stream.type == MessageType.SNAPSHOT, index, -1))
     lengths = stream.ends - stream.starts
@@ -187,11 +192,11 @@ def _epochs(stream: Stream, before: Int64s) -> Int64s:
 
 
 def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Outcome) -> None:
-    """Judges one session run by run, and does for it what is due at the end of the batch."""
+    """Judges one session run by run, then what is due for it at the end of the batch."""
     rules, stream, base = batch.rules[number], batch.stream, len(batch.held.seq)
     cursor = Cursor.of(batch.cursors[number], decode_memory(batch.memories[number]))
-    if rules.integrity in TAKING:
-        cursor.adopt_taken()
+    if rules.integrity in REMEMBERS_SEQS:
+        cursor.assume_all_taken()
     held = [batch.held.header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
     decisions = batch.decisions.get(number, {})
     out.session = number
@@ -203,7 +208,7 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Ou
                 _judge_run(judge, cursor, run, stream, base)
         judge.pass_time(int(batch.ends[number]))
     except ViolationError:
-        pass  # the batch is not committed: what becomes of the rest does not matter
+        pass  # the batch will not be committed, so the rest of its outcome does not matter
     cursor.held = len(judge.held)
     batch.memories[number] = encode_memory(cursor.memory())
     batch.cursors[number] = cursor.as_tuple()
@@ -220,21 +225,21 @@ def _judge_run(judge: Judge, cursor: Cursor, run: tuple[int, int], stream: Strea
         header = stream.header(index, base)
         judge.arrive(header)
         index += 1
-        if index < past and judge.would_apply_what_follows(header):
+        if index < past and judge.applies_rest_of_run(header):
             cut_due = cut_after(header.now, judge.rules.snapshot_interval)
-            fine = _before(stream, index, past, min(cursor.next_due(), cut_due - 1))
-            _apply_rest(stream, index, fine, cursor, base, judge)
-            index = fine
+            stop = _before(stream, index, past, min(cursor.next_due(), cut_due - 1))
+            _apply_rest(stream, index, stop, cursor, base, judge)
+            index = stop
 
 
 def _before(stream: Stream, index: int, past: int, due: int) -> int:
-    """First message of a stretch that comes when stream time is past `due`; the end of the stretch if none does."""
+    """Returns the index of the first message that arrives after stream time `due`, or `past` if there is none."""
     late = np.flatnonzero(stream.now[index:past] > due)
     return index + int(late[0]) if len(late) else past
 
 
 def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int, judge: Judge) -> None:
-    """Applies messages which follow on an applied one, each as the session's latest."""
+    """Applies messages that follow an applied one in the same run, each as the session's latest."""
     if start == end:
         return
     out = judge.outcome
@@ -254,7 +259,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     if judge.rules.integrity is Integrity.ONCE:
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
         cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]
-        cursor.take(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
+        cursor.mark_taken(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
     if cursor.changed_at == NEVER:
         cursor.changed_at = int(np.where(changes_table(part.type), part.now, NEVER).min())
     cursor.changes += int(part.changes.sum())
@@ -263,7 +268,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
 
 
 def positions(before: int, releasing: Int64s) -> Int64s:
-    """Orders of application: each the offset that leads to it, or the next free number."""
+    """Returns the position of each message: the offset of the message that had it applied, or the next free number."""
     place = np.arange(len(releasing))
     found: Int64s = np.maximum.accumulate(np.maximum(releasing - place, before + 1)) + place
     return found

@@ -1,15 +1,17 @@
-"""Stream time: the highest Kafka timestamp of a topic-partition so far, message by message, however it is cut up.
+"""Stream time: the highest Kafka timestamp of a topic-partition so far, at each message.
 
-A shard sees some messages of a topic-partition only, and a task some stretch of it. So whoever sees a stretch
-whole says what its messages did to the clock, and from where (its `Segments`, sent to every shard), and each message
-carries the clock within its stretch. Together that is the clock at every message. Of what it is sent, a shard takes
-note where it has messages or sessions, and keeps the topic-partitions of its sessions.
+It must not depend on how messages are split. But a shard sees only some messages of a topic-partition, and a task packs
+only some stretch of its offsets. So the work is divided:
 
-A silence (see `protocol.silence`) moves the clock, too: for all that comes behind its place.
+- The task that packs messages cuts them into runs of consecutive offsets and describes their timestamps (`Segments`).
+  It sends the description to every shard. Each message carries the highest timestamp within its own segment so far.
+- A shard combines all segments of a batch (`Clock.advance`) into the stream time at each of its messages. It keeps the
+  stream time only of topic-partitions in which it has sessions.
 
-Until a message or a silence says a time (see `protocol.kafka_time`), a topic-partition has none: its clock stands at
-`NO_TIME`. The first time that is said counts for what came before it, too; sessions that wait for it are told by
-`Clock.begun`.
+A silence (`protocol.silence`) also moves the clock, for everything after its offset.
+
+A topic-partition has no stream time (`NO_TIME`) until a message or a silence gives one. That first time also counts for
+the messages before it: `Clock.first_times` says for which topic-partitions the batch gave it.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 BEGINNING = -1
-"""The offset before the first of a topic-partition."""
+"""The offset before the first one of a topic-partition."""
 _CODEC = "zstd"
 _FIELDS = ("lane", "first", "last", "start", "highest")
 _SILENT = ("silent", "behind", "until")
 
 
 class LaneTime(msgspec.Struct, array_like=True):
-    """Where a topic-partition stands: its stream time in ms (`NO_TIME`: none yet), and the offset it has come to."""
+    """The stream time of a topic-partition in ms (`NO_TIME`: none yet), and its last offset."""
 
     topic: str
     partition: int
@@ -45,43 +47,43 @@ class LaneTime(msgspec.Struct, array_like=True):
 
     @property
     def now(self) -> int:
-        """Its stream time in ms, `NO_KAFKA_TIME` while it has none."""
+        """The stream time in ms, or `NO_KAFKA_TIME` if there is none yet."""
         return NO_KAFKA_TIME if self.time == NO_TIME else self.time
 
 
 class TimesBefore(Protocol):
-    """Where stream times before a batch are looked up; picklable, since Spark ships it to its workers."""
+    """A lookup of stream times from before a batch. It must be picklable: Spark sends it to its workers."""
 
     def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
-        """How far stream time had come before an offset.
+        """Returns the stream times before the given offsets.
 
         Args:
-            names: topic-partitions, each once.
-            first: of each, the offset.
+            names: Topic-partitions, each once.
+            first: The offset for each of them.
 
         Returns:
-            Of each, stream time (ms) after the batches before, and the last offset of these; `NO_TIME` and `BEGINNING`
-            where there are none.
+            For each, the stream time (ms) left by earlier batches, and the last offset of these batches. Where there
+            are none, `NO_TIME` and `BEGINNING`.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of consecutive offsets, each of one topic-partition; column-wise, for there can be as many as messages.
+    """Runs of consecutive offsets, each in one topic-partition. Column-wise, as there can be as many as messages.
 
     Attributes:
-        names: the topic-partitions.
-        before: of each, stream time in ms before the batch.
-        since: of each, the offset that `before` is of.
-        lane: of each segment, as its place in `names`.
-        first: offset.
-        last: offset.
-        start: the time that the first message says, ms; `NO_TIME` if no message of the segment says any.
-        highest: the highest time that a message says, ms.
-        silent: of each silence, its topic-partition's place in `names`.
-        behind: of each, the offset of the last message before it.
-        until: of each, the stream time that it came to, ms.
+        names: The topic-partitions.
+        before: For each topic-partition, its stream time before the batch, ms.
+        since: For each topic-partition, the offset at which `before` was its stream time.
+        lane: For each segment, the index of its topic-partition in `names`.
+        first: First offset of each segment.
+        last: Last offset of each segment.
+        start: Timestamp of each segment's first message, ms; `NO_TIME` if no message of the segment has one.
+        highest: Highest timestamp in each segment, ms.
+        silent: For each silence, the index of its topic-partition in `names`.
+        behind: For each silence, the offset of the last message before it.
+        until: For each silence, the stream time that it moves the clock to, ms.
     """
 
     names: list[TopicPartition]
@@ -98,14 +100,14 @@ class Segments:
 
     @property
     def silences(self) -> list[LaneTime]:
-        """Where those topic-partitions stand that were silent, behind each silence."""
+        """Stream time and offset of topic-partitions after each of their silences."""
         time = np.maximum(self.until, self.before[self.silent])
         names = (self.names[place] for place in self.silent.tolist())
         stands = zip(names, time.tolist(), self.behind.tolist(), strict=True)
         return [LaneTime(topic, partition, at, offset) for (topic, partition), at, offset in stands]
 
 
-class _Told(msgspec.Struct, array_like=True):
+class _EncodedSegments(msgspec.Struct, array_like=True):
     names: list[TopicPartition]
     count: int
     packed: bytes
@@ -114,31 +116,31 @@ class _Told(msgspec.Struct, array_like=True):
     silent: bytes
 
 
-_told = msgspec.msgpack.Decoder(_Told)
+_decoder = msgspec.msgpack.Decoder(_EncodedSegments)
 
 
 def encode_segments(segments: Segments) -> bytes:
-    """Segments as bytes to send to the shards.
+    """Encodes segments for sending to the shards.
 
-    Where every second offset is missing (transactions, compacted topics) it is a few bytes a segment.
+    A segment takes only a few bytes even where every second offset is missing (transactions, compacted topics).
     """
     columns = np.stack([getattr(segments, name) for name in _FIELDS])
     known = np.stack([segments.before, segments.since])
     silent = np.stack([getattr(segments, name) for name in _SILENT])
     packed = [columns.shape[1], _packed(columns), _packed(known), silent.shape[1], _packed(silent)]
-    return msgspec.msgpack.encode(_Told(segments.names, *packed))
+    return msgspec.msgpack.encode(_EncodedSegments(segments.names, *packed))
 
 
 def decode_segments(payload: bytes) -> Segments:
-    """Reads what `encode_segments` wrote."""
-    told = _told.decode(payload)
-    known = _unpacked(told.known, 2, len(told.names))
-    silent = _unpacked(told.silent, len(_SILENT), told.silences)
-    return Segments(told.names, *known, *_unpacked(told.packed, len(_FIELDS), told.count), *silent)
+    """Decodes segments that `encode_segments` wrote."""
+    segments = _decoder.decode(payload)
+    known = _unpacked(segments.known, 2, len(segments.names))
+    silent = _unpacked(segments.silent, len(_SILENT), segments.silences)
+    return Segments(segments.names, *known, *_unpacked(segments.packed, len(_FIELDS), segments.count), *silent)
 
 
 def _packed(columns: Int64s) -> bytes:
-    """Rows of numbers: differences, bytes of like weight side by side, compressed."""
+    """Compresses rows of numbers: their differences, with bytes of equal significance next to each other."""
     steps = np.diff(columns, axis=1, prepend=0)
     planes = np.ascontiguousarray(steps.view(np.uint8).reshape(*steps.shape, 8).transpose(0, 2, 1))
     packed: bytes = pa.compress(planes.tobytes(), codec=_CODEC, asbytes=True)
@@ -156,72 +158,78 @@ def segments_of(
     lane: Int64s,
     names: list[TopicPartition],
     offset: Int64s,
-    said: Int64s,
+    timestamps: Int64s,
     times: TimesBefore,
     silences: Sequence[Silence] = (),
 ) -> tuple[Segments, Int64s]:
-    """Cuts messages, in any order, into segments.
+    """Cuts messages into segments of consecutive offsets.
+
+    A segment that starts with messages without a timestamp ends before the first message with one.
 
     Args:
-        lane: index into `names` of each message's topic-partition.
-        said: the time that each message says, ms; `NO_TIME` where it says none.
-        silences: between them, or behind them.
+        lane: For each message, the index of its topic-partition in `names`. Messages may be in any order.
+        names: The topic-partitions of the messages.
+        offset: The offset of each message.
+        timestamps: The timestamp of each message, ms; `NO_TIME` where it has none.
+        times: Where to look up stream times from before the batch.
+        silences: The silences in the batch.
 
     Returns:
-        The segments, and for each message the highest time of its segment up to it. A segment ends before the first
-        message that says a time if it has begun with one that says none.
+        The segments, and for each message the highest timestamp in its segment up to this message.
     """
     order = np.lexsort((offset, lane))
-    lanes, offsets, at = lane[order], offset[order], said[order]
-    starts_anew = (np.diff(lanes, prepend=-1) != 0) | (np.diff(offsets, prepend=0) != 1)
-    running = running_maximum(at, np.cumsum(starts_anew))
+    lanes, offsets, at = lane[order], offset[order], timestamps[order]
+    is_start = (np.diff(lanes, prepend=-1) != 0) | (np.diff(offsets, prepend=0) != 1)
+    running = running_maximum(at, np.cumsum(is_start))
     timed = running != NO_TIME
-    starts_anew[1:] |= timed[1:] & ~timed[:-1]
-    starts = np.flatnonzero(starts_anew)
+    is_start[1:] |= timed[1:] & ~timed[:-1]
+    starts = np.flatnonzero(is_start)
     ends = np.append(starts[1:], len(order))[: len(starts)]
     places = {name: place for place, name in enumerate(names)}
     silent = [places.setdefault(silence.place, len(places)) for silence in silences]
     lowest, begins = np.full(len(places), np.iinfo(np.int64).max), np.flatnonzero(np.diff(lanes, prepend=-1))
     lowest[lanes[begins]] = offsets[begins]
-    gone_by = np.array([(silence.behind, silence.until) for silence in silences], np.int64).reshape(-1, 2).T
-    np.minimum.at(lowest, silent, gone_by[0] + 1)
+    silence_ends = np.array([(silence.behind, silence.until) for silence in silences], np.int64).reshape(-1, 2).T
+    np.minimum.at(lowest, silent, silence_ends[0] + 1)
     known = times.before([*places], lowest)
     columns = lanes[starts], offsets[starts], offsets[ends - 1], at[starts], running[ends - 1]
-    told = Segments([*places], *known, *columns, np.array(silent, np.int64), *gone_by)
+    segments = Segments([*places], *known, *columns, np.array(silent, np.int64), *silence_ends)
     unsorted = np.empty_like(running)
     unsorted[order] = running
-    return told, unsorted
+    return segments, unsorted
 
 
 @dataclass(frozen=True)
-class Behind:
-    """What the clock said before stretches of a batch; empty if that is behind what their messages say themselves.
+class StretchTimes:
+    """The stream time before each stretch of a batch. Empty if it is never higher than what the messages say.
 
     Attributes:
-        lane: of each stretch, as its place in `Clock.lanes`; ascending.
-        first: its first offset; ascending in each lane.
-        before: stream time before it, ms.
-        silences: the same, of the stretches behind silences; each reaches to the end of its lane.
+        lane: For each stretch, the index of its topic-partition in `Clock.lanes`; ascending.
+        first: First offset of each stretch; ascending within a lane.
+        before: Stream time before each stretch, ms.
+        silences: The same for the stretches after silences, each of which reaches to the end of its lane.
     """
 
     lane: Int64s
     first: Int64s
     before: Int64s
-    silences: Behind | None = None
+    silences: StretchTimes | None = None
 
     def times(self, lane: Int64s, offset: Int64s, within: Int64s) -> Int64s:
-        """Stream time at each message of the batch.
+        """Returns the stream time at each message of the batch.
 
         Args:
-            within: the highest time of its segment up to it.
+            lane: For each message, the index of its topic-partition in `Clock.lanes`.
+            offset: The offset of each message.
+            within: The highest timestamp in each message's segment up to the message.
         """
         times = np.maximum(within, self._before(lane, offset)) if len(self.first) and len(lane) else within
         return times if self.silences is None else self.silences.times(lane, offset, times)
 
     def _before(self, lane: Int64s, offset: Int64s) -> Int64s:
-        """What the clock said before the stretch that each message is in; `NO_TIME` where it is in none."""
+        """Returns the stream time before the stretch of each message; `NO_TIME` if the message is in none."""
         stretches = len(self.first)
-        # Sorted together, a message comes behind the start of its stretch.
+        # Sorted together, a message comes directly after the start of its stretch and the messages before it.
         is_message = np.repeat([False, True], [stretches, len(lane)])
         order = np.lexsort((is_message, np.append(self.first, offset), np.append(self.lane, lane)))
         place = np.cumsum(~is_message[order]) - 1
@@ -232,11 +240,11 @@ class Behind:
 
 
 _NONE = np.zeros(0, np.int64)
-NOTHING_BEHIND = Behind(_NONE, _NONE, _NONE)
+NO_STRETCHES = StretchTimes(_NONE, _NONE, _NONE)
 
 
-class Beginning(NamedTuple):
-    """The first time that is known of a topic-partition, ms, and the first offset for which it was known."""
+class FirstTime(NamedTuple):
+    """The first known stream time of a topic-partition in ms, and the first offset at which it was known."""
 
     time: int
     offset: int
@@ -244,27 +252,27 @@ class Beginning(NamedTuple):
 
 @dataclass
 class Clock:
-    """Stream times of a shard's topic-partitions.
+    """The stream times of a shard's topic-partitions.
 
     Attributes:
-        lanes: where each stands; cursors refer to their place in this list.
-        since: of those that the batch has messages of, the offset that they stood at before it.
-        begun: of those whose time has become known with the batch, by their place in `lanes`, what began it.
+        lanes: Stream time and offset of each topic-partition. Its index here is its *lane*, which cursors store.
+        since: For each topic-partition with messages in the batch, its last offset before the batch.
+        first_times: For each lane whose stream time became known with the batch, that first time.
     """
 
     lanes: list[LaneTime]
     since: dict[TopicPartition, int] = field(default_factory=dict)
-    begun: dict[int, Beginning] = field(default_factory=dict)
+    first_times: dict[int, FirstTime] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.lanes)}
 
     def index(self, lane: TopicPartition) -> int:
-        """The lane of a topic-partition: its place in `lanes`."""
+        """Returns the lane of a topic-partition."""
         return self._index[lane]
 
     def add(self, lane: LaneTime) -> int:
-        """The place of a topic-partition, which is put behind the others if it is not there yet."""
+        """Returns the lane of a topic-partition, which is appended if the clock does not have it yet."""
         place = self._index.setdefault((lane.topic, lane.partition), len(self.lanes))
         if place == len(self.lanes):
             self.lanes.append(lane)
@@ -272,91 +280,94 @@ class Clock:
 
     @property
     def now(self) -> dict[TopicPartition, int]:
-        """Stream time of every topic-partition, `NO_KAFKA_TIME` while it has none."""
+        """The stream time of every topic-partition, `NO_KAFKA_TIME` where it has none."""
         return {(lane.topic, lane.partition): lane.now for lane in self.lanes}
 
     @property
     def times(self) -> Int64s:
-        """Stream time of every lane, `NO_KAFKA_TIME` while it has none."""
+        """The stream time of every lane, `NO_KAFKA_TIME` where it has none."""
         return np.array([lane.now for lane in self.lanes], np.int64)
 
     @property
-    def begun_times(self) -> dict[TopicPartition, int]:
-        """Of the topic-partitions in `begun`, the first known time, ms."""
-        begun = ((self.lanes[place], first.time) for place, first in self.begun.items())
-        return {(lane.topic, lane.partition): time for lane, time in begun}
+    def first_known_times(self) -> dict[TopicPartition, int]:
+        """The first known stream time (ms) of each topic-partition that got it with the batch."""
+        known = ((self.lanes[place], first.time) for place, first in self.first_times.items())
+        return {(lane.topic, lane.partition): time for lane, time in known}
 
     @property
-    def first_timed(self) -> Int64s:
-        """For every lane, the first offset of the batch at which its time was known; `NEVER` if it still is not."""
+    def first_timed_offsets(self) -> Int64s:
+        """For every lane, the first offset in the batch at which its time was known; `NEVER` if it is still unknown."""
         found = np.array([NEVER if lane.time == NO_TIME else BEGINNING for lane in self.lanes], np.int64)
-        found[[*self.begun]] = [begun.offset for begun in self.begun.values()]
+        found[[*self.first_times]] = [known.offset for known in self.first_times.values()]
         return found
 
     @property
     def has_untimed(self) -> bool:
-        """Whether the batch may have messages from before their topic-partition's time was known."""
-        return bool(self.begun) or any(lane.time == NO_TIME for lane in self.lanes)
+        """True if the batch may have messages from before the stream time of their topic-partition was known."""
+        return bool(self.first_times) or any(lane.time == NO_TIME for lane in self.lanes)
 
     def with_first_time(self, lane: Int64s, now: Int64s) -> Int64s:
-        """Stream times in which messages from before the first known time have that: `NO_KAFKA_TIME` if none is known.
+        """Returns stream times with `NO_TIME` replaced by the lane's first known time, or else by `NO_KAFKA_TIME`.
 
         Args:
-            lane: of each message.
-            now: stream time when it came, ms; `NO_TIME` where none was known.
+            lane: The lane of each message.
+            now: Stream time at each message's arrival, ms; `NO_TIME` where it was not known.
         """
         if not self.has_untimed:
             return now
         first = np.full(len(self.lanes), NO_KAFKA_TIME, np.int64)
-        first[[*self.begun]] = [begun.time for begun in self.begun.values()]
+        first[[*self.first_times]] = [known.time for known in self.first_times.values()]
         return np.where(now == NO_TIME, first[lane], now)
 
     @property
     def offsets(self) -> Int64s:
-        """Last offset of every lane."""
+        """The last offset of every lane."""
         return np.array([lane.offset for lane in self.lanes], np.int64)
 
-    def advance(self, told: Sequence[Segments], here: Collection[TopicPartition]) -> Behind:
-        """Moves the lanes on over a batch's segments.
+    def advance(self, batch_segments: Sequence[Segments], batch_partitions: Collection[TopicPartition]) -> StretchTimes:
+        """Moves the clock over the segments of a batch; returns the stream time before each stretch.
 
         Args:
-            here: the topic-partitions that the shard has messages of: these, and those that it has already, are its.
+            batch_segments: The segments sent by all tasks.
+            batch_partitions: The topic-partitions of the shard's messages. Others count only if the clock has them
+                already.
         """
         waiting = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
-        mine, silent = zip(*(self._of_mine(segments, here) for segments in told), strict=True) if told else ((), ())
+        parts = [self._of_this_shard(segments, batch_partitions) for segments in batch_segments]
+        mine, silent = zip(*parts, strict=True) if parts else ((), ())
         segments = np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1)
         silences = np.concatenate([np.zeros((len(_SILENT), 0), np.int64), *silent], axis=1)
-        self._begin(waiting, segments, silences)
-        behind = self._pass_over(segments)
-        passed = self._pass_silences(silences)
-        return behind if passed is None else replace(behind, silences=passed)
+        self._note_first_times(waiting, segments, silences)
+        stretches = self._advance_segments(segments)
+        silent_stretches = self._advance_silences(silences)
+        return stretches if silent_stretches is None else replace(stretches, silences=silent_stretches)
 
-    def _begin(self, waiting: Collection[int], segments: Int64s, silences: Int64s) -> None:
-        """Notes which lanes get their first time: from what was before the batch, a silence, or a message of it."""
+    def _note_first_times(self, waiting: Collection[int], segments: Int64s, silences: Int64s) -> None:
+        """Notes the first time of lanes that had none: from an earlier batch, a silence or a message of this batch."""
         known = (place for place in waiting if self.lanes[place].time != NO_TIME)
-        self.begun = {place: Beginning(self.lanes[place].time, BEGINNING) for place in known}
+        self.first_times = {place: FirstTime(self.lanes[place].time, BEGINNING) for place in known}
         untimed = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
         if not untimed:
             return
         timed = segments[:, segments[4] != NO_TIME]
-        said = zip(timed[0].tolist(), timed[1].tolist(), timed[3].tolist(), strict=True)
+        timestamps = zip(timed[0].tolist(), timed[1].tolist(), timed[3].tolist(), strict=True)
         silent = ((lane, behind + 1, until) for lane, behind, until in silences.T.tolist())
-        # A silence before an offset comes before the message that has it.
-        found = [(lane, offset, 1, time) for lane, offset, time in said if lane in untimed]
+        # A silence with an offset comes before the message with the same offset.
+        found = [(lane, offset, 1, time) for lane, offset, time in timestamps if lane in untimed]
         found += [(lane, offset, 0, time) for lane, offset, time in silent if lane in untimed]
         for lane, offset, _, time in sorted(found):
-            self.begun.setdefault(lane, Beginning(time, offset))
+            self.first_times.setdefault(lane, FirstTime(time, offset))
 
-    def _pass_over(self, segments: Int64s) -> Behind:
+    def _advance_segments(self, segments: Int64s) -> StretchTimes:
         lane, first, last, start, highest = segments
         if not len(lane):
-            return NOTHING_BEHIND
+            return NO_STRETCHES
         order = np.lexsort((first, lane))
         lane, first, last, start, highest = (values[order] for values in (lane, first, last, start, highest))
         begins = np.flatnonzero(np.diff(lane, prepend=-1))
         ends = np.append(begins[1:], len(lane)) - 1
         stands = [self.lanes[place] for place in lane[begins].tolist()]
-        # What the clock said after each segment, then what it said before: after the one in front of it.
+        # `after` is the stream time after each segment, `before` the one after the segment in front of it.
         highest[begins] = np.maximum(highest[begins], [item.time for item in stands])
         after = running_maximum(highest, lane)
         before = np.empty_like(after)
@@ -364,35 +375,38 @@ class Clock:
         before[begins] = [item.time for item in stands]
         for item, time, offset in zip(stands, after[ends].tolist(), last[ends].tolist(), strict=True):
             item.time, item.offset = time, max(item.offset, offset)
-        return Behind(lane, first, before) if (before > start).any() else NOTHING_BEHIND
+        return StretchTimes(lane, first, before) if (before > start).any() else NO_STRETCHES
 
-    def _pass_silences(self, silences: Int64s) -> Behind | None:
-        """Moves the lanes on over silences; gives what the clock says behind each, None if there are none."""
+    def _advance_silences(self, silences: Int64s) -> StretchTimes | None:
+        """Moves the lanes over silences; returns the stream times after them, None if there are no silences."""
         if not silences.shape[1]:
             return None
         silences = silences[:, np.lexsort((silences[1], silences[0]))]
         lane, behind, until = silences[0], silences[1], running_maximum(silences[2], silences[0])
         for place, time in zip(lane.tolist(), until.tolist(), strict=True):
             self.lanes[place].time = max(self.lanes[place].time, time)
-        return Behind(lane, behind + 1, until)
+        return StretchTimes(lane, behind + 1, until)
 
-    def _of_mine(self, told: Segments, here: Collection[TopicPartition]) -> tuple[Int64s, Int64s]:
-        """What concerns the shard, as rows `_FIELDS` and `_SILENT`; the lanes are there, and stand as before the batch.
+    def _of_this_shard(self, segments: Segments, batch_partitions: Collection[TopicPartition]) -> tuple[Int64s, Int64s]:
+        """Returns the segments and silences of the shard's topic-partitions as rows of `_FIELDS` and `_SILENT`.
 
-        What is known further on counts: what the shard has kept, or what it is told.
+        Adds these topic-partitions to the clock, with their stream time before the batch: the one the shard has kept or
+        the one sent with the segments, whichever is from a later offset.
         """
-        places = np.full(len(told.names), -1, np.int64)
-        for number, name in enumerate(told.names):
-            if name in self._index or name in here:
+        places = np.full(len(segments.names), -1, np.int64)
+        for number, name in enumerate(segments.names):
+            if name in self._index or name in batch_partitions:
                 place = places[number] = self.add(LaneTime(*name, NO_TIME, BEGINNING))
-                lane, since = self.lanes[place], int(told.since[number])
+                lane, since = self.lanes[place], int(segments.since[number])
                 if since > lane.offset:
-                    lane.time, lane.offset = int(told.before[number]), since
+                    lane.time, lane.offset = int(segments.before[number]), since
                 self.since[name] = lane.offset
-        return _at(places, [getattr(told, name) for name in _FIELDS]), _at(places, [getattr(told, n) for n in _SILENT])
+        return _renumbered(places, [getattr(segments, name) for name in _FIELDS]), _renumbered(
+            places, [getattr(segments, n) for n in _SILENT]
+        )
 
 
-def _at(places: Int64s, columns: Sequence[Int64s]) -> Int64s:
-    """Rows of which the first column is a topic-partition's place among names, as they are here; not those without."""
+def _renumbered(places: Int64s, columns: Sequence[Int64s]) -> Int64s:
+    """Returns columns whose first one, an index of names, is replaced by the lane; drops entries without a lane."""
     place = places[columns[0]]
     return np.stack([place, *columns[1:]])[:, place >= 0]

@@ -1,4 +1,7 @@
-"""What judging keeps of a session."""
+"""The cursor of a session: what judging must remember about it between messages.
+
+A seq is called *taken* once its message was applied or held back.
+"""
 
 from __future__ import annotations
 
@@ -13,49 +16,53 @@ from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.protocol.message import NO_SEQ
 
 NO_EPOCH = -1
+"""The epoch of a session that has no applied snapshot yet."""
 NO_POSITION = -1
+"""The position before the first applied message."""
 NO_TIME = int(np.iinfo(np.int64).min)
+"""A time, or a first offset, that is not known yet."""
 NEVER = int(np.iinfo(np.int64).max)
+"""A time that is never reached."""
 
 
 class Status(IntEnum):
-    """Where a session stands in its life. Numbers are stored: append only."""
+    """The status of a session. The numbers are stored: add new ones at the end."""
 
     OPEN = 0
     ENDED = 1
-    EXPIRED = 2  # shown of a session that is `marked`; its cursor stays what it was
+    EXPIRED = 2  # only shown, for a session that is `marked`: its cursor keeps the status from before
     BROKEN = 3
 
 
 CURSOR = np.dtype(
     [
-        ("lane", np.int32),  # of its last message: place in the shard's clock
+        ("lane", np.int32),  # topic-partition of its last message: index in the shard's clock
         ("partition", np.int32),
         ("status", np.int8),
-        ("marked", np.int8),  # 1: expired, until a message proves that early
+        ("marked", np.int8),  # 1: expired, until a message proves that wrong
         ("epoch", np.int64),  # offset of the last applied snapshot (`once`: the one with the highest seq)
-        ("last_seq", np.int64),  # highest applied; its successor could overflow
-        ("messages", np.int64),  # applied
+        ("last_seq", np.int64),  # highest applied seq; its successor could overflow
+        ("messages", np.int64),  # applied messages
         ("duplicates", np.int64),
         ("gaps", np.int64),
         ("late", np.int64),
-        ("first_ts", np.int64),  # event times of applied messages, ms
+        ("first_ts", np.int64),  # lowest and highest event time of applied messages, ms
         ("last_ts", np.int64),
-        ("first_offset", np.int64),  # of well-formed messages; names the session's present life
+        ("first_offset", np.int64),  # of the first well-formed message; identifies the session's current life
         ("last_offset", np.int64),
-        ("last_kafka_ts", np.int64),  # own time of the last well-formed message, ms (`protocol.kafka_time`)
-        ("ended_at", np.int64),  # event time of the end, ms, as far as a SQL timestamp can tell it
-        ("position", np.int64),  # last order of application given out
-        ("taken_from", np.int64),  # seqs applied or held back, if they have no gap; else see `SeqMemory`
+        ("last_kafka_ts", np.int64),  # time of the last well-formed message, ms (`protocol.kafka_time`)
+        ("ended_at", np.int64),  # event time of the end, ms, limited to the range of a SQL timestamp
+        ("position", np.int64),  # last position given to an applied message
+        ("taken_from", np.int64),  # lowest and highest seq applied or held back; any gaps are in `SeqMemory`
         ("taken_to", np.int64),
-        ("epoch_seq", np.int64),  # of the snapshot that `epoch` names
+        ("epoch_seq", np.int64),  # seq of the snapshot that `epoch` identifies
         ("highest_ts", np.int64),  # highest event time that has arrived, ms
-        ("due", np.int64),  # stream time past which the next gap is a violation
+        ("due", np.int64),  # stream time after which the next gap is a violation
         ("held", np.int32),  # messages held back
-        ("changed_at", np.int64),  # stream time of the first change of the table since its last cut
-        ("cut_position", np.int64),  # last order of application that a cut at expiry holds
-        ("end_seq", np.int64),  # of the end, if it bears one
-        ("changes", np.int64),  # applied since the last cut
+        ("changed_at", np.int64),  # stream time of the table's first change since its last cut
+        ("cut_position", np.int64),  # last position contained in a cut at expiry
+        ("end_seq", np.int64),  # seq of the end, if it has one
+        ("changes", np.int64),  # changes applied since the last cut
     ]
 )
 FIELDS = CURSOR.names or ()
@@ -81,7 +88,7 @@ INITIAL: dict[str, int] = {
 
 
 def new_cursors(count: int) -> Cursors:
-    """Cursors of sessions that nothing is known of."""
+    """Returns cursors of new sessions."""
     cursors = np.zeros(count, CURSOR)
     for name, value in INITIAL.items():
         cursors[name] = value
@@ -89,10 +96,12 @@ def new_cursors(count: int) -> Cursors:
 
 
 class Hole(msgspec.Struct, array_like=True):
-    """Seqs `start` up to, without, `end` that were missing when a message revealed it (class `once`).
+    """A gap under class `once`: the missing seqs from `start` up to but not including `end`.
+
+    Offset, timestamp and partition are those of the message that revealed the gap.
 
     Attributes:
-        due: the stream time past which it is a violation, ms.
+        due: Stream time in ms after which the gap is a violation.
     """
 
     start: int
@@ -104,12 +113,12 @@ class Hole(msgspec.Struct, array_like=True):
 
 
 class SeqMemory(msgspec.Struct, array_like=True):
-    """What a cursor has no room for: kept only of sessions whose taken seqs have gaps.
+    """The part of a cursor that does not fit its record: kept only for sessions with gaps in their taken seqs.
 
     Attributes:
-        taken: bounds of the intervals, see `SeqSet`.
-        snapshots: `[seq, offset]` of the last applied snapshot of each interval that has one, ascending (`once`).
-        holes: in the order in which they were revealed.
+        taken: Bounds of the intervals of taken seqs, as `SeqSet.bounds`.
+        snapshots: `[seq, offset]` of the last applied snapshot in each interval that has one, ascending (`once`).
+        holes: The open gaps, in the order in which messages revealed them.
     """
 
     taken: list[int] = []
@@ -121,17 +130,17 @@ _memories = msgspec.msgpack.Decoder(SeqMemory)
 
 
 def encode_memory(memory: SeqMemory | None) -> bytes | None:
-    """A memory as stored."""
+    """Encodes a memory for the stored state."""
     return None if memory is None else msgspec.msgpack.encode(memory)
 
 
 def decode_memory(stored: bytes | None) -> SeqMemory | None:
-    """Reads what `encode_memory` wrote."""
+    """Decodes a memory that `encode_memory` wrote."""
     return None if stored is None else _memories.decode(stored)
 
 
-def later(stored: bytes | None, by: int) -> bytes | None:
-    """A stored memory whose gaps are due `by` ms later."""
+def postpone_gaps(stored: bytes | None, by: int) -> bytes | None:
+    """Returns a stored memory in which every gap is due `by` ms postpone_gaps."""
     memory = decode_memory(stored)
     if memory is not None:
         for hole in memory.holes:
@@ -141,7 +150,7 @@ def later(stored: bytes | None, by: int) -> bytes | None:
 
 @dataclass(slots=True)
 class Cursor:
-    """One session's cursor as plain Python values; fields as in `CURSOR`, then what `SeqMemory` holds."""
+    """One session's cursor as plain Python values: the fields of `CURSOR`, then those of `SeqMemory`."""
 
     lane: int = 0
     partition: int = 0
@@ -176,7 +185,7 @@ class Cursor:
 
     @classmethod
     def of(cls, record: np.void, memory: SeqMemory | None = None) -> Cursor:
-        """Reads one record of a cursor array."""
+        """Returns the cursor in one record of a cursor array, with its memory."""
         cursor = cls(*record.tolist())
         if memory is not None:
             cursor.taken, cursor.snapshots, cursor.holes = SeqSet(memory.taken), memory.snapshots, memory.holes
@@ -187,42 +196,47 @@ class Cursor:
                 cursor.snapshots.append((cursor.epoch_seq, cursor.epoch))
         return cursor
 
-    def adopt_taken(self) -> None:
-        """Counts all seqs up to the last as taken, where a class moved the cursor on that does not remember which."""
+    def assume_all_taken(self) -> None:
+        """Counts all seqs up to the last as taken, if the class so far did not remember which ones were."""
         if self.last_seq != NO_SEQ and not self.taken.bounds:
             self.taken.add(0, self.last_seq)
 
-    def take(self, first: int, last: int, max_gaps: int) -> None:
-        """Notes seqs as applied or held back; the oldest gaps beyond the limit count as filled from then on."""
+    def mark_taken(self, first: int, last: int, max_gaps: int) -> None:
+        """Notes that the seqs from `first` to `last` are taken.
+
+        If there are more than `max_gaps` gaps then, the oldest count as filled.
+        """
         self.taken.add(first, last)
         while self.taken.gaps > max_gaps:
             self.taken.close_lowest_gap()
         if self.holes:
-            self.holes = [hole for hole in self.holes if not self.taken.is_whole(hole.start, hole.end - 1)]
-        if len(self.snapshots) > 1:  # no message to come can fall between two that have no gap between them
+            self.holes = [hole for hole in self.holes if not self.taken.contains_all(hole.start, hole.end - 1)]
+        if (
+            len(self.snapshots) > 1
+        ):  # no postpone_gaps message can have a seq between two snapshots without a gap between them
             pairs = zip(self.snapshots, self.snapshots[1:], strict=False)
-            kept = [one for one, following in pairs if not self.taken.is_whole(one[0], following[0])]
+            kept = [one for one, following in pairs if not self.taken.contains_all(one[0], following[0])]
             self.snapshots = [*kept, self.snapshots[-1]]
         if self.snapshots:
             self.epoch_seq, self.epoch = self.snapshots[-1]
 
     def next_due(self) -> int:
-        """Stream time past which the next gap is a violation; `NEVER` if there is none."""
+        """Returns the stream time after which the next gap is a violation; `NEVER` if there is no gap."""
         return min((hole.due for hole in self.holes), default=NEVER)
 
     def memory(self) -> SeqMemory | None:
-        """What does not go into the record, if it is needed."""
+        """Returns what the record cannot hold; None if the taken seqs have no gap."""
         return SeqMemory(self.taken.bounds, self.snapshots, self.holes) if self.taken.gaps else None
 
     def as_tuple(self) -> tuple[int, ...]:
-        """The record to put back."""
+        """Returns the values of the record for a cursor array."""
         bounds = self.taken.bounds
         self.taken_from, self.taken_to = (bounds[0], bounds[-1]) if bounds else (NO_SEQ, NO_SEQ)
         self.due = self.next_due()
         return tuple(getattr(self, name) for name in FIELDS)
 
-    def begin_anew(self) -> None:
-        """A new life, of which nothing is known but where in the order it comes."""
+    def start_new_life(self) -> None:
+        """Resets the cursor for a new life of the session. Only the position continues."""
         position, fresh = self.position, Cursor()
         for name in Cursor.__slots__:
             setattr(self, name, getattr(fresh, name))

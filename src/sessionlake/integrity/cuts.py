@@ -1,12 +1,13 @@
-"""Where whole tables are cut: at the end of a session, at its expiry, and at multiples of the snapshot interval.
+"""Where whole tables are cut: at a session's end, at its expiry, and at multiples of the snapshot interval.
 
-All in stream time, and a function of the session's messages and its topic-partition's clock alone:
+Cuts depend only on stream time, which means on the session's messages and the clock of its topic-partition:
 
-- `interval`: a table that changed is cut at the next multiple of the interval, with all that was applied before it. A
-  quiet table is not cut again.
-- `end`: when the `end` is applied. That is the cut of what changed before, too.
-- `expiry`: when stream time passes last message + session timeout, with what that releases, if the session has not
-  ended or has changed since its last cut. A message that takes the expiry back does not take back the cut.
+- `interval`: a table that changed is cut at the next multiple of the interval. The cut contains everything applied
+  before that time. A table that does not change is not cut again.
+- `end`: the table is cut when the `end` is applied. This cut also contains the changes before the `end`.
+- `expiry`: the table is cut when stream time passes last message + session timeout. The cut contains the messages that
+  the expiry releases. It is left out if the session has ended and did not change since its last cut. A message that
+  reverts the expiry does not revert the cut.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Cuts = npt.NDArray[np.void]
 
 
 class CutReason(IntEnum):
-    """Why a table is cut. Numbers are places in the list of names in `silver.fold.emit`."""
+    """Why a table is cut. The numbers are indices into the list of names in `silver.fold.emit`."""
 
     INTERVAL = 0
     END = 1
@@ -36,15 +37,15 @@ class CutReason(IntEnum):
 
 CUT_DTYPE = np.dtype(
     [
-        ("session", np.int64),
+        ("session", np.int64),  # number of the session, or index of its cursor
         ("at", np.int64),  # stream time, ms
         ("reason", np.int8),
-        ("position", np.int64),  # it holds all that was applied up to here
-        ("life", np.int64),
-        ("last_seq", np.int64),  # highest applied in this life
-        ("changed_at", np.int64),  # stream time of the first change since the cut before; `NEVER`: there is none
-        ("offset", np.int64),  # of the session's last message then; `NO_OFFSET`: time led to it
-        ("changes", np.int64),  # applied since the cut before
+        ("position", np.int64),  # the cut contains everything applied up to this position
+        ("life", np.int64),  # first offset of the session's life
+        ("last_seq", np.int64),  # highest seq applied in this life
+        ("changed_at", np.int64),  # stream time of the first change since the last cut; `NEVER` if there is none
+        ("offset", np.int64),  # of the session's last message at that time; `NO_OFFSET` if time alone caused the cut
+        ("changes", np.int64),  # changes applied since the last cut
     ]
 )
 
@@ -53,32 +54,32 @@ T = TypeVar("T", int, Int64s)
 
 
 def cut_after(now: T, interval: int) -> T:
-    """The multiple of the interval at which what changes at `now` is cut: the first after it."""
+    """Returns the stream time at which a change at `now` is cut: the first multiple of the interval after it."""
     return (now // interval + 1) * interval
 
 
 def cuts_due(changed_at: Int64s, interval: int) -> Int64s:
-    """Stream time (ms) of the next cut of tables, by when each first changed since its last; `NEVER` if it has not."""
+    """Returns the stream time (ms) of each table's next cut; `NEVER` where the table has not changed."""
     waits = changed_at != NEVER
     return np.where(waits, cut_after(np.where(waits, changed_at, 0), interval), NEVER)
 
 
 def no_cuts(count: int = 0) -> Cuts:
-    """An array of `count` cuts that are yet to be filled in."""
+    """Returns an array for `count` cuts, to be filled in."""
     return np.zeros(count, CUT_DTYPE)
 
 
 def changes_table(kind: Int8s) -> Bools:
-    """Which types of message may change a table."""
+    """Returns True where a message of this type may change a table."""
     return (kind == MessageType.SNAPSHOT) | (kind == MessageType.UPDATE)
 
 
 class Arrived(NamedTuple):
-    """Messages session after session, in the order in which they came.
+    """Messages by session, and then in order of arrival.
 
     Attributes:
-        session: place in the cursors; every one of these has a message.
-        now: stream time then.
+        session: Index of the session's cursor. Every session of the cursors must have a message.
+        now: Stream time at arrival, ms.
     """
 
     session: Int64s
@@ -87,11 +88,11 @@ class Arrived(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Messages session after session, in the order in which they are applied; of no session after its end.
+    """Applied messages by session, and then in order of application; no message follows its session's end.
 
     Attributes:
-        at: stream time then.
-        by: offset of the message that led to it.
+        at: Stream time at application, ms.
+        by: Offset of the message whose arrival had it applied.
     """
 
     session: Int64s
@@ -103,25 +104,28 @@ class Applied(NamedTuple):
     changes: Int64s
 
 
-class SinceCut(NamedTuple):
-    """What has happened to tables since their last cuts, session by session: see the fields of `CURSOR`."""
+class ChangesSinceCut(NamedTuple):
+    """What changed in each session's table since its last cut: the fields of `CURSOR` with these names."""
 
     changed_at: Int64s
     changes: Int64s
 
     def note(self, cursors: Cursors, which: Bools) -> None:
-        """Puts it into the cursors of these sessions."""
+        """Writes the values into the cursors of the sessions in `which`."""
         cursors["changed_at"][which], cursors["changes"][which] = self
 
 
-def cuts_by_the_way(arrived: Arrived, applied: Applied, before: Cursors, interval: int) -> tuple[Cuts, SinceCut]:
-    """The cuts of sessions none of whose messages comes after an expiry.
+def cuts_in_batch(arrived: Arrived, applied: Applied, before: Cursors, interval: int) -> tuple[Cuts, ChangesSinceCut]:
+    """Returns the cuts within a batch, for sessions that do not expire before any of their messages.
 
     Args:
-        before: the cursors before the batch.
+        arrived: The messages that arrived.
+        applied: The messages that were applied.
+        before: The cursors before the batch.
+        interval: The snapshot interval, ms.
 
     Returns:
-        The cuts (`session` is the place in `before`), and what has happened since to each session's table.
+        The cuts, where `session` is the index in `before`, and what changed in each table since its last cut.
     """
     clock = _LastOffsets(arrived, before)
     starts = np.flatnonzero(_changes(applied.session) | _changes(applied.at // interval))
@@ -157,20 +161,20 @@ def cuts_by_the_way(arrived: Arrived, applied: Applied, before: Cursors, interva
     after[session[is_last]] = np.where(here, NEVER, changed_at)[is_last]
     count = before["changes"].copy()
     count[session[is_last]] = changes[is_last]
-    return np.concatenate([waiting, cuts]), SinceCut(after, np.where(after == NEVER, 0, count))
+    return np.concatenate([waiting, cuts]), ChangesSinceCut(after, np.where(after == NEVER, 0, count))
 
 
 def _changes(values: Int64s) -> Bools:
-    """True at each value that is another than the one before it."""
+    """Returns True at each value that differs from the one before it."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 class _LastOffsets:
-    """The sessions' messages by stream time.
+    """Finds the last offset of a session before a stream time.
 
     Attributes:
-        now: stream time at each session's last message.
-        life: the offset that names each session's life: a new session's is its first message's.
+        now: Stream time at each session's last message.
+        life: First offset of each session's life. For a new session that is the offset of its first message.
     """
 
     def __init__(self, arrived: Arrived, before: Cursors) -> None:
@@ -183,7 +187,7 @@ class _LastOffsets:
         self.life = np.where(known == NO_TIME, arrived.offset[starts], known)
 
     def before(self, session: Int64s, at: Int64s) -> Int64s:
-        """Offset of the last message that each session had before this stream time."""
+        """Returns the offset of each session's last message before the given stream time."""
         keys = session * (len(self._times) + 1) + np.searchsorted(self._times, at)
         place = np.searchsorted(self._keys, keys) - 1
         found = (place >= 0) & (self._arrived.session[place] == session)
@@ -191,14 +195,18 @@ class _LastOffsets:
 
 
 def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
-    """The cuts that stream time brings to sessions that hold nothing back; notes them in the cursors.
+    """Returns the cuts that are due at the given stream times, and notes them in the cursors.
+
+    The sessions must have no messages held back.
 
     Args:
-        times: stream time of each session's topic-partition.
-        timeouts: their session timeouts.
+        cursors: The cursors, updated in place.
+        times: Stream time of each session's topic-partition, ms.
+        timeouts: Session timeout of each session, ms.
+        interval: The snapshot interval, ms.
 
     Returns:
-        The cuts; `session` is the cursor's place.
+        The cuts, where `session` is the index of the cursor.
     """
     seen = cursors["last_kafka_ts"] != NO_TIME
     expiry = np.where(seen, cursors["last_kafka_ts"], 0) + timeouts
@@ -216,7 +224,7 @@ def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: in
 
 
 def _waiting(cursors: Cursors, places: Int64s, interval: int) -> Cuts:
-    """The cuts at an interval that wait in these cursors."""
+    """Returns the interval cuts that are due for the cursors at these indices."""
     cuts, found = no_cuts(len(places)), cursors[places]
     cuts["session"], cuts["at"] = places, cuts_due(found["changed_at"], interval)
     for name in ("position", "last_seq", "changed_at", "changes"):

@@ -1,22 +1,23 @@
-"""Judging one session, message after message: the whole of PROTOCOL's "Stream integrity" and "Session life".
+"""Judges one session message by message: everything in PROTOCOL's "Stream integrity" and "Session life".
 
-Pure, and the authority: everything the vectorised path (`batch.py`) does must be what this does. Where the protocol
-leaves a choice, these hold:
+This code is pure and defines the result: the vectorised path in `batch.py` must give the same. Where the protocol
+leaves a choice, these rules apply:
 
-- `window`: a seq that was applied or is held back is a duplicate whatever its `ts`; lateness is judged after that.
-  Expiry releases what is held as soon as stream time passes it, and what was applied stays applied even if a message
-  then proves the expiry early. It takes positions from the session's last message on.
-- `once`: a gap is an event when it shows, and a violation when stream time passes the revealing message's timestamp
-  plus `gap_timeout`; that violation bears the revealing message's offset and is not counted again. A session that has
-  ended, or has a newer snapshot, is not broken by it: under `isolate`, too, an ended session stays ended.
-- `once`: a session ends by the first `end` that is applied, and its seq is where it ends. A lower seq that was not
-  applied yet is a late fill, another `end` too, which then changes nothing; a higher one is `after_end`. An `end`
-  that is a late fill itself ends the session as well: what was applied with higher seqs stays applied.
-- More held back, or more gaps, than the limits allow is a violation of the message that is too much. Where it is
-  applied all the same, the oldest held message, or gap, makes room for it.
-- A message whose own timestamp is more than the session timeout behind stream time expires its session as it comes.
-- A session is forgotten when stream time is more than twice the session timeout past its last message: until then a
-  message's own timestamp may take its expiry back.
+- `window`: a seq that was applied or is held back is a duplicate, whatever its `ts`. Lateness is judged after that.
+  Expiry releases held messages as soon as stream time passes it. What it applied stays applied even if a later message
+  reverts the expiry. Released messages get positions from the offset of the session's last message on.
+- `once`: a gap is an event when it shows. It becomes a violation when stream time passes the timestamp of the message
+  that revealed it plus `gap_timeout`. The violation has the offset of that message, and the gap is not counted again.
+  The violation does not break a session that has ended or has a newer snapshot. An ended session stays ended under
+  `isolate` too.
+- `once`: the first applied `end` ends the session, at its seq. A lower seq that was not applied yet is a late fill; if
+  it is another `end`, it changes nothing. A higher seq is `after_end`. An `end` that is itself a late fill also ends
+  the session, and messages with higher seqs that were applied before stay applied.
+- Exceeding a limit of held messages or gaps is a violation by the message that exceeds it. If that message is applied
+  all the same, the oldest held message or gap makes room for it.
+- A message whose own timestamp is older than stream time by more than the session timeout expires its session at once.
+- A session is forgotten when stream time is more than twice the session timeout past its last message. Until then, the
+  timestamp of a later message may revert the expiry.
 """
 
 from __future__ import annotations
@@ -36,22 +37,24 @@ from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.capture import Integrity, OnViolation
 
 CHANGING = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
-"""The messages that may change a table."""
-TAKING = frozenset({Integrity.ONCE, Integrity.WINDOW})
-"""The classes that remember which seqs they have taken."""
+"""The message types that may change a table."""
+REMEMBERS_SEQS = frozenset({Integrity.ONCE, Integrity.WINDOW})
+"""The classes that remember which seqs were applied or held back."""
 
 
 class ViolationError(Exception):
-    """Raised inside the judge at a violation under `fail`, by then among the events: nothing is judged after it."""
+    """A session violated its class under `fail`. The violation is among the events; judging stops here."""
 
 
 class Judge:
-    """Judges one session, message after message, and keeps its cursor.
+    """Judges the messages of one session in order, and updates its cursor.
 
     Args:
-        cursor: moved on, in place.
-        held: the messages held back, in (`ts`, `seq`) order.
-        decisions: what an operator decided, by offset.
+        cursor: The session's cursor, updated in place.
+        held: The session's held messages in (`ts`, `seq`) order.
+        rules: The rules of the session's topic.
+        outcome: Where verdicts, events and cuts go.
+        decisions: Operators' decisions by offset.
     """
 
     def __init__(
@@ -68,25 +71,26 @@ class Judge:
         self.rules = rules
         self.outcome = outcome
         self._decisions = decisions or {}
-        self._at, self._by = NO_TIME, NO_OFFSET  # when, and through which message's arrival, what is applied now is
+        # Stream time, and the offset of the arriving message, of what is applied next.
+        self._at, self._by = NO_TIME, NO_OFFSET
 
     def arrive(self, message: MessageHeader) -> None:
         """Judges the session's next message in offset order.
 
         Raises:
-            ViolationError: the job must stop here.
+            ViolationError: The session violated its class under `fail`.
         """
         self.pass_time(message.now)
         self._at, self._by = message.now, message.offset
         if self._decisions.get(message.offset) is Decision.SKIP:
             self.outcome.decided.add((self.outcome.session, message.offset))
             self._event(message, EventKind.SKIPPED, Action.QUARANTINED)
-            self._set_aside(message, Reason.SKIPPED)
+            self._quarantine(message, Reason.SKIPPED)
             return
         if self._is_over(message):
             self._release_all()
-            self._judge_due_holes(NEVER)  # what is missing of the life that is over will not be filled
-            self._cursor.begin_anew()
+            self._judge_due_holes(NEVER)  # messages missing from the life that has ended can no longer arrive
+            self._cursor.start_new_life()
         self._touch(message)
         self.outcome.life[message.index] = self._cursor.first_offset
         if self._is_duplicate(message.seq):
@@ -101,7 +105,7 @@ class Judge:
             self._expire(message.now)
 
     def pass_time(self, now: int) -> None:
-        """Does what is due when stream time has come to `now`: gaps not filled in time, cuts, expiry."""
+        """Judges what is due when stream time reaches `now`: unfilled gaps, cuts and expiry."""
         self._judge_due_holes(now)
         expiry = self._expiry
         if self._cut_due <= min(now, expiry):
@@ -111,7 +115,7 @@ class Judge:
             self._expire(expiry)
 
     def cut(self, reason: CutReason, at: int) -> None:
-        """Cuts the session's table as it is."""
+        """Cuts the session's table as it is now."""
         cursor, offset = self._cursor, self._cursor.last_offset
         if reason is CutReason.EXPIRY:
             cursor.cut_position = cursor.position
@@ -123,18 +127,18 @@ class Judge:
 
     @property
     def _expiry(self) -> int:
-        """Stream time past which the session has expired; `NEVER` before its first message."""
+        """Stream time after which the session has expired; `NEVER` before its first message."""
         last = self._cursor.last_kafka_ts
         return NEVER if last == NO_TIME else last + self.rules.session_timeout
 
     @property
     def _cut_due(self) -> int:
-        """Stream time at which the table is cut; `NEVER` while it is as it was at its last cut."""
+        """Stream time at which the table is cut; `NEVER` if it has not changed since its last cut."""
         changed_at = self._cursor.changed_at
         return NEVER if changed_at == NEVER else cut_after(changed_at, self.rules.snapshot_interval)
 
     def _expire(self, at: int) -> None:
-        """Releases what is held, and cuts the table unless a cut holds it already."""
+        """Releases held messages, and cuts the table unless a cut already contains its content."""
         cursor = self._cursor
         self._release_all()
         ended = cursor.status == Status.ENDED
@@ -142,8 +146,8 @@ class Judge:
             self.cut(CutReason.EXPIRY, at)
         cursor.marked = int(not ended)
 
-    def would_apply_what_follows(self, message: MessageHeader) -> bool:
-        """Whether messages that go on, seq by seq, after the one just judged are applied, whatever they are."""
+    def applies_rest_of_run(self, message: MessageHeader) -> bool:
+        """Returns True if the messages that follow the judged one in its run will be applied, whatever their type."""
         cursor, integrity = self._cursor, self.rules.integrity
         applied = self.outcome.verdict[message.index] == Verdict.APPLIED and cursor.status == Status.OPEN
         latest = message.seq == cursor.last_seq or integrity is Integrity.NONE
@@ -165,7 +169,7 @@ class Judge:
         integrity = self.rules.integrity
         if integrity is Integrity.NONE:
             return False
-        if integrity in TAKING:
+        if integrity in REMEMBERS_SEQS:
             return seq in self._cursor.taken
         return seq <= self._cursor.last_seq
 
@@ -178,18 +182,20 @@ class Judge:
         if message.ts < watermark:
             cursor.late += 1
             self._event(message, EventKind.LATE, Action.QUARANTINED)
-            self._set_aside(message, Reason.LATE)
+            self._quarantine(message, Reason.LATE)
             return
         if self._has_too_many_gaps(message):
             return
-        cursor.take(message.seq, message.seq, rules.max_gaps)
+        cursor.mark_taken(message.seq, message.seq, rules.max_gaps)
         self._hold(message)
         while self.held and self.held[0].ts < watermark:
             self._judge(self._next_held(), message.offset)
-        if self._too_much_held() and not self._may_pass(message, EventKind.HELD_LIMIT, Reason.HELD_LIMIT):
+        if self._exceeds_held_limits() and not self._is_applied_despite(
+            message, EventKind.HELD_LIMIT, Reason.HELD_LIMIT
+        ):
             del self.held[bisect_left(self.held, _by_time(message), key=_by_time)]
             self._bytes -= message.size
-        while self._too_much_held():
+        while self._exceeds_held_limits():
             self._judge(self._next_held(), message.offset)
 
     def _hold(self, message: MessageHeader) -> None:
@@ -202,7 +208,7 @@ class Judge:
         self._bytes -= message.size
         return message
 
-    def _too_much_held(self) -> bool:
+    def _exceeds_held_limits(self) -> bool:
         return len(self.held) > self.rules.max_held_messages or self._bytes > self.rules.max_held_bytes
 
     def _release_all(self) -> None:
@@ -212,13 +218,18 @@ class Judge:
     # -- every class
 
     def _judge(self, message: MessageHeader, releasing: int) -> None:
-        """Judges a message that is no duplicate; `releasing` is the offset of the one whose arrival led to it."""
+        """Judges a message that is no duplicate.
+
+        Args:
+            message: The message.
+            releasing: Offset of the message whose arrival caused this.
+        """
         cursor, integrity = self._cursor, self.rules.integrity
-        if cursor.status == Status.ENDED and not self._fills_in(message):
-            if self._may_pass(message, EventKind.AFTER_END, Reason.AFTER_END):
+        if cursor.status == Status.ENDED and not self._is_late_fill(message):
+            if self._is_applied_despite(message, EventKind.AFTER_END, Reason.AFTER_END):
                 self._apply(message, releasing)
         elif cursor.status == Status.BROKEN:
-            self._while_broken(message, releasing)
+            self._judge_while_broken(message, releasing)
         elif integrity is Integrity.NONE:
             self._apply(message, releasing)
         elif integrity is Integrity.ONCE and self._has_too_many_gaps(message):
@@ -227,7 +238,7 @@ class Judge:
             if (
                 message.type == MessageType.SNAPSHOT
                 or integrity is Integrity.ONCE
-                or self._may_pass(message, EventKind.ORPHAN, Reason.ORPHAN)
+                or self._is_applied_despite(message, EventKind.ORPHAN, Reason.ORPHAN)
             ):
                 self._apply(message, releasing)
         elif message.seq > cursor.last_seq + 1:
@@ -235,26 +246,26 @@ class Judge:
         else:
             self._apply(message, releasing)
 
-    def _fills_in(self, message: MessageHeader) -> bool:
-        """Whether a message that is no duplicate has a seq below that of the session's end."""
+    def _is_late_fill(self, message: MessageHeader) -> bool:
+        """Returns True if a message that is no duplicate has a seq below that of the session's end."""
         return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
-    def _while_broken(self, message: MessageHeader, releasing: int) -> None:
+    def _judge_while_broken(self, message: MessageHeader, releasing: int) -> None:
         if message.type == MessageType.SNAPSHOT and message.seq > self._cursor.last_seq:
             self._event(message, EventKind.HEALED, Action.APPLIED)
             self._apply(message, releasing)
         else:
-            self._set_aside(message, Reason.SESSION_BROKEN)
+            self._quarantine(message, Reason.SESSION_BROKEN)
 
     def _gap(self, message: MessageHeader, releasing: int) -> None:
         cursor, rules = self._cursor, self.rules
         cursor.gaps += 1
         if rules.integrity is Integrity.STRICT:
             if message.type == MessageType.SNAPSHOT and self._policy(message.offset) is OnViolation.ISOLATE:
-                # The gap broke the session and this very snapshot makes it whole again.
+                # The gap breaks the session, and this snapshot heals it at once.
                 self._event(message, EventKind.GAP, Action.ISOLATED)
                 self._apply(message, releasing)
-            elif self._may_pass(message, EventKind.GAP, Reason.GAP):
+            elif self._is_applied_despite(message, EventKind.GAP, Reason.GAP):
                 self._apply(message, releasing)
             return
         self._event(message, EventKind.GAP, Action.APPLIED)
@@ -279,7 +290,7 @@ class Judge:
             out.late_fills.add(out.session)
         apply_message(cursor, message.seq, message.ts, position, ends=ends)
         if self.rules.integrity is Integrity.ONCE:
-            cursor.take(message.seq, message.seq, self.rules.max_gaps)
+            cursor.mark_taken(message.seq, message.seq, self.rules.max_gaps)
         cursor.changes += message.changes
         if ends:
             self.cut(CutReason.END, self._at)
@@ -287,7 +298,7 @@ class Judge:
             cursor.changed_at = self._at
 
     def _epoch(self, message: MessageHeader) -> int:
-        """The offset of the last snapshot up to this message (under `once`: by seq)."""
+        """Returns the offset of the last snapshot up to this message (under `once`: in seq order)."""
         cursor, snapshots = self._cursor, self._cursor.snapshots
         if self.rules.integrity is not Integrity.ONCE:
             if message.type == MessageType.SNAPSHOT:
@@ -304,14 +315,14 @@ class Judge:
 
     def _has_too_many_gaps(self, message: MessageHeader) -> bool:
         too_many = self._cursor.taken.gaps_with(message.seq) > self.rules.max_gaps
-        return too_many and not self._may_pass(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
+        return too_many and not self._is_applied_despite(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
 
     def _judge_due_holes(self, now: int) -> None:
         cursor = self._cursor
         due = sorted((hole for hole in cursor.holes if hole.due < now), key=lambda hole: hole.due)
         for hole in due:
             if hole not in cursor.holes:
-                return  # an earlier one broke the session
+                return  # an earlier gap broke the session, and this removed all its gaps
             cursor.holes.remove(hole)
             self._unfilled(hole)
 
@@ -329,8 +340,8 @@ class Judge:
 
     # -- violations
 
-    def _may_pass(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
-        """Notes a violation: True if the message is applied all the same, False if it has been set aside."""
+    def _is_applied_despite(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
+        """Records a violation. Returns True if the message is applied all the same, False if it was quarantined."""
         policy = self._policy(message.offset)
         self._event(message, kind, self._action(message.offset, policy))
         if policy is OnViolation.FAIL:
@@ -339,7 +350,7 @@ class Judge:
             return True
         if self._cursor.status != Status.ENDED:
             self._cursor.status = Status.BROKEN
-        self._set_aside(message, reason)
+        self._quarantine(message, reason)
         return False
 
     def _policy(self, offset: int) -> OnViolation:
@@ -354,15 +365,15 @@ class Judge:
             return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
         return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
 
-    def _set_aside(self, message: MessageHeader, reason: Reason) -> None:
+    def _quarantine(self, message: MessageHeader, reason: Reason) -> None:
         self.outcome.verdict[message.index] = Verdict.QUARANTINED
         self.outcome.reason[message.index] = CODE_OF[reason]
         if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
-            self._cursor.taken.discard(message.seq)  # never applied, so sent again it is no duplicate
+            self._cursor.taken.discard(message.seq)  # it was not applied, so the same seq is no duplicate next time
 
     def _event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
         last = self._cursor.last_seq
-        # The last possible seq is its own successor, as tables hold no more.
+        # The highest possible seq is its own successor: tables cannot hold a higher one.
         expected = None if last == NO_SEQ else min(last + 1, INT64_MAX)
         actual = None if message.seq == NO_SEQ else message.seq
         self._note(kind, action, message, (expected, actual))

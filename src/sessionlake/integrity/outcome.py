@@ -1,4 +1,4 @@
-"""What judging comes to: what became of each message, and what was not fine."""
+"""The result of judging a batch: the verdict on each message, the integrity events, and the cuts of tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sessionlake.protocol.types import Int8s, Int64s
 
 
 class Verdict(IntEnum):
-    """What the judge decides about a message. Numbers are places in the report's counts."""
+    """The verdict on a message. The numbers are the places of its count in the batch report."""
 
     APPLIED = 0
     DUPLICATE = 1
@@ -23,7 +23,7 @@ class Verdict(IntEnum):
 
 
 class EventKind(StrEnum):
-    """What was not fine about a message or a gap: `event` in `silver.integrity_events`."""
+    """The kind of an integrity event: column `event` of `silver.integrity_events`."""
 
     DUPLICATE = "duplicate"
     GAP = "gap"
@@ -38,7 +38,7 @@ class EventKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What was done about an event: `action` in `silver.integrity_events`."""
+    """What was done about an integrity event: column `action` of `silver.integrity_events`."""
 
     DROPPED = "dropped"
     APPLIED = "applied"
@@ -51,14 +51,16 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessageHeader:
-    """What judging needs of a message. Times in ms, size in bytes.
+    """The part of a message that judging needs. Times are in ms, the size in bytes.
 
     Attributes:
-        seq: `NO_SEQ` where class `none` lets it be absent.
-        kafka_ts: as Kafka says it, see `protocol.kafka_time`.
-        now: stream time of the message's topic-partition when it came.
-        changes: how many changes it makes.
-        index: its place among the messages of the batch and those held back before.
+        seq: `NO_SEQ` where the message has none (class `none`).
+        kafka_ts: The timestamp in Kafka; `protocol.kafka_time` says what it can be.
+        lane: Index of the topic-partition in the shard's clock.
+        now: Stream time of the topic-partition when the message arrived.
+        size: Bytes of the message's value.
+        changes: Number of table changes that the message makes.
+        index: Its place in the outcome, where the messages held back before the batch come first.
     """
 
     type: int
@@ -75,17 +77,18 @@ class MessageHeader:
 
     @property
     def time(self) -> int:
-        """The message's own time."""
+        """The time of the message: its Kafka timestamp, or stream time if it has none."""
         return own_time(self.kafka_ts, self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A judgement that was not "fine". Times in ms.
+    """One integrity event: a judgement other than "applied". Times are in ms.
 
     Attributes:
-        expected: the seq that was due; None where any was welcome.
-        actual: the message's own; None if it has none.
+        session: Number of the session in the batch.
+        expected: The expected seq; None if any seq was acceptable.
+        actual: The seq of the message; None if it has none.
     """
 
     session: int
@@ -99,19 +102,20 @@ class Event:
 
 
 class Outcome:
-    """What becomes of messages, by their index; `session` numbers the events' sessions.
+    """The result of judging the messages of a batch, by message index. Values of applied messages have no meaning else.
 
     Attributes:
-        verdict: a `Verdict` a message.
-        reason: the quarantine reason's code, else 0.
-        epoch: of applied messages: offset of the last snapshot then.
-        position: of applied messages: their order of application.
-        at: of applied messages: stream time then. What expiry released was applied in the first moment past it.
-        by: of applied messages: offset of the one whose arrival led to it, `NO_OFFSET` if that was expiry.
-        life: the offset that names the session's life; of a message an operator had skipped, nothing.
-        events: in the order of judging, session after session.
-        late_fills: sessions of which a message was applied after some with higher seqs (class `once`).
-        decided: sessions and offsets at which an operator's decision was taken.
+        verdict: A `Verdict` for each message.
+        reason: Code of the quarantine reason; 0 for messages that are not quarantined.
+        epoch: Of applied messages: offset of the last snapshot at that time.
+        position: Of applied messages: their place in the session's order of application.
+        at: Of applied messages: stream time (ms) at application. If expiry released the message, 1 ms after the expiry.
+        by: Of applied messages: offset of the message whose arrival had it applied; `NO_OFFSET` if expiry did.
+        life: First offset of the session's life; not set for messages that an operator had skipped.
+        events: Integrity events, by session and then in the order of judging.
+        late_fills: Sessions in which a message was applied after messages with higher seqs (class `once`).
+        decided: Session number and offset of each operator's decision that was followed.
+        session: Number of the session that is being judged.
     """
 
     def __init__(self, count: int) -> None:
@@ -130,15 +134,15 @@ class Outcome:
 
     @property
     def cuts(self) -> Cuts:
-        """Where tables are cut; `session` as in events."""
+        """The cuts of tables; `session` is the session's number in the batch."""
         return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
 
     def before_time(self, of_message: Int64s, of_session: Int64s) -> None:
-        """Sets the times of what was applied before its topic-partition had any: which that will be is not known then.
+        """Marks the times of what was applied before its topic-partition had a stream time as unknown.
 
         Args:
-            of_message: the first offset at which time was known, by message.
-            of_session: the same by session, numbered as in events.
+            of_message: For each message, the first offset at which the time was known.
+            of_session: The same for each session, by its number in the batch.
         """
         self.at[(self.by != NO_OFFSET) & (self.by < of_message)] = NO_KAFKA_TIME
         for cuts in self._cuts:
@@ -148,5 +152,5 @@ class Outcome:
             cuts["changed_at"][early & (cuts["changed_at"] != NEVER)] = NO_KAFKA_TIME
 
     def cut(self, cuts: Cuts) -> None:
-        """Adds cuts; their `session` is numbered as in events."""
+        """Adds cuts; their `session` is the session's number in the batch."""
         self._cuts.append(cuts)

@@ -1,4 +1,4 @@
-"""A shard's state taken apart by sessions, and put together of such parts: what another number of shards needs."""
+"""Splits a shard's state by sessions and joins the parts: needed when the number of shards changes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from sessionlake.protocol.arrow import session_keys
 from sessionlake.protocol.types import Bools, TopicPartition
 
 
-def keys_of(state: ShardState) -> list[str]:
-    """The keys of the sessions that it remembers anything of, each once."""
+def session_keys_of(state: ShardState) -> list[str]:
+    """Returns the keys of the sessions in a state, each once, including those with only held messages."""
     held = [] if state.held is None else session_keys(state.held).to_pylist()
     return list(dict.fromkeys([*state.keys.to_pylist(), *held]))
 
 
-def part_of(state: ShardState, keys: Collection[str], also: Collection[TopicPartition] = ()) -> ShardState:
-    """The state of these sessions alone.
+def select_sessions(
+    state: ShardState, keys: Collection[str], extra_lanes: Collection[TopicPartition] = ()
+) -> ShardState:
+    """Returns the state of some sessions.
 
     Args:
-        also: topic-partitions whose stream times go with it though none of the sessions is in them.
+        state: The state to take them from; it is not changed.
+        keys: The keys of these sessions.
+        extra_lanes: Topic-partitions whose stream times are copied although none of the sessions is in them.
     """
     mine = _among(state.keys, keys)
     held = None if state.held is None else state.held.filter(pa.array(_among(session_keys(state.held), keys)))
@@ -34,29 +38,29 @@ def part_of(state: ShardState, keys: Collection[str], also: Collection[TopicPart
         clock=Clock(list(state.clock.lanes)),
         held=held if held is not None and held.num_rows else None,
     )
-    part.keep_lanes(also)
+    part.drop_unused_lanes(extra_lanes)
     return part
 
 
-def joined(parts: Iterable[ShardState]) -> ShardState:
-    """The state of all of their sessions, of which each is in one part alone.
+def join_states(parts: Iterable[ShardState]) -> ShardState:
+    """Returns one state with the sessions of all parts. Each session must be in only one of them.
 
-    After the same batch a topic-partition's stream time is the same in every part.
+    All parts must be from after the same batch: then a topic-partition has the same stream time in each.
     """
-    whole = ShardState()
+    joined = ShardState()
     for part in parts:
         cursors = part.cursors.copy()
-        places = np.array([*(whole.clock.add(lane) for lane in part.clock.lanes), 0], np.int32)
+        places = np.array([*(joined.clock.add(lane) for lane in part.clock.lanes), 0], np.int32)
         cursors["lane"] = places[cursors["lane"]]
-        whole.update(np.full(len(cursors), -1, np.int64), part.keys, cursors, part.memories)
+        joined.update(np.full(len(cursors), -1, np.int64), part.keys, cursors, part.memories)
         if part.held is not None:
-            held = part.held if whole.held is None else pa.concat_tables([whole.held, part.held])
-            whole.held = held.combine_chunks()
-    return whole
+            held = part.held if joined.held is None else pa.concat_tables([joined.held, part.held])
+            joined.held = held.combine_chunks()
+    return joined
 
 
-def grouped(keys: Iterable[str], targets: Mapping[str, int]) -> dict[int, list[str]]:
-    """The keys of each shard, given the shard of each key."""
+def group_by_shard(keys: Iterable[str], targets: Mapping[str, int]) -> dict[int, list[str]]:
+    """Returns the keys of each shard, by the shard of each key."""
     found: dict[int, list[str]] = {}
     for key in keys:
         found.setdefault(targets[key], []).append(key)

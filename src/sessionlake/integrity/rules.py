@@ -1,4 +1,4 @@
-"""What a topic's streams are judged by: the integrity class, the policy and the times, resolved per topic."""
+"""The rules by which a topic's sessions are judged: integrity class, violation policy and timeouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sessionlake.settings.capture import CaptureSettings, Integrity, OnViolation
 
 
 class Decision(StrEnum):
-    """What an operator decided about one message at which a session broke its class."""
+    """An operator's decision about one message that violated its session's integrity class."""
 
     ACCEPT_GAP = "accept-gap"
     ISOLATE = "isolate"
@@ -19,17 +19,17 @@ class Decision(StrEnum):
 
     @property
     def policy(self) -> OnViolation | None:
-        """The policy that replaces the configured one; None if the message is not to be judged at all."""
+        """The policy that replaces the configured one; None if the message is skipped instead of judged."""
         return {Decision.ACCEPT_GAP: OnViolation.RECORD, Decision.ISOLATE: OnViolation.ISOLATE}.get(self)
 
 
 DecisionKey = tuple[str, int, str, int]
-"""Topic, partition, session id and offset of the message that an operator decided about."""
+"""Topic, partition, session id and offset of the message that a decision is about."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How the sessions of one topic are judged. Times in milliseconds, limits a session."""
+    """How the sessions of one topic are judged. Times are in milliseconds; limits apply to each session."""
 
     integrity: Integrity
     on_violation: OnViolation
@@ -44,10 +44,10 @@ class Rules:
 
 @dataclass
 class RuleBook:
-    """Finds a topic's rules: the first `by_topic` entry that matches its whole name, over the defaults.
+    """Looks up the rules of a topic: the first `by_topic` entry whose pattern matches, over the defaults.
 
     Attributes:
-        snapshot_interval: of all topics, ms.
+        snapshot_interval: Time between snapshots of a session's table, in ms; the same for all topics.
     """
 
     capture: CaptureSettings
@@ -55,7 +55,7 @@ class RuleBook:
     _known: dict[str, Rules] = field(default_factory=dict)
 
     def of(self, topic: str) -> Rules:
-        """The topic's rules."""
+        """Returns the rules of a topic."""
         if topic not in self._known:
             self._known[topic] = self._resolve(topic)
         return self._known[topic]
@@ -78,16 +78,16 @@ class RuleBook:
 
 @dataclass(frozen=True)
 class SeqOptional:
-    """Whether the messages of a topic may lack a `seq`: under class `none`."""
+    """Tells whether messages of a topic may lack a `seq`: only under class `none`. Picklable."""
 
     capture: CaptureSettings
 
     def __call__(self, topic: str) -> bool:
-        """Answers for one topic."""
+        """Returns True if messages of the topic may lack a `seq`."""
         return RuleBook(self.capture).of(topic).integrity is Integrity.NONE
 
 
 def decode_rules(capture: CaptureSettings) -> DecodeRules:
-    """What decides whether a value is a message, out of the configuration."""
+    """Returns the rules by which a Kafka value is accepted as a message, from the configuration."""
     skew = milliseconds(capture.max_future_skew)
     return DecodeRules(capture.declared, capture.max_message_bytes, skew, SeqOptional(capture))

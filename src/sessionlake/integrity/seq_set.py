@@ -1,4 +1,4 @@
-"""The seqs a session has taken, as disjoint intervals: state that grows with the gaps, not with the messages."""
+"""The set of seqs that a session has taken, as disjoint intervals: its size grows with the gaps, not the messages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 
 class SeqSet:
-    """A set of seqs, kept as inclusive intervals in ascending order, no two of which touch.
+    """A set of seqs, stored as inclusive intervals in ascending order that do not touch each other.
 
     Args:
-        bounds: `first, last, first, last, …` as `bounds` gives them.
+        bounds: `first, last, first, last, …`, as the property `bounds` returns them.
     """
 
     __slots__ = ("_firsts", "_lasts")
@@ -25,23 +25,23 @@ class SeqSet:
 
     @property
     def bounds(self) -> list[int]:
-        """Firsts and lasts of all intervals, alternating."""
+        """The first and last seq of each interval, alternating."""
         return [seq for pair in zip(self._firsts, self._lasts, strict=True) for seq in pair]
 
     @property
     def gaps(self) -> int:
-        """How many gaps there are between the lowest and the highest seq."""
+        """The number of gaps between the lowest and the highest seq."""
         return max(len(self._firsts) - 1, 0)
 
     def gaps_with(self, seq: int) -> int:
-        """How many there would be, were this seq, which is not in the set, added."""
+        """Returns the number of gaps there would be if this seq, which is not in the set, were added."""
         place = bisect_left(self._lasts, seq)
         below = place > 0 and self._lasts[place - 1] == seq - 1
         above = place < len(self._firsts) and self._firsts[place] == seq + 1
         return len(self._firsts) - below - above
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Adds a seq, or all from `first` to `last`."""
+        """Adds one seq, or all seqs from `first` to `last`."""
         last = first if last is None else last
         low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
         if low < high:
@@ -50,7 +50,7 @@ class SeqSet:
         self._lasts[low:high] = [last]
 
     def discard(self, seq: int) -> None:
-        """Takes a seq out, if it is there."""
+        """Removes a seq if the set contains it."""
         place = bisect_left(self._lasts, seq)
         if place == len(self._lasts) or self._firsts[place] > seq:
             return
@@ -59,11 +59,11 @@ class SeqSet:
         self._lasts[place : place + 1] = [seq - 1] * (first < seq) + [last] * (seq < last)
 
     def close_lowest_gap(self) -> None:
-        """Adds all seqs of the lowest gap."""
+        """Adds all seqs of the lowest gap. The set must have a gap."""
         del self._firsts[1], self._lasts[0]
 
     def missing(self, first: int, last: int) -> Iterator[int]:
-        """The seqs from `first` to `last` that are not in the set, ascending."""
+        """Yields the seqs from `first` to `last` that are not in the set, ascending."""
         seq = first
         for place in range(bisect_left(self._lasts, first), len(self._lasts)):
             yield from range(seq, min(self._firsts[place], last + 1))
@@ -72,7 +72,7 @@ class SeqSet:
                 return
         yield from range(seq, last + 1)
 
-    def is_whole(self, first: int, last: int) -> bool:
-        """Whether no seq from `first` to `last` is missing."""
+    def contains_all(self, first: int, last: int) -> bool:
+        """Returns True if the set contains every seq from `first` to `last`."""
         place = bisect_left(self._lasts, first)
         return place < len(self._lasts) and self._firsts[place] <= first and self._lasts[place] >= last

@@ -1,4 +1,4 @@
-"""A shard's batch as it comes before the judge: messages as columns, and the sessions they belong to."""
+"""The input of the judge: a shard's messages as columns, and the sessions they belong to."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 @dataclass(frozen=True)
 class Stream:
-    """Well-formed messages, session after session, each session in offset order. Arrays of one length; times in ms.
+    """Well-formed messages as arrays of one length, sorted by session and then by offset. Times are in ms.
 
     Attributes:
-        starts: index of each session's first message.
-        seq: `NO_SEQ` where there is none.
-        lane: place of the topic-partition in the shard's clock.
-        kafka_ts: as Kafka says it, see `protocol.kafka_time`.
-        now: stream time of the topic-partition when the message came.
-        size: bytes of the value.
-        changes: how many each makes.
+        starts: Index of each session's first message.
+        seq: `NO_SEQ` where the message has none.
+        lane: Index of the topic-partition in the shard's clock.
+        kafka_ts: The timestamp in Kafka; `protocol.kafka_time` says what it can be.
+        now: Stream time of the topic-partition when the message arrived.
+        size: Bytes of the message's value.
+        changes: Number of table changes that the message makes.
     """
 
     starts: Int64s
@@ -44,16 +44,16 @@ class Stream:
 
     @property
     def ends(self) -> Int64s:
-        """One past each session's last message."""
+        """One past the index of each session's last message."""
         return np.append(self.starts[1:], len(self.seq))
 
     @cached_property
     def time(self) -> Int64s:
-        """The messages' own times."""
+        """The time of each message: its Kafka timestamp, or stream time if it has none."""
         return own_times(self.kafka_ts, self.now)
 
     def header(self, index: int, base: int = 0) -> MessageHeader:
-        """One message; the outcome knows it as `base + index`."""
+        """Returns one message, whose index in the outcome is `base + index`."""
         columns: Any = (getattr(self, name)[index].item() for name in STREAM_COLUMNS)
         return MessageHeader(*(*columns, base + index))
 
@@ -63,17 +63,18 @@ STREAM_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane"
 
 @dataclass
 class ShardBatch:
-    """The sessions to judge: first those with messages, in the stream's order, then silent ones for which it is time.
+    """The sessions to judge: first those with messages, in the stream's order, then silent ones with something due.
+
+    In the outcome, held messages come first: a stream message has its own index plus the number of held messages.
 
     Attributes:
-        cursors: moved on, in place.
-        memories: their encoded memories, replaced in place.
-        rules: one a session.
-        ends: stream time of each session's topic-partition at the end of the batch.
-        held: messages held back, session after session, each in (`ts`, `seq`) order. The outcome knows them by their
-            index, and the stream's messages by theirs plus the number of these.
-        held_bounds: where each session's begin and, in the next item, end.
-        decisions: by session number, by offset.
+        cursors: The cursors, updated in place.
+        memories: The encoded memories of the cursors, replaced in place.
+        rules: The rules of each session.
+        ends: Stream time of each session's topic-partition at the end of the batch.
+        held: Messages held back, sorted by session and then by (`ts`, `seq`).
+        held_bounds: For each session the index of its first held message; the next item is the end.
+        decisions: Operators' decisions by session number and then by offset.
     """
 
     stream: Stream

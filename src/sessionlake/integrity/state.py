@@ -1,4 +1,7 @@
-"""A shard's state between batches: all cursors as columns, the clock, and what is held back; versioned."""
+"""The state of a shard between batches: the cursors as columns, the clock, and the messages held back.
+
+The stored form has a version, `FORMAT`. A state of another version is refused.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import Clock, LaneTime
-from sessionlake.integrity.cursor import FIELDS, NEVER, Cursors, later, new_cursors
+from sessionlake.integrity.cursor import FIELDS, NEVER, Cursors, new_cursors, postpone_gaps
 from sessionlake.integrity.cuts import Cuts, cuts_by_time
 from sessionlake.protocol.arrow import one, parts_of_key, session_keys
 from sessionlake.protocol.chunk import conform, read_ipc, write_ipc
@@ -21,12 +24,12 @@ from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
 FORMAT = "sessionlake.silver/5"
-# More cursors than this are compressed: to a fifth, for half a microsecond each.
+# States with more cursors are compressed: to about a fifth of the size, at half a microsecond per cursor.
 _FEW = 1_000
 
 
 class _Stored(msgspec.Struct):
-    """The envelope: Arrow IPC inside MessagePack."""
+    """The stored form: Arrow IPC inside MessagePack."""
 
     format: str
     cursors: bytes
@@ -40,12 +43,14 @@ _decoder = msgspec.msgpack.Decoder(_Stored)
 
 @dataclass
 class ShardState:
-    """What a shard remembers between batches of all its sessions.
+    """Everything a shard remembers about its sessions between batches.
 
     Attributes:
-        keys: of each cursor's session; see `protocol.arrow.session_key`.
-        memories: the cursors' encoded memories, None for most.
-        held: messages held back, as rows of a chunk.
+        keys: The session key of each cursor, made by `protocol.arrow.session_key`.
+        cursors: One record of `CURSOR` per session.
+        memories: The encoded `SeqMemory` of each cursor; None for most.
+        clock: Stream time of the topic-partitions of the sessions.
+        held: Messages held back, as rows of a chunk; None if there are none.
     """
 
     keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
@@ -54,14 +59,14 @@ class ShardState:
     clock: Clock = field(default_factory=lambda: Clock([]))
     held: pa.Table | None = None
     _stored: bytes | None = field(default=None, repr=False)
-    """The cursors as they were stored, while none has changed: a shard that only time passes in is not encoded anew."""
+    """The cursors as they were stored, until one changes. It saves encoding them again when only time has passed."""
 
     def find(self, keys: pa.Array) -> Int64s:
-        """Index of each key's cursor, -1 where there is none."""
+        """Returns the index of each key's cursor, or -1 where it has none."""
         return pc.fill_null(pc.index_in(keys, value_set=self.keys), -1).to_numpy().astype(np.int64)
 
     def update(self, places: Int64s, keys: pa.Array, cursors: Cursors, memories: Objects) -> Int64s:
-        """Puts cursors at their places, and behind the others where the place is -1; returns all their places."""
+        """Writes cursors at the given indices, appends those with index -1, and returns all their indices."""
         known = places >= 0
         count = len(self.cursors)
         self._stored = None
@@ -71,14 +76,14 @@ class ShardState:
         self.keys = pa.concat_arrays([self.keys, keys.filter(pa.array(~known))])
         self.cursors = np.concatenate([self.cursors, cursors[~known]])
         self.memories = np.concatenate([self.memories, memories[~known]])
-        whole = places.copy()
-        whole[~known] = count + np.arange(int((~known).sum()))
-        return whole
+        indices = places.copy()
+        indices[~known] = count + np.arange(int((~known).sum()))
+        return indices
 
-    def begin_time(self) -> Int64s:
-        """Sets the first known time of topic-partitions in their sessions; returns the sessions' places."""
+    def fill_first_times(self) -> Int64s:
+        """Fills in the time of sessions whose topic-partition got its first stream time; returns their indices."""
         found = [np.zeros(0, np.int64)]
-        for lane, (time, _) in self.clock.begun.items():
+        for lane, (time, _) in self.clock.first_times.items():
             places = np.flatnonzero(self.cursors["lane"] == lane)
             self._stored, self.cursors = None, self.cursors.copy()
             for name in ("last_kafka_ts", "changed_at"):
@@ -87,71 +92,74 @@ class ShardState:
             waits = places[self.cursors["due"][places] != NEVER]
             self.cursors["due"][waits] += time - NO_KAFKA_TIME
             for place in waits.tolist():
-                self.memories[place] = later(self.memories[place], time - NO_KAFKA_TIME)
+                self.memories[place] = postpone_gaps(self.memories[place], time - NO_KAFKA_TIME)
             found.append(places)
         return np.concatenate(found)
 
     def mark_expired(self, sessions: Int64s) -> None:
-        """Marks cursors as those of expired sessions."""
+        """Marks these cursors as expired."""
         if len(sessions):
             self._stored = None
             self.cursors["marked"][sessions] = 1
 
-    def cut(self, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
-        """Notes and returns what stream time cuts; see `cuts_by_time`."""
+    def cut_by_time(self, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
+        """Returns the cuts that are due at these stream times, and notes them in the cursors."""
         cuts = cuts_by_time(self.cursors, times, timeouts, interval)
         if len(cuts):
             self._stored = None
         return cuts
 
-    def keep(self, wanted: Bools) -> None:
-        """Forgets the other cursors."""
+    def keep_sessions(self, wanted: Bools) -> None:
+        """Keeps the cursors where `wanted` is True and drops all others."""
         if not wanted.all():
             self._stored = None
             self.keys = self.keys.filter(pa.array(wanted))
             self.cursors, self.memories = self.cursors[wanted], self.memories[wanted]
 
-    def keep_lanes(self, also: Collection[TopicPartition] = ()) -> None:
-        """Forgets the stream times of topic-partitions that no session is in, and that are not among these, either."""
+    def drop_unused_lanes(self, extra_lanes: Collection[TopicPartition] = ()) -> None:
+        """Drops the stream time of each topic-partition that has no session, unless it is in `extra_lanes`."""
         lanes = self.clock.lanes
-        kept = np.array([(lane.topic, lane.partition) in also for lane in lanes], np.bool_)
-        kept[self.cursors["lane"]] = True
-        if kept.all():
+        used = np.array([(lane.topic, lane.partition) in extra_lanes for lane in lanes], np.bool_)
+        used[self.cursors["lane"]] = True
+        if used.all():
             return
-        places = np.cumsum(kept, dtype=np.int32) - 1
+        places = np.cumsum(used, dtype=np.int32) - 1
         if (places[self.cursors["lane"]] != self.cursors["lane"]).any():
             self._stored = None
             self.cursors = self.cursors.copy()
             self.cursors["lane"] = places[self.cursors["lane"]]
-        self.clock = Clock([lane for lane, wanted in zip(lanes, kept.tolist(), strict=True) if wanted])
+        self.clock = Clock([lane for lane, wanted in zip(lanes, used.tolist(), strict=True) if wanted])
 
-    def graft(
-        self, other: ShardState, mine: Callable[[str, int, str], bool], also: Collection[TopicPartition] = ()
+    def replace_sessions(
+        self,
+        source: ShardState,
+        is_selected: Callable[[str, int, str], bool],
+        extra_lanes: Collection[TopicPartition] = (),
     ) -> None:
-        """Takes over another state's sessions in the place of its own.
+        """Replaces the selected sessions of this state by those of another state.
 
         Args:
-            other: of the same shard, after the same messages; an empty one forgets them.
-            mine: whether a session, by topic, partition and id, is to be taken over; all others stay.
-            also: topic-partitions whose stream times are kept though no session is in them.
+            source: A state of the same shard after the same messages. An empty one removes the selected sessions.
+            is_selected: Says for a topic, partition and session id whether that session is replaced.
+            extra_lanes: Topic-partitions whose stream times are used although no session is in them.
         """
-        self.keep(~_chosen(self.keys, mine))
-        taken = np.flatnonzero(_chosen(other.keys, mine))
-        cursors = other.cursors[taken]
-        lanes = [self.clock.add(lane) for lane in other.clock.lanes]
+        self.keep_sessions(~_selected(self.keys, is_selected))
+        chosen = np.flatnonzero(_selected(source.keys, is_selected))
+        cursors = source.cursors[chosen]
+        lanes = [self.clock.add(lane) for lane in source.clock.lanes]
         cursors["lane"] = np.array([*lanes, 0], np.int32)[cursors["lane"]]
-        absent = np.full(len(taken), -1, np.int64)
-        self.update(absent, other.keys.take(pa.array(taken)), cursors, other.memories[taken])
+        absent = np.full(len(chosen), -1, np.int64)
+        self.update(absent, source.keys.take(pa.array(chosen)), cursors, source.memories[chosen])
         parts = [
-            None if held is None else held.filter(pa.array(_chosen(session_keys(held), mine) == wanted))
-            for held, wanted in ((self.held, False), (other.held, True))
+            None if held is None else held.filter(pa.array(_selected(session_keys(held), is_selected) == wanted))
+            for held, wanted in ((self.held, False), (source.held, True))
         ]
-        kept = [part for part in parts if part is not None]
-        self.held = pa.concat_tables(kept).combine_chunks() if kept else None
-        self.keep_lanes(also)
+        used = [part for part in parts if part is not None]
+        self.held = pa.concat_tables(used).combine_chunks() if used else None
+        self.drop_unused_lanes(extra_lanes)
 
     def encode(self, columns: tuple[Column, ...]) -> bytes:
-        """The state as bytes."""
+        """Returns the state as bytes, with the declared columns, for `decode`."""
         held = None if self.held is None or not self.held.num_rows else write_ipc(self.held)
         declared = [(column.name, column.sql) for column in columns]
         return msgspec.msgpack.encode(
@@ -166,15 +174,16 @@ class ShardState:
 
     @classmethod
     def decode(cls, stored: bytes | None, columns: tuple[Column, ...] | None) -> ShardState:
-        """Reads what `encode` wrote.
+        """Reads a state that `encode` wrote.
 
         Args:
-            columns: those declared now: messages held back since before a column was declared are without it. None
-                leaves these with the columns of then.
+            stored: The stored bytes; None gives an empty state.
+            columns: The columns declared now. Held messages get those that were declared since. With None, held
+                messages keep the columns they were stored with.
 
         Raises:
-            LakeError: the state is of a format that this version does not read, or of columns of which one is not
-                declared any more, or otherwise.
+            LakeError: The state has a format that this version does not read, or it has a column that is no longer
+                declared with the same type.
         """
         if stored is None:
             return cls()
@@ -191,44 +200,48 @@ class ShardState:
         return cls(one(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
 
 
-def other_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
-    """A column that was declared when a state was written, and is not declared so now; None if there is none.
+def changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
+    """Returns a column of a stored state that is no longer declared with the same type; None if there is none.
 
     Raises:
-        LakeError: the state is of a format that this version does not read.
+        LakeError: The state has a format that this version does not read.
     """
-    return None if stored is None else _other(_read(stored), columns)
+    return None if stored is None else _changed_column(_read(stored), columns)
 
 
-def _other(found: _Stored, columns: tuple[Column, ...]) -> str | None:
+def _changed_column(found: _Stored, columns: tuple[Column, ...]) -> str | None:
     now = {(column.name, column.sql) for column in columns}
     return next((f"{name} ({sql})" for name, sql in found.columns if (name, sql) not in now), None)
 
 
 def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
-    other = _other(found, columns)
-    if other is not None:
+    changed = _changed_column(found, columns)
+    if changed is not None:
         raise LakeError(
-            f"capture.columns: the states of sessions are of a time when there was a column {other}: "
-            "`sessionlake rebuild silver`, and of a processor `sessionlake rebuild processor:NAME`, makes them once "
-            "more from bronze with the columns that are declared now; or declare it so again"
+            f"capture.columns: the stored state of the sessions has a column {changed}, which is no longer declared so",
+            why="A state can only be read with its columns",
+            fix="Run `sessionlake rebuild silver`, or `sessionlake rebuild processor:NAME` for a processor, to make "
+            "the state again from bronze with the columns that are declared now; or declare the column as it was",
         )
 
 
-def _chosen(keys: pa.Array, mine: Callable[[str, int, str], bool]) -> Bools:
-    return np.array([mine(*parts_of_key(key)) for key in keys.to_pylist()], np.bool_)
+def _selected(keys: pa.Array, is_selected: Callable[[str, int, str], bool]) -> Bools:
+    return np.array([is_selected(*parts_of_key(key)) for key in keys.to_pylist()], np.bool_)
 
 
 def _read(stored: bytes) -> _Stored:
     try:
         found = _decoder.decode(stored)
     except msgspec.MsgspecError as error:
-        raise LakeError(f"the silver state cannot be read ({error}): {_REMEDY}") from None
+        raise LakeError(f"the stored state of silver cannot be read: {error}", fix=_REMEDY) from None
     if found.format != FORMAT:
-        raise LakeError(f"the silver state is of format {found.format!r}, this version reads {FORMAT!r}: {_REMEDY}")
+        raise LakeError(
+            f"the stored state of silver has the format {found.format!r}, but this version reads {FORMAT!r}",
+            fix=_REMEDY,
+        )
     return found
 
 
 _REMEDY = (
-    "run the version that wrote it, or, with this one, build silver once more from bronze (sessionlake rebuild silver)"
+    "Run the version that wrote it, or run `sessionlake rebuild silver` to make it again from bronze with this version"
 )

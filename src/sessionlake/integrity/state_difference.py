@@ -1,7 +1,8 @@
-"""Two states of one shard compared: is there anything by which the next message could be judged otherwise?
+"""Compares two states of a shard: is is_stored a difference that could change how a later message is judged?
 
-Equal tables do not prove equal states: a wrong state shows only when the next message is judged. What two ways to the
-same messages may leave otherwise is excluded here, each with its reason, and nothing else is.
+Equal tables do not prove equal states: a wrong state shows only when the next message is judged. Two correct states can
+differ in a few values, depending on how the messages were split into batches. These values are not compared; each such
+exception is listed here with its reason.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.protocol.types import Int64s, TopicPartition
 
-# Of positions only those of the session's present life count. An earlier life's stay with a session that came back
-# before a batch ended, and are gone from one that was forgotten between two batches. A life's own are never lower than
-# the offset of its first message; and no session is forgotten before the offsets have passed all its positions.
+# Positions count only if they belong to the session's current life. Positions of an earlier life remain in a session
+# that returned within a batch, but not in one that was forgotten between two batches. Positions of the current life are
+# never lower than the offset of its first message. A session is forgotten only when the offsets are past its positions.
 _OF_PRESENT_LIFE = ("position", "cut_position")
-# `clock` is the highest timestamp of the messages that were packed with it, so it depends on how they were cut up. It
-# is read as the message comes; of one that is held back nobody reads it again.
+# `clock` is the highest timestamp among the messages packed together, so it depends on the batches. It is used only
+# when the message arrives, never for a message that is already held back.
 _NOT_COMPARED_OF_HELD = "clock"
 _COORDINATES = ("topic", "partition", "offset")
-# Held messages are looked at in Python so many at a time, and only where they differ.
+# Number of held messages compared at once in Arrow; only where they differ are they compared in Python.
 _LOOKED_AT = 1_000
 _NOTHING = "nothing"
-_THERE = "there"
+_PRESENT = "present"
 
 
 @dataclass(frozen=True)
 class StateDifference:
-    """One difference.
+    """One difference between a stored state and the state computed again.
 
     Attributes:
-        partition: None as `session_id`.
-        session_id: None if it is the topic-partition's, not a session's.
-        field: what of it.
-        found: the value found, in words.
-        rebuilt: the value it should be, in words.
+        topic: The topic it is in.
+        partition: None if the difference is one of a topic-partition and not of a session.
+        session_id: None in the same case.
+        field: Name of the field, or description of the part of the state.
+        found: The stored value, as text.
+        rebuilt: The value it should have, as text.
     """
 
     topic: str
@@ -59,7 +61,7 @@ class StateDifference:
 
 
 def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference | None:
-    """The first difference of two states of one shard; None if they are equal."""
+    """Returns the first difference between two states of one shard; None if they are equal."""
     for compared in (_sessions, _clocks, _cursors, _memories, _held):
         for difference in compared(found, rebuilt):
             return difference
@@ -67,14 +69,14 @@ def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference 
 
 
 def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    """By topic-partition: which number each has depends on which came first."""
+    """Compares stream times by topic-partition: their indices depend on which came first."""
     sides = [{(lane.topic, lane.partition): lane for lane in state.clock.lanes} for state in (found, rebuilt)]
     needed = _of_sessions(found) | _of_sessions(rebuilt)
     for topic, partition in sorted({*sides[0], *sides[1]}):
         one, other = (side.get((topic, partition)) for side in sides)
         if one is None or other is None:
             if (topic, partition) in needed:
-                yield _missing(topic, None, None, f"clock of partition {partition}", there=one is not None)
+                yield _missing(topic, None, None, f"clock of partition {partition}", is_stored=one is not None)
             continue
         for name in LaneTime.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
@@ -83,17 +85,17 @@ def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]
 
 
 def _of_sessions(state: ShardState) -> set[TopicPartition]:
-    """The topic-partitions that sessions are in. An older version kept others, too; no message is judged by them."""
+    """Returns the topic-partitions of the sessions. An older version also stored others, which are never used."""
     lanes = state.clock.lanes
     return {(lanes[n].topic, lanes[n].partition) for n in set(state.cursors["lane"].tolist()) if n < len(lanes)}
 
 
 def _sessions(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    lacking = rebuilt.keys.filter(pc.invert(pc.is_in(rebuilt.keys, value_set=found.keys)))
-    beyond = found.keys.filter(pc.invert(pc.is_in(found.keys, value_set=rebuilt.keys)))
-    apart = [(key, False) for key in lacking.to_pylist()] + [(key, True) for key in beyond.to_pylist()]
-    for key, there in sorted(apart):
-        yield _missing(*parts_of_key(key), "session", there=there)
+    missing_keys = rebuilt.keys.filter(pc.invert(pc.is_in(rebuilt.keys, value_set=found.keys)))
+    extra = found.keys.filter(pc.invert(pc.is_in(found.keys, value_set=rebuilt.keys)))
+    apart = [(key, False) for key in missing_keys.to_pylist()] + [(key, True) for key in extra.to_pylist()]
+    for key, is_stored in sorted(apart):
+        yield _missing(*parts_of_key(key), "session", is_stored=is_stored)
 
 
 def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -103,7 +105,7 @@ def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference
     differs = np.stack([one[name] != other[name] for name in FIELDS], axis=1)
     for row, column in np.argwhere(differs).tolist():
         name = FIELDS[column]
-        values = (_told(found, name, int(side[name][row])) for side in (one, other))
+        values = (_as_text(found, name, int(side[name][row])) for side in (one, other))
         yield StateDifference(*parts_of_key(found.keys[order[row]].as_py()), name, *values)
 
 
@@ -121,7 +123,7 @@ def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifferenc
 
 
 def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    """Message by message; in what order they lie depends on the batches, and whoever takes them out sorts them."""
+    """Compares the held messages one by one, sorted: their stored order depends on the batches and has no meaning."""
     sides = [_sorted_messages(state.held) for state in (found, rebuilt)]
     longest = max((side.num_rows for side in sides if side is not None), default=0)
     for start in range(0, longest, _LOOKED_AT):
@@ -132,14 +134,14 @@ def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
 
 
 def _held_rows(found: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> Iterator[StateDifference]:
-    """Up to the first message that only one side has: behind it they no longer stand side by side."""
+    """Compares sorted messages up to the first one that only one side has: after it the rows no longer correspond."""
     for number in range(max(len(found), len(rebuilt))):
         sides = [rows[number] if number < len(rows) else None for rows in (found, rebuilt)]
         ahead = min((row for row in sides if row is not None), key=_place_of)
         where = f"held message at offset {ahead['offset']}"
         session = (str(ahead["topic"]), int(str(ahead["partition"])), str(ahead["session_id"]))
         if any(row is None or _place_of(row) != _place_of(ahead) for row in sides):
-            yield _missing(*session, where, there=sides[0] is ahead)
+            yield _missing(*session, where, is_stored=sides[0] is ahead)
             return
         one, other = (row or {} for row in sides)
         for name in one:
@@ -147,30 +149,32 @@ def _held_rows(found: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> It
                 yield StateDifference(*session, f"{where}, {name}", repr(one[name]), repr(other[name]))
 
 
-def _missing(topic: str, partition: int | None, session: str | None, what: str, *, there: bool) -> StateDifference:
-    return StateDifference(topic, partition, session, what, *((_THERE, _NOTHING) if there else (_NOTHING, _THERE)))
+def _missing(topic: str, partition: int | None, session: str | None, what: str, *, is_stored: bool) -> StateDifference:
+    return StateDifference(
+        topic, partition, session, what, *((_PRESENT, _NOTHING) if is_stored else (_NOTHING, _PRESENT))
+    )
 
 
 def _by_key(state: ShardState) -> Int64s:
-    """The cursors' places in order of their keys: which stands where depends on which session came first."""
+    """Returns the indices of the cursors by session key: their own order depends on which session came first."""
     order: Int64s = pc.array_sort_indices(state.keys).to_numpy().astype(np.int64)
     return order
 
 
 def _comparable(cursors: Cursors) -> Cursors:
-    """A copy of the cursors without what an earlier life has left in them."""
+    """Removes the values of an earlier life from the cursors, in place, and returns them."""
     for name in _OF_PRESENT_LIFE:
         cursors[name][cursors[name] < cursors["first_offset"]] = NO_POSITION
     return cursors
 
 
 def _renumbered(state: ShardState, other: ShardState) -> Int64s:
-    """The number that each of a state's topic-partitions has in another that has all of its sessions."""
+    """Returns for each lane of a state its number in another state, or -1 where that one does not have it."""
     number = {(lane.topic, lane.partition): number for number, lane in enumerate(other.clock.lanes)}
     return np.array([number.get((lane.topic, lane.partition), -1) for lane in state.clock.lanes], np.int64)
 
 
-def _told(state: ShardState, name: str, value: int) -> str:
+def _as_text(state: ShardState, name: str, value: int) -> str:
     if name == "lane" and 0 <= value < len(state.clock.lanes):
         return f"{state.clock.lanes[value].topic}/{state.clock.lanes[value].partition}"
     return _NOTHING if value == INITIAL.get(name) else str(value)

@@ -1,10 +1,11 @@
-"""Notes of stream time: how far each topic-partition's had come at the offsets where batches ended.
+"""Notes of stream time: what each topic-partition's stream time was at the offsets where batches ended.
 
-A shard keeps the stream time of its sessions' topic-partitions alone. One that a batch brings to it for the first time
-has messages behind it all the same, so who packs the batch looks up what they left. A note is a fact of the messages:
-it is never wrong, and the one to go on from is the last before the batch's own messages. So a batch that is made once
-more finds what it found the first time, though its own notes are there by then. A silence has the offset of the message
-before it, and its note takes that one's place: no message is between them.
+A shard remembers the stream time only of the topic-partitions that its sessions are in. If a batch brings it a new
+topic-partition, earlier messages of that one still count, so the task that packs the batch looks up the note they left.
+
+A note follows from the messages, so it never becomes wrong. The note to use is the last one before the batch's own
+messages. Therefore a batch that is repeated finds the same note as the first time, even if its own notes exist by then.
+A silence has the offset of the message before it, and its note replaces the note of that message.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ SCHEMA = pa.schema(
     [("topic_partition", pa.string()), ("offset", pa.int64()), ("time", pa.int64())],
     metadata={"format": "sessionlake.stream_times/2"},
 )
-# Recent notes are written anew with every batch: up to so many, or to this share of all.
+# Recent notes are rewritten with every batch, so they are limited to this number, or to this share of all notes.
 _RECENT = 4_096
 _RECENT_SHARE = 1 / 16
-# Of each topic-partition, the notes before and after the last batch that had messages of it.
+# Number of notes kept per topic-partition: from before and after the last batch that had messages of it.
 _KEPT = 2
 
 
@@ -38,18 +39,18 @@ def _none() -> pa.Table:
 
 @dataclass(frozen=True)
 class StreamTimes:
-    """Notes at hand, as tables of `SCHEMA`: at least the last two of each topic-partition.
+    """The notes in memory, as tables of `SCHEMA`: at least the last two of each topic-partition.
 
     Attributes:
-        settled: most of them.
-        recent: those since `settled` was put together; some may be in both.
+        settled: Most of the notes.
+        recent: The notes written since `settled` was made. A note can be in both.
     """
 
     settled: pa.Table = field(default_factory=_none)
     recent: pa.Table = field(default_factory=_none)
 
     def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
-        """See `integrity.clock.TimesBefore`."""
+        """Returns stream time and last offset of topic-partitions before the given offsets."""
         time, offset = np.full(len(names), NO_TIME), np.full(len(names), BEGINNING, np.int64)
         wanted = pa.array([_key(*name) for name in names], pa.string())
         for notes in (self.settled, self.recent):
@@ -58,15 +59,16 @@ class StreamTimes:
             place, at = place[found], notes["offset"].to_numpy()[found]
             found, place, at = (values[at < first[place]] for values in (found, place, at))
             come = notes["time"].to_numpy()[found]
-            later = (at > offset[place]) | ((at == offset[place]) & (come > time[place]))  # a silence has no offset
+            # The note of a silence has the offset of the message before it, so two notes can have the same offset.
+            later = (at > offset[place]) | ((at == offset[place]) & (come > time[place]))
             order = np.lexsort((come, at))
             order = order[later[order]]
-            # Of several at one place, the last is the one that stays.
+            # If several notes go to one place, the last assignment counts.
             offset[place[order]], time[place[order]] = at[order], come[order]
         return time, offset
 
     def noted(self, ends: Iterable[LaneTime]) -> StreamTimes:
-        """With notes of where topic-partitions stand after a batch."""
+        """Returns these notes and those of where topic-partitions are after a batch."""
         rows = [(_key(end.topic, end.partition), end.offset, end.time) for end in ends]
         columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
         added = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
@@ -81,7 +83,7 @@ def _key(topic: str, partition: int) -> str:
 
 
 def _last_of_each(notes: pa.Table) -> pa.Table:
-    """The notes that are still needed, each once."""
+    """Returns the notes that can still be needed, each once."""
     code, offset = codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
     order = np.lexsort((notes["time"].to_numpy(), offset, code))
     code, offset = code[order], offset[order]

@@ -1,7 +1,7 @@
-"""What applying messages makes of a cursor: one rule a column, for many runs, for one run, and for one message alike.
+"""How applied messages change a cursor: one rule per column, used for many runs, one run and one message.
 
-A *run* is a stretch of one session's messages that are applied one after the other. A column that follows from the
-applied messages alone is moved on here and nowhere else: a new one is a line in `STEPS`.
+A *run* is a stretch of one session's messages that are applied one after the other. Each column of the cursor that
+depends only on the applied messages is updated here and nowhere else. To add such a column, add a line to `STEPS`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 
 class How(Enum):
-    """What a column keeps of its value in the messages."""
+    """How a column is updated from the values of the messages."""
 
     LEAST = 0
     GREATEST = 1
     LAST = 2
-    AT_END = 3  # of the end, where the last message is one
+    AT_END = 3  # the value of the last message, if that is an end
     COUNT = 4
 
 
 class Step(NamedTuple):
-    """The rule by which one column of the cursor follows from the messages that are applied.
+    """The rule that updates one column of the cursor from the applied messages.
 
     Attributes:
-        value: the column of `Run` that it looks at.
-        least, greatest: what a lower and a higher value count as.
+        column: The column of the cursor.
+        value: The field of `Run` that it is computed from.
+        least: Lower values count as this one.
+        greatest: Higher values count as this one.
     """
 
     column: str
@@ -49,16 +51,16 @@ STEPS = (
     Step("position", How.LAST, "position"),
     Step("ended_at", How.AT_END, "ts", FIRST_MS, LAST_MS),
     Step("end_seq", How.AT_END, "seq"),
-    Step("messages", How.COUNT, "seq"),  # last: whether there were any before decides about the others
+    Step("messages", How.COUNT, "seq"),  # must be last: the other steps look at the count from before
 )
 
 
 class Run(NamedTuple):
-    """Runs of applied messages, one after the other; an end is the last of its run.
+    """Runs of applied messages, one behind the other. An end can only be the last message of its run.
 
     Attributes:
-        starts: where each run begins.
-        position: orders of application.
+        starts: Index of the first message of each run.
+        position: Place of each message in its session's order of application.
     """
 
     starts: Int64s
@@ -69,7 +71,7 @@ class Run(NamedTuple):
 
 
 def apply_runs(cursors: Cursors, run: Run) -> None:
-    """Moves the cursors of open sessions on in place, each over its run."""
+    """Updates the cursors of open sessions in place, each with its own run."""
     last = np.append(run.starts[1:], len(run.seq)) - 1
     ended, fresh = run.type[last] == MessageType.END, cursors["messages"] == 0
     for column, how, name, least, greatest in STEPS:
@@ -92,7 +94,7 @@ def apply_runs(cursors: Cursors, run: Run) -> None:
 
 
 def apply_run(cursor: Cursor, run: Run) -> None:
-    """Moves one open session's cursor on over its run."""
+    """Updates the cursor of one open session with its run."""
     ended = int(run.type[-1]) == MessageType.END
     for step in STEPS:
         values, how = getattr(run, step.value), step.how
@@ -111,7 +113,7 @@ def apply_run(cursor: Cursor, run: Run) -> None:
 
 
 def apply_message(cursor: Cursor, seq: int, ts: int, position: int, *, ends: bool) -> None:
-    """Moves a session's cursor on over one message, which ends the session or does not."""
+    """Updates a session's cursor with one message; `ends` says whether the message ends the session."""
     values = {"seq": seq, "ts": ts, "position": position}
     for step in STEPS:
         _move(cursor, step, 1 if step.how is How.COUNT else values[step.value], ended=ends)

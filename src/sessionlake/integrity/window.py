@@ -1,7 +1,9 @@
-"""Class `window`, whole sessions at once: held back on arrival, released in event-time order, judged on release.
+"""The fast path for class `window`: judges whole sessions at once with array operations.
 
-Judged here are open sessions of which nothing is missing, late or too much, and whose time does not run out; they may
-come in any order of `seq` and `ts` within the lateness. All others go the way of `judge.py`, with the same result.
+Messages are held back on arrival, released in event-time order, and judged on release. The fast path handles open
+sessions that miss no message, have none that is late, stay below the limits, and do not expire in the batch. Their
+messages may arrive in any order of `seq` and `ts` within the lateness. `judge.py` handles all others; for every session
+both give the same result.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sessionlake.integrity.cursor import NO_TIME, Status
-from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way
+from sessionlake.integrity.cuts import Applied, Arrived, cuts_in_batch
 from sessionlake.integrity.outcome import Action, Event, EventKind, Outcome, Verdict
 from sessionlake.integrity.shard_batch import ShardBatch
 from sessionlake.integrity.transition import Run, apply_runs
@@ -23,16 +25,16 @@ from sessionlake.settings.capture import Integrity
 
 
 def judge_windows(batch: ShardBatch, out: Outcome) -> Bools:
-    """Judges what it can, and moves the cursors on; says which of the sessions that have messages it judged."""
+    """Judges the sessions that the fast path can handle and updates their cursors; returns True for each of these."""
     wanted = _candidates(batch)
     if not wanted.any():
         return wanted
     arrivals = _Arrivals(batch, wanted)
-    wanted &= ~arrivals.unfit()
+    wanted &= ~arrivals.unsuitable()
     releases = _Releases(batch, wanted, arrivals)
-    wanted &= ~releases.unfit()
+    wanted &= ~releases.unsuitable()
     if wanted.any():
-        releases.keep(wanted)
+        releases.keep_sessions(wanted)
         _apply(batch, wanted, arrivals, releases, out)
     return wanted
 
@@ -52,18 +54,20 @@ def _of_rules(batch: ShardBatch, name: str) -> Int64s:
     return np.array([getattr(rules, name) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
 
 
-def _passed_at(ts: Int64s, batch: ShardBatch, owner: Int64s) -> Int64s:
-    """The event time (ms) past which that of a session has passed each of its messages; the highest int64 is never."""
+def _released_after(ts: Int64s, batch: ShardBatch, owner: Int64s) -> Int64s:
+    """Returns the event time (ms) that a session must exceed to release each message; the highest int64 means never."""
     lateness = _of_rules(batch, "lateness")[owner]
     return np.minimum(ts, INT64_MAX - lateness) + lateness
 
 
 class _Arrivals:
-    """The candidates' messages in order of arrival.
+    """The messages of the candidate sessions in order of arrival.
 
     Attributes:
-        owner: session of each.
-        highest: highest event time of the session up to each.
+        sessions: Number of sessions that have messages in the batch.
+        place: Index of each message in the stream.
+        owner: Session number of each message.
+        highest: Highest event time of the session up to each message.
     """
 
     def __init__(self, batch: ShardBatch, wanted: Bools) -> None:
@@ -77,9 +81,9 @@ class _Arrivals:
         before = batch.cursors["highest_ts"][: self.sessions][self.owner]
         self.highest = np.maximum(running_maximum(self.ts, self.owner), before)
 
-    def unfit(self) -> Bools:
-        """Sessions with a message that is late, out of its life's time, there already, or too much."""
-        return self._late() | self._out_of_time() | self._not_contiguous() | self._too_much()
+    def unsuitable(self) -> Bools:
+        """Returns True for sessions that have a late message, expire, miss a seq or repeat one, or exceed a limit."""
+        return self._late() | self._out_of_time() | self._not_contiguous() | self._exceeds_limits()
 
     def _sessions_with(self, wrong: Bools) -> Bools:
         found = np.zeros(self.sessions, np.bool_)
@@ -87,7 +91,7 @@ class _Arrivals:
         return found
 
     def _late(self) -> Bools:
-        return self._sessions_with(self.highest > _passed_at(self.ts, self._batch, self.owner))
+        return self._sessions_with(self.highest > _released_after(self.ts, self._batch, self.owner))
 
     def _out_of_time(self) -> Bools:
         stream, cursors = self._batch.stream, self._batch.cursors[: self.sessions]
@@ -111,7 +115,7 @@ class _Arrivals:
         found[owner[~np.where(first, begins, follows)]] = True
         return found
 
-    def _too_much(self) -> Bools:
+    def _exceeds_limits(self) -> Bools:
         batch, count = self._batch, np.bincount(self.owner, minlength=self.sessions)
         sizes = np.bincount(self.owner, weights=batch.stream.size[self.place], minlength=self.sessions)
         bounds = batch.held_bounds[: self.sessions + 1]
@@ -125,12 +129,13 @@ class _Arrivals:
 
 
 class _Releases:
-    """What the candidates release, session after session, in the order of release.
+    """The messages that the candidate sessions release, by session and then in order of release.
 
     Attributes:
-        index: as the outcome knows the message.
-        releasing: offset of the message that let it go.
-        at: stream time when that came.
+        owner: Session number of each message.
+        index: Index of each message in the outcome.
+        releasing: Offset of the message whose arrival released it.
+        at: Stream time at that arrival.
     """
 
     def __init__(self, batch: ShardBatch, wanted: Bools, arrivals: _Arrivals) -> None:
@@ -149,19 +154,19 @@ class _Releases:
         self.offset, self.kafka_ts, self.partition = joined("offset"), joined("kafka_ts"), joined("partition")
         self.changes = joined("changes")
         last = np.zeros(self._sessions, np.int64)
-        last[arrivals.owner] = arrivals.highest  # the last one of each session stays
-        passed = np.flatnonzero(_passed_at(self.ts, batch, self.owner) < last[self.owner])
+        last[arrivals.owner] = arrivals.highest  # the last assignment for each session counts
+        passed = np.flatnonzero(_released_after(self.ts, batch, self.owner) < last[self.owner])
         self._select(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
-        let_go_by = arrivals.place[self._let_go_by(arrivals)]
-        self.releasing, self.at = stream.offset[let_go_by], stream.now[let_go_by]
+        releasing_arrivals = arrivals.place[self._releasing_arrivals(arrivals)]
+        self.releasing, self.at = stream.offset[releasing_arrivals], stream.now[releasing_arrivals]
 
     def _select(self, kept: Int64s | Bools) -> None:
         for name in ("owner", "index", "ts", "seq", "type", "offset", "kafka_ts", "partition", "changes"):
             setattr(self, name, getattr(self, name)[kept])
 
-    def _let_go_by(self, arrivals: _Arrivals) -> Int64s:
-        """The arrival at which event time had passed each of them."""
-        passed = _passed_at(self.ts, self._batch, self.owner)
+    def _releasing_arrivals(self, arrivals: _Arrivals) -> Int64s:
+        """Returns for each released message the index of the arrival that released it."""
+        passed = _released_after(self.ts, self._batch, self.owner)
         times = np.unique(np.concatenate([arrivals.highest, passed]))
         come = arrivals.owner * len(times) + np.searchsorted(times, arrivals.highest)
         gone = self.owner * len(times) + np.searchsorted(times, passed)
@@ -169,16 +174,16 @@ class _Releases:
 
     @property
     def first(self) -> Bools:
-        """True at each session's first."""
+        """True at the first released message of each session."""
         return np.append(True, np.diff(self.owner) != 0)[: len(self.owner)]
 
     @property
     def last(self) -> Bools:
-        """True at each session's last."""
+        """True at the last released message of each session."""
         return np.append(np.diff(self.owner) != 0, True)[: len(self.owner)]
 
-    def unfit(self) -> Bools:
-        """Sessions that begin with something else than a snapshot, or go on after an end."""
+    def unsuitable(self) -> Bools:
+        """Returns True for sessions that start with a message other than a snapshot, or have one after an end."""
         known = self._batch.cursors["last_seq"][self.owner] != NO_SEQ
         wrong = self.first & ~known & (self.type != MessageType.SNAPSHOT)
         wrong |= ~self.last & (self.type == MessageType.END)
@@ -186,8 +191,8 @@ class _Releases:
         found[self.owner[wrong]] = True
         return found
 
-    def keep(self, wanted: Bools) -> None:
-        """Keeps these sessions alone."""
+    def keep_sessions(self, wanted: Bools) -> None:
+        """Keeps the messages of these sessions and drops all others."""
         kept = wanted[self.owner]
         self.releasing, self.at = self.releasing[kept], self.at[kept]
         self._select(kept)
@@ -223,7 +228,7 @@ def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Rel
     arrived = Arrived(number[arrivals.owner[mine]], stream.now[place], stream.offset[place])
     times = releases.at, releases.releasing, out.position[releases.index]
     applied = Applied(number[releases.owner], releases.type, releases.seq, *times, releases.changes)
-    cuts, since = cuts_by_the_way(arrived, applied, before, batch.rules[0].snapshot_interval)
+    cuts, since = cuts_in_batch(arrived, applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(wanted)[cuts["session"]]
     out.cut(cuts)
     since.note(cursors, wanted)
@@ -231,7 +236,7 @@ def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Rel
 
 @dataclass(frozen=True)
 class _Groups:
-    """Released messages by session: where each session's begin and end, and which session it is."""
+    """Released messages grouped by session: each session's start and end among the messages, and its number."""
 
     starts: Int64s
     ends: Int64s
@@ -267,7 +272,7 @@ def _apply_released(batch: ShardBatch, releases: _Releases, out: Outcome) -> Non
 
 
 def _note_gaps(releases: _Releases, last_seq: Int64s, out: Outcome) -> Bools:
-    """Events of what came with a seq beyond the one that was due; True at these."""
+    """Adds an event for each message whose seq is higher than expected; returns True at these messages."""
     so_far = np.maximum(running_maximum(releases.seq, releases.owner), last_seq)
     previous = np.roll(so_far, 1)
     previous[releases.first] = last_seq[releases.first]

@@ -126,7 +126,7 @@ class _ShardBatch:
     def __init__(self, owner: MessageByMessage, memory: ProcessorMemory, judged: Judged) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.now
-        self.memory.begin_time(judged.clock.begun_times)
+        self.memory.begin_time(judged.clock.first_known_times)
         self._keys = session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
         self.results = Results()

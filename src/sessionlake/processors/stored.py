@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.state import ShardState, other_column
+from sessionlake.integrity.state import ShardState, changed_column
 from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.shard import MessageByMessage
 from sessionlake.protocol.arrow import parts_of_key
@@ -58,7 +58,7 @@ def read_all(state: bytes, processor: MessageByMessage) -> None:
         LakeError: one cannot be read.
     """
     judging, memory = split(state)
-    if (other := other_column(judging, processor.columns)) is not None:
+    if (other := changed_column(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(
             f"processor {name}: it was given a column {other}, which capture.columns does not have so: "

@@ -283,7 +283,7 @@ class TierSettings(Section):
         return self
 
     @property
-    def least(self) -> timedelta | None:
+    def shortest(self) -> timedelta | None:
         """How long all of them are there; None: for good."""
         return min((span for name in type(self).model_fields if (span := getattr(self, name))), default=None)
 

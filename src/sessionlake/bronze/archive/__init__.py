@@ -1,1 +1,1 @@
-"""Archives: captures on disk, as files of members, each a run of one topic-partition's messages."""
+"""Archives: captures on disk. A file has members, and each member has consecutive messages of one topic-partition."""

@@ -1,4 +1,4 @@
-"""Archives' files while members are read from them: opened once, and never read into memory whole."""
+"""Opens archive files so that their members can be read one after the other without loading the file into memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import zipfile
 from types import TracebackType
 from typing import Self
 
-# A zip's directory is read at once: entries enough for all members that a file may have.
-_LARGEST_DIRECTORY = 8 * 1024 * 1024
+# A zip's directory is read into memory at once. This limit allows entries for all members that a file may have.
+_MAX_DIRECTORY_BYTES = 8 * 1024 * 1024
 
 
 class Files:
-    """The files that members are read from: the last one stays open, so that a zip's directory is read once.
+    """Opened archive files. The last file stays open, so that a zip's directory is read once.
 
-    Use as a context manager, which closes it.
+    Use it as a context manager, which closes the file.
     """
 
     def __init__(self) -> None:
@@ -22,10 +22,10 @@ class Files:
         self._open: tuple[zipfile.ZipFile, io.BufferedReader] | None = None
 
     def zip(self, path: str) -> zipfile.ZipFile:
-        """The zip file, opened.
+        """Returns the opened zip file.
 
         Raises:
-            BadZipFile: it is not one, or its directory is larger than `_LARGEST_DIRECTORY`.
+            BadZipFile: The file is not a zip, or its directory is larger than 8 MiB.
         """
         if self._path != path or self._open is None:
             self.close()
@@ -39,7 +39,7 @@ class Files:
         return self._open[0]
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes the open file, if there is one."""
         if self._open is not None:
             archive, source = self._open
             self._open = None
@@ -56,11 +56,11 @@ class Files:
 
 
 class _BoundedReader(io.BufferedReader):
-    """A file that refuses to read a zip's directory of any size into memory."""
+    """A file that refuses to read more bytes at once than a zip's directory may have."""
 
     def read(self, size: int | None = -1) -> bytes:
-        most = _LARGEST_DIRECTORY + 1
+        most = _MAX_DIRECTORY_BYTES + 1
         found = super().read(most if size is None or size < 0 else min(size, most))
         if len(found) == most:
-            raise zipfile.BadZipFile(f"its directory has more than {_LARGEST_DIRECTORY} bytes")
+            raise zipfile.BadZipFile(f"its directory has more than {_MAX_DIRECTORY_BYTES} bytes")
         return found

@@ -1,11 +1,11 @@
-r"""What a member of an archive says: a header, a message a line, and a footer by which it is known to be whole.
+r"""Reads and writes the lines of an archive's member: a header, one line per message, and a footer with a checksum.
 
     {"format":"sessionlake-archive","version":1,"topic":"capture.a","partition":0}
     {"timestamp":1700000000000,"key":"s","value":"{\"type\":…}","offset":17}
     {"messages":1,"crc32":"1c291ca3"}
 
-A key or value is text, or `{"base64":"…"}` where its bytes are none, or null. The checksum is that of all bytes
-between the first and the last line.
+A key or value is text, null, or `{"base64":"…"}` if its bytes are not UTF-8. The checksum covers all bytes between the
+first and the last line.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ import msgspec
 
 FORMAT = "sessionlake-archive"
 VERSION = 1
-LONGEST_LINE = 64 * 1024 * 1024
-# Milliseconds that a timestamp of bronze can hold: what lies outside the years 1 to 9999 is judged, not lost.
-_MOST_MS = (2**63 - 1) // 1000
-_TYPES = frozenset({-1, 0, 1})  # -1: of a message in a format from before there were timestamps
+MAX_LINE_BYTES = 64 * 1024 * 1024
+# The highest timestamp in ms that bronze can store. Years outside 1 to 9999 are stored too, and judged later.
+_MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
+_TYPES = frozenset({-1, 0, 1})  # -1: a message in an old format that has no timestamp
 
 
 class Damage(StrEnum):
     """Why a member cannot be used."""
 
     UNREADABLE = "unreadable"
-    """It is not compressed as the file's name says, or it is cut short."""
+    """The member is not compressed as the file's name says, or it is cut short."""
     HEADER = "bad_header"
     MESSAGE = "bad_message"
-    """A line is no message, or longer than any may be; or offsets do not rise."""
+    """A line is not a message or is too long, or offsets do not rise."""
     FOOTER = "bad_footer"
-    """There is none: it is cut short, or something is behind it."""
+    """The last line is not a footer: the member is cut short, or something follows the footer."""
     COUNT = "wrong_count"
     CHECKSUM = "wrong_checksum"
 
 
 class DamagedError(Exception):
-    """A member cannot be used.
+    """A member is damaged and cannot be used.
 
     Attributes:
-        damage: why.
-        header: what it is of, if that can be read.
+        damage: The kind of damage.
     """
 
     def __init__(self, damage: Damage, why: str = "") -> None:
@@ -54,7 +53,7 @@ class DamagedError(Exception):
 
 
 class Base64(msgspec.Struct):
-    """Bytes that are no text."""
+    """Bytes that are not UTF-8 text, in base64."""
 
     base64: str
 
@@ -63,10 +62,14 @@ Content = str | Base64 | None
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line.
+    """The first line of a member.
 
     Attributes:
-        first_offset: of the first message, if messages have none of their own.
+        topic: Topic of its messages.
+        partition: Partition of its messages.
+        first_offset: Offset of the first message, if message lines have no offsets. None: the archive gives none.
+        format: Must be `FORMAT`.
+        version: Must be `VERSION`.
     """
 
     topic: str
@@ -77,7 +80,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """A message's line; times are milliseconds since 1970."""
+    """The line of a message. Its timestamp is in ms since 1970."""
 
     timestamp: int
     key: Content = None
@@ -88,7 +91,12 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class Footer(msgspec.Struct):
-    """The last line."""
+    """The last line of a member.
+
+    Attributes:
+        messages: Number of messages in the member.
+        crc32: CRC-32 of all message lines, as 8 hexadecimal digits.
+    """
 
     messages: int
     crc32: str
@@ -96,7 +104,7 @@ class Footer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Message:
-    """A message, as Kafka had it."""
+    """A message as Kafka had it. Its timestamp is in ms since 1970; its offset is None if its line has none."""
 
     offset: int | None
     timestamp: int
@@ -107,13 +115,13 @@ class Message:
 
 
 def header_line(topic: str, partition: int) -> bytes:
-    """The first line of a member whose messages have offsets of their own."""
+    """Returns the header line of a member whose message lines have offsets."""
     named = {"format": FORMAT, "version": VERSION, "topic": topic, "partition": partition}
     return msgspec.json.encode(named) + b"\n"
 
 
 def message_line(message: Message) -> bytes:
-    """A message's line."""
+    """Returns the line of a message."""
     headers = message.headers
     line = Line(
         timestamp=message.timestamp,
@@ -127,15 +135,20 @@ def message_line(message: Message) -> bytes:
 
 
 def footer_line(messages: int, checksum: int) -> bytes:
-    """The last line."""
+    """Returns the footer line of a member.
+
+    Args:
+        messages: Number of messages in the member.
+        checksum: CRC-32 of all message lines.
+    """
     return msgspec.json.encode(Footer(messages, f"{checksum:08x}")) + b"\n"
 
 
 def read_header(line: bytes) -> Header:
-    """The first line read.
+    """Parses a header line.
 
     Raises:
-        DamagedError: it is none of this format and version.
+        DamagedError: The line is not a header of this format and version.
     """
     header = _read(line, Header, Damage.HEADER)
     if header.format != FORMAT or header.version != VERSION:
@@ -146,24 +159,26 @@ def read_header(line: bytes) -> Header:
 
 
 def read_message(line: bytes) -> Message:
-    """A message's line read.
+    """Parses the line of a message.
 
     Raises:
-        DamagedError: it is none.
+        DamagedError: The line is not a message.
     """
     found = _read(line, Line, Damage.MESSAGE)
-    if found.timestamp_type not in _TYPES or abs(found.timestamp) > _MOST_MS:
-        raise DamagedError(Damage.MESSAGE, f"timestamp {found.timestamp}, of type {found.timestamp_type}, is none")
+    if found.timestamp_type not in _TYPES or abs(found.timestamp) > _MAX_TIMESTAMP_MS:
+        raise DamagedError(
+            Damage.MESSAGE, f"timestamp {found.timestamp} of type {found.timestamp_type} is not a Kafka timestamp"
+        )
     headers = None if found.headers is None else tuple((name, _bytes(value)) for name, value in found.headers)
     key, value = _bytes(found.key), _bytes(found.value)
     return Message(found.offset, found.timestamp, key, value, found.timestamp_type, headers)
 
 
 def read_footer(line: bytes) -> Footer:
-    """The last line read.
+    """Parses a footer line.
 
     Raises:
-        DamagedError: it is none.
+        DamagedError: The line is not a footer.
     """
     return _read(line, Footer, Damage.FOOTER)
 
@@ -192,5 +207,5 @@ def _bytes(content: Content) -> bytes | None:
         try:
             return base64.b64decode(content.base64, validate=True)
         except (binascii.Error, ValueError):
-            raise DamagedError(Damage.MESSAGE, "what is called base64 is not") from None
+            raise DamagedError(Damage.MESSAGE, "the content of `base64` is not base64") from None
     return None if content is None else content.encode()

@@ -1,8 +1,8 @@
-"""The members of an archive's files: found, read without holding them in memory, and checked before they are used.
+"""Finds, checks and reads the members of archive files, without holding a member in memory.
 
-A member of a `.zip` is an entry of it. A `.gz` is a chain of gzip members, as of files put one behind the other. Ours
-tell their length in a field of their header, so that they are found without being read; of others, one is found when
-the one before it has been read.
+A member of a `.zip` is an entry of it. A `.gz` is a chain of gzip members, like concatenated gzip files. Members that
+sessionlake wrote have their length in their gzip header, so that the next one is found without reading them. A member
+that another program wrote must be read to find the next one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sessionlake.bronze.archive.files import Files
 from sessionlake.bronze.archive.lines import (
-    LONGEST_LINE,
+    MAX_LINE_BYTES,
     Damage,
     DamagedError,
     Header,
@@ -27,33 +27,33 @@ from sessionlake.bronze.archive.lines import (
 )
 
 SUFFIXES = (".zip", ".gz")
-LONGEST_MEMBER = 1024**3
-"""A member may decompress to so many bytes: a few kilobytes can promise any number of them."""
+MAX_MEMBER_BYTES = 1024**3
+"""The most bytes that a member may decompress to. Without a limit, a few kilobytes could fill the disk or memory."""
 _CHUNK = 256 * 1024
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _GZIP = b"\x1f\x8b\x08"
 _EXTRA = 4
 _LENGTH = b"SL"
-"""The subfield of a gzip header in which ours have their length in bytes."""
+"""The subfield of a gzip header that has the member's length in bytes. Only sessionlake writes it."""
 _HEAD, _FIELD = struct.Struct("<3sBIBBH"), struct.Struct("<2sHQ")
-# Where messages have no offsets: of the file, of the member in it, and of the message in that.
+# If messages have no offsets, one is composed of the numbers of the file, the member in it, and the message in that.
 _MEMBER_BITS, _MESSAGE_BITS = 16, 24
-_MOST_MEMBERS = 1 << _MEMBER_BITS
-# What the library makes of bytes that are no zip, or none that it can read.
+_MAX_MEMBERS = 1 << _MEMBER_BITS
+# Errors that the library raises for files that it cannot read as a zip.
 _NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, LookupError, ValueError, struct.error, EOFError)
 
 
 @dataclass(frozen=True)
 class Member:
-    """Where a member is.
+    """The place of a member.
 
     Attributes:
-        path: of the file.
-        file: its number among all that were ever taken, from 0.
-        number: of the member in its file, from 0.
-        name: of a zip's entry; empty in a gzip file.
-        start: byte of the file at which it begins; 0 in a zip.
-        size: in bytes of the file; None of a gzip member that does not tell: it, and all behind it.
+        path: Path of the file.
+        file: Number of the file among all files that were ever read, from 0.
+        number: Number of the member in its file, from 0.
+        name: Name of the entry in a zip; empty in a gzip file.
+        start: Byte of the file at which the member begins; 0 in a zip.
+        size: Number of compressed bytes. None for a gzip member without its length: it and all members after it.
     """
 
     path: str
@@ -65,18 +65,20 @@ class Member:
 
     @property
     def base(self) -> int:
-        """The offset of its first message, if the archive says none."""
+        """The offset of the member's first message, if the archive gives none."""
         return (self.file << _MEMBER_BITS | self.number) << _MESSAGE_BITS
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What is known of a member that was read to its end.
+class CheckedMember:
+    """The result of reading a member to its end.
 
     Attributes:
-        header: None if it cannot be read.
-        damage: None if it is whole.
-        end: byte of the file behind it; None if that is not known.
+        member: The place of the member.
+        header: Its header; None if it cannot be read.
+        damage: The kind of damage; None if the member is intact.
+        why: Details of the damage; empty if there is none.
+        end: Byte of the file after the member; None if that is not known.
     """
 
     member: Member
@@ -86,10 +88,15 @@ class Checked:
     end: int | None = None
 
 
-def members_of(path: Path, file: int) -> list[Member]:
-    """The members of a file, as far as they are found without being read; at most one beyond the limit of members.
+def list_members(path: Path, file: int) -> list[Member]:
+    """Returns the members of a file, as far as they are found without reading them.
 
-    What is no regular file, or no zip though its name says so, is one member, which cannot be read.
+    A file that is not regular, or not a zip although its name says so, counts as one member that cannot be read. One
+    member beyond the limit of members is returned, so that it is reported as damaged.
+
+    Args:
+        path: Path of the file.
+        file: Number of the file among all files that were ever read, from 0.
     """
     if not path.is_file():
         return [Member(str(path), file, 0, size=0)]
@@ -99,8 +106,8 @@ def members_of(path: Path, file: int) -> list[Member]:
     start, file_size = 0, path.stat().st_size
     with path.open("rb") as stream:
         while start < file_size:
-            size = _told_size(stream.read(_HEAD.size + _FIELD.size))
-            if size is None or size <= 0 or start + size > file_size or len(found) == _MOST_MEMBERS:
+            size = _declared_size(stream.read(_HEAD.size + _FIELD.size))
+            if size is None or size <= 0 or start + size > file_size or len(found) == _MAX_MEMBERS:
                 return [*found, Member(str(path), file, len(found), start=start)]
             found.append(Member(str(path), file, len(found), start=start, size=size))
             start += size
@@ -115,11 +122,11 @@ def _zip_members(path: Path, file: int) -> list[Member]:
     except _NO_ZIP:
         return [Member(str(path), file, 0, size=path.stat().st_size)]
     found = [Member(str(path), file, n, info.filename, size=info.compress_size) for n, info in infos]
-    return found[: _MOST_MEMBERS + 1]
+    return found[: _MAX_MEMBERS + 1]
 
 
-def checked(member: Member, files: Files) -> Iterator[Checked]:
-    """Reads a member to its end; one that does not tell its length, and each behind it, in turn."""
+def check_members(member: Member, files: Files) -> Iterator[CheckedMember]:
+    """Checks a member by reading it to its end; if its size is unknown, also each member after it in the file."""
     while True:
         found = _check(member, files)
         yield found
@@ -128,19 +135,19 @@ def checked(member: Member, files: Files) -> Iterator[Checked]:
         member = replace(member, number=member.number + 1, start=found.end)
 
 
-def messages_of(whole: Checked, files: Files) -> Iterator[Message]:
-    """The messages of a member that was found to be whole, each with an offset."""
-    lines = _lines(whole.member, files, [])
+def read_messages(checked_member: CheckedMember, files: Files) -> Iterator[Message]:
+    """Yields the messages of an intact member, each with an offset."""
+    lines = _lines(checked_member.member, files, [])
     header = read_header(next(lines))
-    first = whole.member.base if header.first_offset is None else header.first_offset
+    first = checked_member.member.base if header.first_offset is None else header.first_offset
     held = next(lines)
     for number, line in enumerate(lines):
-        yield _placed(read_message(held), first + number)
+        yield _with_offset(read_message(held), first + number)
         held = line
 
 
 def gzip_member(content: bytes) -> bytes:
-    """The content as a gzip member that tells its length."""
+    """Returns the content compressed as a gzip member whose header has its length."""
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     body = packer.compress(content) + packer.flush()
     length = _HEAD.size + _FIELD.size + len(body) + 8
@@ -148,35 +155,36 @@ def gzip_member(content: bytes) -> bytes:
     return head + body + struct.pack("<II", zlib.crc32(content), len(content) & 0xFFFFFFFF)
 
 
-def _told_size(head: bytes) -> int | None:
+def _declared_size(head: bytes) -> int | None:
+    """Returns the member's length in bytes from its gzip header; None if the header does not have it."""
     if len(head) < _HEAD.size + _FIELD.size:
         return None
     magic, flags, *_ = _HEAD.unpack_from(head)
     name, length, size = _FIELD.unpack_from(head, _HEAD.size)
-    told = magic == _GZIP and flags & _EXTRA and name == _LENGTH and length == _FIELD.size - 4
-    return int(size) if told else None
+    has_size = magic == _GZIP and flags & _EXTRA and name == _LENGTH and length == _FIELD.size - 4
+    return int(size) if has_size else None
 
 
-def _placed(message: Message, otherwise: int) -> Message:
+def _with_offset(message: Message, otherwise: int) -> Message:
     return message if message.offset is not None else replace(message, offset=otherwise)
 
 
-def _check(member: Member, files: Files) -> Checked:
+def _check(member: Member, files: Files) -> CheckedMember:
     header: Header | None = None
-    if member.number >= _MOST_MEMBERS:
-        why = f"a file may have {_MOST_MEMBERS} members, and this one is behind them"
-        return Checked(member, None, Damage.HEADER, why)
+    if member.number >= _MAX_MEMBERS:
+        why = f"the file has more than {_MAX_MEMBERS} members, and this is the first one too many"
+        return CheckedMember(member, None, Damage.HEADER, why)
     end: list[int] = []
     lines = _lines(member, files, end)
     try:
         header = read_header(next(lines, b""))
         _check_messages(lines, member, header)
     except DamagedError as error:
-        # Behind what cannot be decompressed, where the next one begins is not known.
+        # The rest is read to find the next member, unless the member cannot be decompressed.
         for _ in () if error.damage is Damage.UNREADABLE else _rest(lines):
             pass
-        return Checked(member, header, error.damage, str(error), end[0] if end else None)
-    return Checked(member, header, end=end[0] if end else None)
+        return CheckedMember(member, header, error.damage, str(error), end[0] if end else None)
+    return CheckedMember(member, header, end=end[0] if end else None)
 
 
 def _rest(lines: Iterator[bytes]) -> Iterator[bytes]:
@@ -187,33 +195,35 @@ def _rest(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _check_messages(lines: Iterator[bytes], member: Member, header: Header) -> None:
-    """Reads to the end.
+    """Reads a member's messages and footer to the end.
 
     Raises:
-        DamagedError: what the footer says is not so, or there is none.
+        DamagedError: A message is damaged, or the footer is missing or does not match the messages.
     """
     held, count, checksum, before = next(lines, b""), 0, 0, -1
     first = member.base if header.first_offset is None else header.first_offset
     for line in lines:
-        offset = _placed(read_message(held), first + count).offset
+        offset = _with_offset(read_message(held), first + count).offset
         if offset is None or not before < offset < 2**63:
             raise DamagedError(Damage.MESSAGE, f"offset {offset} does not rise above {before}")
         before, count, checksum, held = offset, count + 1, zlib.crc32(held, checksum), line
     footer = read_footer(held)
     if footer.messages != count or count >= 1 << _MESSAGE_BITS:
-        raise DamagedError(Damage.COUNT, f"its footer says {footer.messages} messages, it has {count}")
+        raise DamagedError(Damage.COUNT, f"the footer says {footer.messages} messages, but the member has {count}")
     if footer.crc32 != f"{checksum:08x}":
-        raise DamagedError(Damage.CHECKSUM, f"its footer says {footer.crc32}, it has {checksum:08x}")
+        raise DamagedError(Damage.CHECKSUM, f"the footer says {footer.crc32}, but the checksum is {checksum:08x}")
 
 
 def _lines(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
-    """Lines with their ends.
+    """Yields a member's lines, each with its line end.
 
     Args:
-        end: takes the byte behind the member, once it is known.
+        member: The member to read.
+        files: Opened files.
+        end: An empty list, to which the byte after the member is appended once it is known.
 
     Raises:
-        DamagedError: it cannot be decompressed, or a line is too long.
+        DamagedError: The member cannot be decompressed, or a line is too long.
     """
     begun: list[bytes] = []  # the parts of a line that has not ended yet
     length = 0
@@ -226,24 +236,24 @@ def _lines(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
             yield b"".join(begun) + b"\n"
             yield from (line + b"\n" for line in others[:-1])
             begun, length = [others[-1]], len(others[-1])
-        if length > LONGEST_LINE:
-            for _ in chunks:  # to its end, behind which the next one is
+        if length > MAX_LINE_BYTES:
+            for _ in chunks:  # read to the end, to find the next member
                 pass
-            raise DamagedError(Damage.MESSAGE, f"a line has more than {LONGEST_LINE} bytes")
+            raise DamagedError(Damage.MESSAGE, f"a line has more than {MAX_LINE_BYTES} bytes")
     if length:
         yield b"".join(begun)
 
 
 def _content(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
-    """What a member decompresses to, in parts."""
+    """Yields the decompressed content of a member in chunks."""
     if not Path(member.path).is_file():
-        raise DamagedError(Damage.UNREADABLE, "it is no regular file")
+        raise DamagedError(Damage.UNREADABLE, "it is not a regular file")
     total = 0
     try:
         for chunk in _unzipped(member, files) if Path(member.path).suffix == ".zip" else _unpacked(member, end):
             total += len(chunk)
-            if total > LONGEST_MEMBER:
-                raise DamagedError(Damage.UNREADABLE, f"it decompresses to more than {LONGEST_MEMBER} bytes")
+            if total > MAX_MEMBER_BYTES:
+                raise DamagedError(Damage.UNREADABLE, f"it decompresses to more than {MAX_MEMBER_BYTES} bytes")
             yield chunk
     except (zlib.error, *_NO_ZIP) as error:
         raise DamagedError(Damage.UNREADABLE, str(error)) from None
@@ -252,10 +262,12 @@ def _content(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
 def _unzipped(member: Member, files: Files) -> Iterator[bytes]:
     archive = files.zip(member.path)
     info = archive.infolist()[member.number]
-    if info.compress_type not in _METHODS:  # bzip2 and LZMA have no bound on what a few bytes decompress to
-        raise zipfile.BadZipFile(f"it is compressed by method {info.compress_type}: only stored and deflated are read")
-    if not 0 <= info.header_offset < Path(member.path).stat().st_size:  # else the system would refuse to go there
-        raise zipfile.BadZipFile("the archive's directory names a place outside of it")
+    if info.compress_type not in _METHODS:  # with bzip2 and LZMA a few bytes can decompress to any number of bytes
+        raise zipfile.BadZipFile(
+            f"it is compressed by method {info.compress_type}, but only stored and deflated can be read"
+        )
+    if not 0 <= info.header_offset < Path(member.path).stat().st_size:  # seeking there would raise an OSError
+        raise zipfile.BadZipFile("the archive's directory names a position outside of the file")
     with archive.open(info) as stream:
         while chunk := stream.read(_CHUNK):
             yield chunk
@@ -276,4 +288,4 @@ def _unpacked(member: Member, end: list[int]) -> Iterator[bytes]:
             yield unpacker.decompress(packed, _CHUNK)
         end.append(stream.tell() - len(unpacker.unused_data))
         if left > 0 or (member.size is not None and unpacker.unused_data):
-            raise EOFError("something is behind it")
+            raise EOFError("something follows it")

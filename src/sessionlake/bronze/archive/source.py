@@ -1,8 +1,8 @@
-"""Archives as a stream of Spark's: a Python data source whose offsets are the files taken, in the order of their names.
+"""A Python data source that streams the messages of archive files to Spark, in the order of the files' names.
 
-What decides what a batch has is in the offsets alone, `{"files": 12, "last": "2026-11-22.zip", "there": 5}`: how many
-were ever taken, the last one's name, and how many of them were there then. A batch that is made once more reads the
-same files, under the same numbers.
+A position in the stream is `{"files": 12, "last": "2026-11-22.zip", "there": 5}`: the number of files that were ever
+read, the name of the last one, and how many of them were in the folder at that time. A batch is defined by its two
+positions alone, so a repeated batch reads the same files under the same numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import pyarrow as pa
 
 from sessionlake.bronze.archive.files import Files
 from sessionlake.bronze.archive.lines import Message
-from sessionlake.bronze.archive.members import SUFFIXES, Checked, Member, checked, members_of, messages_of
+from sessionlake.bronze.archive.members import (
+    SUFFIXES,
+    CheckedMember,
+    Member,
+    check_members,
+    list_members,
+    read_messages,
+)
 from sessionlake.errors import LakeError, LossError
 from sessionlake.visible import encodable
 
@@ -30,7 +37,7 @@ DDL = (
     "headers array<struct<key:string,value:binary>>, file string, member string, start bigint, damage string, "
     "detail string"
 )
-"""Of the stream: messages, and members that cannot be used, which have a `damage`."""
+"""Columns of the stream. A row is a message, or a damaged member, which has a `damage`."""
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 _SCHEMA = pa.schema([
     ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
@@ -39,79 +46,92 @@ _SCHEMA = pa.schema([
     ("detail", pa.string()),
 ])  # fmt: skip
 _ROWS, _BYTES = 2_000, 4 * 1024 * 1024
-# A task reads members of at least so many bytes together, if there are so many: small ones would be a task each.
+# Small members are read together in one task of at least this many bytes.
 _SPLIT_BYTES = 8 * 1024 * 1024
 SKIP = ".skip"
-"""Behind the name of a file: it is not to be taken, though a batch was planned with it."""
-Taken = dict[str, Any]
-NOTHING: Taken = {"files": 0, "last": ""}
+"""Ending that an operator appends to a file's name so that bronze skips the file, even in a planned batch."""
+Position = dict[str, Any]
+STREAM_START: Position = {"files": 0, "last": ""}
 
 
-def taken(folder: Path, before: Mapping[str, Any], limit: int) -> Taken:
-    """Where the stream ends with the next batch.
+def next_position(folder: Path, before: Mapping[str, Any], limit: int) -> Position:
+    """Returns the position at which the next batch ends.
 
     Args:
-        before: where it ends before. Files that it has may be gone.
-        limit: bytes of files that the batch is to have, and one file at least.
+        folder: The folder of archives.
+        before: The position at which the previous batch ended. Its files may be gone.
+        limit: The batch ends with the file that reaches this number of bytes. It has at least one file.
 
     Raises:
-        LakeError: a file came under a name that lies before those of files that were taken already.
+        LakeError: A file was added whose name sorts before files that were read already.
     """
     names = _names(folder)
     new = [name for name in names if name > before["last"]]
-    old, expected = len(names) - len(new), before.get("there", before["files"])  # offsets of before do not say it
+    old, expected = len(names) - len(new), before.get("there", before["files"])  # old positions lack "there"
     if old > expected:
         raise LakeError(
-            f"bronze: a file came into {folder} under a name that lies before {before['last']}, which was taken "
-            f"already: files are taken in the order of their names. Up to that one there were {expected}, and there "
-            f"are {old}: give the late one a name behind it"
+            f"bronze: a file was added to {folder} with a name that sorts before {before['last']}, which was read "
+            f"already. Up to that name there were {expected} files, and now there are {old}",
+            why="Files are read in the order of their names, so bronze would never read the added file",
+            fix=f"Rename the added file so that its name sorts after {before['last']}",
         )
-    mine = list(_within(folder, new, limit))
+    mine = list(_files_within(folder, new, limit))
     if not mine:
         return dict(before)
     return {"files": before["files"] + len(mine), "last": mine[-1], "there": old + len(mine)}
 
 
-def planned(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Member]]:
-    """What a batch reads, by task: the members of the files between two offsets.
+def plan_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Member]]:
+    """Returns the members that a batch reads, grouped by task.
+
+    Args:
+        folder: The folder of archives.
+        start: Position at which the batch starts.
+        end: Position at which the batch ends.
 
     Raises:
-        LossError: they are not as many as when the batch was planned, less those that were named `SKIP` since.
+        LossError: Files of the batch are gone or were added since it was planned. Skipped files count as present.
     """
     mine = [name for name in _names(folder) if start["last"] < name <= end["last"]]
     skipped = {file.stem for file in folder.glob(f"*{SKIP}") if start["last"] < file.stem <= end["last"]} - {*mine}
     expected = end["files"] - start["files"]
     if not len(mine) <= expected <= len(mine) + len(skipped):
         raise LossError(
-            f"bronze: a batch was planned of {expected} files in {folder} up to {end['last']}, {len(mine)} are there",
-            fix=f"Put back those that are gone. Instead of one that is not to be read, put an empty "
-            f"file with its name and {SKIP}. Move those that came later to names behind that one",
+            f"bronze: a batch was planned with {expected} files in {folder} up to {end['last']}, but now there are "
+            f"{len(mine)}",
+            why="A repeated batch must read the same files",
+            fix=f"Put back files that are gone. To skip a file instead, create an empty file with its name and {SKIP}. "
+            "Rename files that were added later so that they sort after that one",
         )
-    found = (member for n, name in enumerate(mine) for member in members_of(folder / name, start["files"] + n))
+    found = (member for n, name in enumerate(mine) for member in list_members(folder / name, start["files"] + n))
     return list(_split(found))
 
 
-def rows_of(members: list[Member]) -> Iterator[pa.RecordBatch]:
-    """Messages of members, and a row for each member that cannot be used; each is read twice, and none is held."""
+def read_rows(members: list[Member]) -> Iterator[pa.RecordBatch]:
+    """Yields the messages of members, and one row for each damaged member.
+
+    Each member is read twice, first to check it. None is held in memory.
+    """
     with Files() as files:
         for member in members:
-            for found in checked(member, files):
+            for found in check_members(member, files):
                 yield from _batches(found, files)
 
 
-def _batches(found: Checked, files: Files) -> Iterator[pa.RecordBatch]:
+def _batches(found: CheckedMember, files: Files) -> Iterator[pa.RecordBatch]:
     if found.damage is not None:
-        yield _batch([_damaged(found)], found.member)
+        yield _batch([_damaged_row(found)], found.member)
         return
-    rows = (_row(found, message) for message in messages_of(found, files))
-    while part := list(_few(rows)):
+    rows = (_row(found, message) for message in read_messages(found, files))
+    while part := list(_next_rows(rows)):
         yield _batch(part, found.member)
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format known to a session.
+    """Registers the data source with a session.
 
-    Its options: `path`, a folder; `taken`, where its stream has got to; `limit`, bytes of a batch's files.
+    Its options are `path` (the folder), `position` (JSON of the position at which the stream resumes) and `limit`
+    (bytes of files per batch).
     """
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
@@ -121,21 +141,21 @@ def register(spark: SparkSession) -> None:
             self.members = members
 
     class Reader(DataSourceStreamReader):
-        def __init__(self, folder: Path, end: Taken, limit: int) -> None:
+        def __init__(self, folder: Path, end: Position, limit: int) -> None:
             self._folder, self._end, self._limit = folder, end, limit
 
-        def initialOffset(self) -> Taken:  # noqa: N802  (the name that Spark calls)
-            return dict(NOTHING)
+        def initialOffset(self) -> Position:  # noqa: N802  (the name that Spark calls)
+            return dict(STREAM_START)
 
-        def latestOffset(self) -> Taken:  # noqa: N802  (the name that Spark calls)
-            self._end = taken(self._folder, self._end, self._limit)
+        def latestOffset(self) -> Position:  # noqa: N802  (the name that Spark calls)
+            self._end = next_position(self._folder, self._end, self._limit)
             return dict(self._end)
 
-        def partitions(self, start: Taken, end: Taken) -> list[Part]:
-            return [Part(members) for members in planned(self._folder, start, end)]
+        def partitions(self, start: Position, end: Position) -> list[Part]:
+            return [Part(members) for members in plan_tasks(self._folder, start, end)]
 
         def read(self, partition: Part) -> Iterator[pa.RecordBatch]:
-            return rows_of(partition.members)
+            return read_rows(partition.members)
 
     class Archives(DataSource):
         @classmethod
@@ -148,12 +168,12 @@ def register(spark: SparkSession) -> None:
         def streamReader(self, schema: object) -> Reader:  # noqa: N802  (the name that Spark calls)
             del schema
             asked = self.options
-            return Reader(Path(asked["path"]), json.loads(asked["taken"]), int(asked["limit"]))
+            return Reader(Path(asked["path"]), json.loads(asked["position"]), int(asked["limit"]))
 
     spark.dataSource.register(Archives)
 
 
-def _within(folder: Path, names: list[str], limit: int) -> Iterator[str]:
+def _files_within(folder: Path, names: list[str], limit: int) -> Iterator[str]:
     left = limit
     for name in names:
         if left <= 0:
@@ -163,7 +183,7 @@ def _within(folder: Path, names: list[str], limit: int) -> Iterator[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Files that are complete: what is being written bears a name that begins with a dot or an underscore."""
+    """Returns the sorted names of complete files. Names that start with a dot or underscore are still being written."""
     found = (file.name for file in folder.iterdir() if file.suffix in SUFFIXES and file.name[0] not in "._")
     return sorted(found)
 
@@ -181,7 +201,7 @@ def _split(members: Iterator[Member]) -> Iterator[list[Member]]:
         yield mine
 
 
-def _few(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _next_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     size = 0
     for row in islice(rows, _ROWS):
         yield row
@@ -197,7 +217,7 @@ def _batch(rows: list[dict[str, Any]], member: Member) -> pa.RecordBatch:
     return batch
 
 
-def _row(found: Checked, message: Message) -> dict[str, Any]:
+def _row(found: CheckedMember, message: Message) -> dict[str, Any]:
     header = found.header
     return {
         "topic": header and header.topic,
@@ -211,7 +231,7 @@ def _row(found: Checked, message: Message) -> dict[str, Any]:
     }
 
 
-def _damaged(found: Checked) -> dict[str, Any]:
+def _damaged_row(found: CheckedMember) -> dict[str, Any]:
     header, member = found.header, found.member
     return {
         "topic": header and header.topic,

@@ -1,4 +1,4 @@
-"""Archives made of messages: by `sessionlake archive` of what bronze holds, or by code of yours of any capture."""
+"""Writes archives from messages: for `sessionlake archive`, and for your own programs that have a capture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Content = tuple[TopicPartition, int, bytes]
 
 @dataclass(frozen=True)
 class Archived:
-    """What a file has."""
+    """The number of messages and members that were written."""
 
     messages: int
     members: int
@@ -30,15 +30,16 @@ class Archived:
 def write_archives(
     folder: Path, messages: Iterable[tuple[TopicPartition, Message]], suffix: str, limit: int
 ) -> Archived:
-    """Writes a new folder of archives, `000001.zip` and so on, which is there when it is whole.
+    """Writes a new folder of archives, `000001.zip` and so on. The folder appears when it is complete.
 
     Args:
-        messages: as for `write_archive`.
+        folder: The folder to create.
+        messages: Messages with their topic and partition. Offsets must rise in each topic-partition.
         suffix: `.zip` or `.gz`.
-        limit: a file is ended behind the member with which it has so many bytes.
+        limit: A file ends after the member with which it reaches this number of bytes.
 
     Raises:
-        FileExistsError: the folder is there already.
+        FileExistsError: The folder exists already.
     """
     if folder.exists():
         raise FileExistsError(str(folder))
@@ -57,25 +58,26 @@ def write_archives(
 
 
 def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]) -> Archived:
-    """Writes a `.zip` or a `.gz` of messages, which is there when it is whole.
+    """Writes one archive. The file appears when it is complete.
 
     Args:
-        messages: with topic and partition, and offsets that rise in each of these; a member is begun where another
-            topic-partition follows, and where one has 50,000 messages or 16 MiB.
+        file: The file to create; its name ends with `.zip` or `.gz`.
+        messages: Messages with their topic and partition. Offsets must rise in each topic-partition. A new member
+            starts when the topic-partition changes, and after 50,000 messages or 16 MiB.
 
     Raises:
-        FileExistsError: it is there already.
-        ValueError: its name says neither.
+        FileExistsError: The file exists already.
+        ValueError: The name ends with neither.
     """
     if file.suffix not in {".zip", ".gz"}:
-        raise ValueError(f"{file.name}: an archive is a .zip or a .gz")
+        raise ValueError(f"The name of an archive must end with .zip or .gz, and {file.name} does not")
     if file.exists():
         raise FileExistsError(str(file))
     return _write(file, _members(messages), None)
 
 
 def _write(file: Path, contents: Iterator[_Content], limit: int | None) -> Archived:
-    """A file of the next members, if there are any, or if there is no limit."""
+    """Writes a file with the next members. Without members, it writes a file only if there is no limit."""
     partial = file.with_name(f".{file.name}.partial")
     count = members = 0
     with _writing(partial, zipped=file.suffix == ".zip") as add:
@@ -93,7 +95,7 @@ def _write(file: Path, contents: Iterator[_Content], limit: int | None) -> Archi
 
 @contextmanager
 def _writing(path: Path, *, zipped: bool) -> Iterator[Callable[[str, bytes], object]]:
-    """What adds a member, by name and content, to a new file."""
+    """Opens a new file; gives a function that adds a member with a name and content."""
     if zipped:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             yield archive.writestr
@@ -103,7 +105,7 @@ def _writing(path: Path, *, zipped: bool) -> Iterator[Callable[[str, bytes], obj
 
 
 def _members(messages: Iterable[tuple[TopicPartition, Message]]) -> Iterator[_Content]:
-    """Contents of members, with how many messages they have."""
+    """Yields the content of each member with its topic-partition and its number of messages."""
     place: TopicPartition | None = None
     lines: list[bytes] = []
     size = 0

@@ -1,1 +1,1 @@
-"""Rules evaluated over gold's tables: what is read for them, and what is written."""
+"""Rules on tables: loads them, reads what they need from the lake, and logs their alerts."""

@@ -1,4 +1,4 @@
-"""`gold.rules` as gold takes it: which rules are in force, since which batch, and why one is not."""
+"""Loads `gold.rules`: which rules gold evaluates, since which batch, and why a rule cannot be evaluated."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TIMES = pa.schema([("topic", pa.string()), ("ts", pa.int64())])
 
 
 @dataclass(frozen=True)
-class Taken:
-    """One enabled rule as gold took it.
+class LoadedRule:
+    """One enabled rule as gold loaded it.
 
     Attributes:
-        rule: None where it cannot be evaluated.
-        error: why not.
-        batch: gold's, that took it.
+        rule: None if the rule cannot be evaluated.
+        error: why the rule cannot be evaluated; None if it can.
+        batch: number of the gold batch that loaded it.
     """
 
     name: str
@@ -50,97 +50,108 @@ class Taken:
         return {"rule": self.name, "version": version, "text": self.text, "error": self.error, "taken_by": self.batch}
 
 
-def wanted(rows: Iterable[Row], declared: Declared, batch: int, kept: timedelta | None = None) -> list[Taken]:
-    """What the rows of `gold.rules` come to, in order of names.
+def enabled_rules(
+    rows: Iterable[Row], declared: Declared, batch: int, slice_retention: timedelta | None = None
+) -> list[LoadedRule]:
+    """Returns the enabled rules of `gold.rules`, ordered by name.
 
     Args:
-        kept: how long all slices are there that windows are put together of; None: for good.
+        rows: the rows of `gold.rules`.
+        batch: number of the gold batch that loads them.
+        slice_retention: the shortest time that slices of any length are kept; None if they are kept forever.
     """
     enabled: dict[str, list[str | None]] = {}
     for row in rows:
         if row["enabled"]:
             enabled.setdefault(row["name"] or "", []).append(row["text"])
-    return [_taken(name, texts, declared, batch, kept) for name, texts in sorted(enabled.items())]
+    return [_load_rule(name, texts, declared, batch, slice_retention) for name, texts in sorted(enabled.items())]
 
 
-def _taken(name: str, texts: list[str | None], declared: Declared, batch: int, kept: timedelta | None) -> Taken:
+def _load_rule(
+    name: str, texts: list[str | None], declared: Declared, batch: int, slice_retention: timedelta | None
+) -> LoadedRule:
     text = texts[0]
     if len(texts) > 1:
-        return Taken(name, text, None, f"{len(texts)} rows of {RULES} have this name", batch)
+        return LoadedRule(name, text, None, f"{len(texts)} rows of {RULES} have this name", batch)
     if text is None:
-        return Taken(name, text, None, "it has no text", batch)
-    found = read_text(name, text, declared)
-    if isinstance(found, Rule):
-        if kept is not None and not isinstance(found.tree, Pattern) and timedelta(minutes=found.longest) >= kept:
-            return Taken(name, text, None, f"its longest window is not shorter than gold.retention ({kept})", batch)
-        return Taken(name, text, found, None, batch)
-    return Taken(name, text, None, f"line {found.line}, column {found.column}: {found.reason}", batch)
+        return LoadedRule(name, text, None, "the rule has no text", batch)
+    parsed = read_text(name, text, declared)
+    if not isinstance(parsed, Rule):
+        return LoadedRule(name, text, None, f"line {parsed.line}, column {parsed.column}: {parsed.reason}", batch)
+    is_pattern = isinstance(parsed.tree, Pattern)
+    if slice_retention is not None and not is_pattern and timedelta(minutes=parsed.longest_minutes) >= slice_retention:
+        error = f"the longest window must be shorter than gold.retention ({slice_retention})"
+        return LoadedRule(name, text, None, error, batch)
+    return LoadedRule(name, text, parsed, None, batch)
 
 
-def in_force(reader: TableReader, declared: Declared) -> list[Taken]:
-    """The rules that gold has taken."""
+def recorded_rules(reader: TableReader, declared: Declared) -> list[LoadedRule]:
+    """Returns the rules that gold evaluates, as its last batch recorded them in `gold.rule_status`."""
     found = []
     for row in reader.rows(RULE_STATUS):
-        rule = None if row["error"] else read_text(row["rule"], row["text"], declared)
-        kept = rule if isinstance(rule, Rule) else None
-        found.append(Taken(row["rule"], row["text"], kept, row["error"], row["taken_by"]))
+        parsed = None if row["error"] else read_text(row["rule"], row["text"], declared)
+        rule = parsed if isinstance(parsed, Rule) else None
+        found.append(LoadedRule(row["rule"], row["text"], rule, row["error"], row["taken_by"]))
     return sorted(found, key=lambda one: one.name)
 
 
-def forget(spark: SparkSession, lake: Lake) -> None:
-    """Has gold's next batch that evaluates rules take all as new: they are held against all that is stored."""
+def reset_rules(spark: SparkSession, lake: Lake) -> None:
+    """Makes gold's next batch treat all rules as new, so that they are evaluated over all stored history."""
     lake.ensure(spark, [table for table in RULE_RESULTS if lake.exists(spark, table)])
     if lake.exists(spark, RULE_STATUS):
         replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
         replace_rows(spark, lake, RULE_STATUS, _STATUS.empty_table())
-    if lake.exists(spark, RULE_MATCHES):  # new rules look for all of their events
+    if lake.exists(spark, RULE_MATCHES):  # new rules search all changes for their events
         delete_all_rows(spark, lake, RULE_MATCHES, next_txn(spark, lake, RULE_MATCHES, "forget"))
 
 
-class RuleBook:
-    """Follows `gold.rules` batch by batch.
+class RuleLoader:
+    """Loads `gold.rules` for one batch after the other.
 
-    What a batch takes is noted before it is evaluated, under its transaction, and it evaluates what is noted: one that
-    is done once more finds what it noted before, whatever the rules are by then. Its alerts would be other ones than
-    those that it may have logged already.
+    A batch records the rules under its transaction before it evaluates them. A replayed batch evaluates the recorded
+    rules, even if `gold.rules` has changed since. Otherwise its alerts could differ from those it has already logged.
     """
 
-    def __init__(self, lake: Lake, declared: Declared, kept: timedelta | None = None) -> None:
-        self._lake, self._declared, self._kept = lake, declared, kept
+    def __init__(self, lake: Lake, declared: Declared, slice_retention: timedelta | None = None) -> None:
+        self._lake, self._declared, self._slice_retention = lake, declared, slice_retention
         self._version: int | None = None
-        self._taken: list[Taken] = []
+        self._loaded: list[LoadedRule] = []
 
-    def take(self, spark: SparkSession, txn: Txn) -> list[Taken]:
-        """The rules that this batch is to evaluate; costs a look at the table's version where it has not changed."""
+    def load(self, spark: SparkSession, txn: Txn) -> list[LoadedRule]:
+        """Returns the rules that this batch evaluates.
+
+        If `gold.rules` has no new version, this only reads the table's version number.
+        """
         version = self._lake.latest_version(spark, RULES)
         if version == self._version:
-            return self._taken
+            return self._loaded
         reader = self._lake.reader(spark)
-        before = in_force(reader, self._declared) if reader.exists(RULE_STATUS) else []
-        now = _kept(before, wanted(reader.rows(RULES), self._declared, txn.version, self._kept))
-        self._taken = before if _rows(now) == _rows(before) else self._noted(spark, now, txn)
-        self._version = version if _rows(now) == _rows(self._taken) else None
-        return self._taken
+        before = recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
+        rules = enabled_rules(reader.rows(RULES), self._declared, txn.version, self._slice_retention)
+        now = _with_first_batches(before, rules)
+        self._loaded = before if _rows(now) == _rows(before) else self._record(spark, now, txn)
+        self._version = version if _rows(now) == _rows(self._loaded) else None
+        return self._loaded
 
-    def _noted(self, spark: SparkSession, now: list[Taken], txn: Txn) -> list[Taken]:
-        """What the batch has noted, now or before."""
+    def _record(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
+        """Records the rules unless the batch did so before. Returns what is recorded."""
         self._lake.ensure(spark, RULE_RESULTS)
-        if not now:  # whoever begins once more begins with what has been read by then
+        if not now:  # the next rule then starts from everything that was read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
         replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_rows(now), _STATUS), txn)
-        return in_force(self._lake.reader(spark), self._declared)
+        return recorded_rules(self._lake.reader(spark), self._declared)
 
 
-def _rows(taken: Iterable[Taken]) -> list[Row]:
-    return [one.row for one in taken]
+def _rows(rules: Iterable[LoadedRule]) -> list[Row]:
+    return [one.row for one in rules]
 
 
-def _kept(before: Iterable[Taken], now: Iterable[Taken]) -> list[Taken]:
-    """What is taken now; of what is as it was, since the batch that took it."""
+def _with_first_batches(before: Iterable[LoadedRule], now: Iterable[LoadedRule]) -> list[LoadedRule]:
+    """Returns the rules of now. Unchanged ones keep the number of the batch that first loaded them."""
     known = {one.name: one for one in before}
-    return [_since(known.get(one.name), one) for one in now]
+    return [_with_first_batch(known.get(one.name), one) for one in now]
 
 
-def _since(before: Taken | None, now: Taken) -> Taken:
+def _with_first_batch(before: LoadedRule | None, now: LoadedRule) -> LoadedRule:
     same = before is not None and (before.rule, before.error) == (now.rule, now.error)
-    return Taken(now.name, now.text, now.rule, now.error, before.batch) if same and before is not None else now
+    return LoadedRule(now.name, now.text, now.rule, now.error, before.batch) if same and before is not None else now

@@ -1,4 +1,4 @@
-"""What rules read of the lake's tables, by keys and times; a batch of rows at a time."""
+"""Reads from the lake's tables what rules need, by keys and times."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, key_in
-from sessionlake.gold.rules.asked import Asked, Stored
-from sessionlake.gold.rules.patterns import MATCH, Event, narrowed
-from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
+from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, key_of_row
+from sessionlake.gold.rules.patterns import MATCH, Event, filter_by_keys
+from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, slices_from_rows
+from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
-# Up to so many values are named to the files.
-_NAMED = 1_000
-_TIERS = {MINUTE: METRICS_1M, HOUR: METRICS_1H, DAY: METRICS_1D}
-_MARKS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position", "ordinal", "change", "_set")
+# Up to this many values are pushed down as a filter on files.
+_MAX_FILTER_VALUES = 1_000
+_TIER_TABLES = {MINUTE: METRICS_1M, HOUR: METRICS_1H, DAY: METRICS_1D}
+_CHANGE_COLUMNS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position", "ordinal", "change", "_set")
 
 
 @dataclass(frozen=True)
-class StoredInLake(Stored):
-    """What the lake's tables hold, read by keys and times."""
+class StoredInLake(StoredData):
+    """Reads rule inputs from the lake's tables."""
 
     reader: TableReader
 
@@ -45,10 +45,10 @@ class StoredInLake(Stored):
                 found[day] = found.get(day, 0) + count
         return found
 
-    def slices(self, asked: Asked) -> Slices:
-        return gathered(self._rows(asked), asked.columns, asked.keys)
+    def slices(self, asked: SliceQuery) -> Slices:
+        return slices_from_rows(self._rows(asked), asked.columns, asked.keys)
 
-    def _rows(self, asked: Asked) -> Iterator[tuple[int, pa.Table]]:
+    def _rows(self, asked: SliceQuery) -> Iterator[tuple[int, pa.Table]]:
         conditions = _conditions(asked.topics, asked.keys)
         for length, ranges in asked.ends.items():
             for low, high in ranges:
@@ -59,21 +59,23 @@ class StoredInLake(Stored):
                     (START, operator.lt, nearest_time(high * MINUTE_MS)),
                 )
                 columns = [*POINT_KEY, PARTITION, START, *asked.columns]
-                for batch in self.reader.batches(_TIERS[length].table, *within, *conditions, columns=columns):
+                for batch in self.reader.batches(_TIER_TABLES[length].table, *within, *conditions, columns=columns):
                     rows = pa.Table.from_batches([batch])
-                    if asked.topics is not None and len(asked.topics) > _NAMED:
+                    if asked.topics is not None and len(asked.topics) > _MAX_FILTER_VALUES:
                         rows = rows.filter(pc.is_in(rows["topic"], pa.array(sorted(asked.topics))))
                     yield length, rows
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
-        return _whole(batches)
+        return _match_table(batches)
 
     def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
-        return pa.concat_tables([MATCH.empty_table(), *(narrowed(_whole([batch]), keys) for batch in batches)])
+        return pa.concat_tables(
+            [MATCH.empty_table(), *(filter_by_keys(_match_table([batch]), keys) for batch in batches)]
+        )
 
     def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         within = (
@@ -85,11 +87,11 @@ class StoredInLake(Stored):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
             at = ms_of(row["window_end"])
-            yield Alert(row["rule"], key_in(KEY, row), at, event), retracted
+            yield Alert(row["rule"], key_of_row(KEY, row), at, event), retracted
 
 
-def times_of_all(reader: TableReader, declared: Declared) -> StreamTimes:
-    """Stream time of every topic, from what gold has read."""
+def read_stream_times(reader: TableReader, declared: Declared) -> StreamTimes:
+    """Returns the stream time of every topic, from everything that gold has read."""
     found: dict[str, int] = {}
     for batch in reader.batches(METRICS_1D.table, columns=["topic", "_last_ts"]):
         merge_times(found, pa.Table.from_batches([batch]), "_last_ts")
@@ -105,11 +107,14 @@ def merge_text_times(
     declared: Declared,
     *conditions: Condition,
 ) -> None:
-    """Takes event times of texts into the stream times of their topics, but none that a timestamp cannot tell.
+    """Raises stream times to the event times of texts, leaving out times outside a timestamp's range.
 
     Args:
+        times: stream times in ms by topic; changed in place.
         parts: rows of `gold.distinct_values`.
-        conditions: which changes they are of. These are read where rows do not tell what came before such a time.
+        conditions: select the changes behind these rows. The changes are read if the last time of a row is out of
+            range,
+            because the row does not hold the last time within it.
     """
     unknown = False
     for rows in parts:
@@ -118,37 +123,44 @@ def merge_text_times(
         unknown = unknown or bool(((first <= LAST_MS) & (last > LAST_MS)).any())
     if unknown:
         within = (("_ts", operator.ge, FIRST_MS), ("_ts", operator.le, LAST_MS))
-        for batch in reader.batches(CHANGES, *conditions, *within, columns=[*_MARKS, *declared.texts]):
-            changes = _changes(pa.Table.from_batches([batch]), declared, declared.texts)
+        for batch in reader.batches(CHANGES, *conditions, *within, columns=[*_CHANGE_COLUMNS, *declared.texts]):
+            changes = _as_event_columns(pa.Table.from_batches([batch]), declared, declared.texts)
             merge_times(times, TEXTS.events(changes, declared), "ts")
 
 
 def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
-    """Takes event times into the stream times of their topics."""
+    """Raises stream times to the event times in a column.
+
+    Args:
+        times: stream times in ms by topic; changed in place.
+        name: the column with event times in ms.
+    """
     for topic, ts in zip(*rows.group_by(["topic"]).aggregate([(name, "max")]).columns, strict=True):
         times[topic.as_py()] = max(ts.as_py(), times.get(topic.as_py(), ts.as_py()))
 
 
-def events_in(
+def find_events(
     reader: TableReader, events: Sequence[Event], declared: Declared, once: OnceTopics, *conditions: Condition
 ) -> pa.Table:
-    """The changes that are one of these events, as `MATCH`.
+    """Returns the changes that are one of these events, with the columns of `MATCH`.
 
     Args:
-        conditions: which changes are read.
+        conditions: select the changes to read.
     """
     seqs = ["_life", "_seq"] if once.may_be_any else []
     columns = {leaf.column for event in events for leaf in leaves(event.condition) if isinstance(leaf, FieldIs)}
     columns |= {event.column for event in events if event.column is not None}
     found = [MATCH.empty_table()]
-    for batch in reader.batches(CHANGES, *conditions, columns=[*_MARKS, *seqs, *sorted(columns)]):
-        changes = _changes(pa.Table.from_batches([batch]), declared, columns, once)
+    for batch in reader.batches(CHANGES, *conditions, columns=[*_CHANGE_COLUMNS, *seqs, *sorted(columns)]):
+        changes = _as_event_columns(pa.Table.from_batches([batch]), declared, columns, once)
         found += [event.matches(changes, declared) for event in events]
     return pa.concat_tables(found)
 
 
-def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str], once: OnceTopics | None = None) -> pa.Table:
-    """Changes as `Event.matches` takes them."""
+def _as_event_columns(
+    rows: pa.Table, declared: Declared, columns: Iterable[str], once: OnceTopics | None = None
+) -> pa.Table:
+    """Returns changes with the columns that `Event.matches` reads."""
     rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
     upsert = pc.equal(rows["change"], "upsert").to_numpy()
     made = {name: rows[name] for name in ("topic", "session_id", "row_id", PARTITION)}
@@ -168,16 +180,16 @@ def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str], once: O
     return in_turn(pa.table(made), once)
 
 
-def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     found = [pa.Table.from_batches([batch]).cast(MATCH) for batch in batches]
     return pa.concat_tables([MATCH.empty_table(), *found])
 
 
 def _conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
-    """Those that all slices of these topics and keys meet."""
+    """Returns conditions that all slices of these topics and keys meet."""
     conditions = [] if topics is None else _among("topic", sorted(topics))
     return conditions if keys is None else [*conditions, *key_conditions(keys, keys.column_names, keys.schema)]
 
 
 def _among(name: str, values: Sequence[str]) -> list[Condition]:
-    return [(name, is_in, list(values))] if len(values) <= _NAMED else []
+    return [(name, is_in, list(values))] if len(values) <= _MAX_FILTER_VALUES else []

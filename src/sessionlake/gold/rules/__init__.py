@@ -1,1 +1,1 @@
-"""Rules over gold's figures: read from their text, and evaluated on arrays. Pure."""
+"""Rules over gold's figures: parsing their text and evaluating them on Arrow and numpy arrays. Pure."""

@@ -1,4 +1,4 @@
-"""Alerts, as what history bears of them and as what the log says; the difference is what has to be logged."""
+"""Alerts, and the rows that bring the log of alerts into line with what the tables say."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from sessionlake.gold.rules.tree import MINUTE_MS
 RAISED, CLEARED, RETRACTED = "raised", "cleared", "retracted"
 KEY = ("topic", "session_id", "partition", "row_id", "value")
 Key = tuple[str | None, str | None, int | None, str | None, str | None]
-"""Topic, session, its partition, row, and a column's value; None for what the rule's keys do not have."""
+"""Topic, session id, partition, row id, and a declared column's value; None for columns that are not in the rule's key.
+"""
 StreamTimes = Mapping[str, int]
-"""Of topics, in ms."""
+"""Stream time in ms, by topic."""
 
 
-def key_in(by: Collection[str], row: Mapping[str, Any]) -> Key:
-    """The key of a row: of the columns of `KEY` those that make it."""
+def key_of_row(by: Collection[str], row: Mapping[str, Any]) -> Key:
+    """Returns a row's key. Columns of `KEY` that are not in `by` are None."""
     topic, session, partition, row_id, value = (row[name] if name in by else None for name in KEY)
     return topic, session, partition, row_id, value
 
 
 class Alert(NamedTuple):
-    """That a rule begins or ceases to hold for a key, at a moment of event time."""
+    """A rule starts or stops to hold for a key, at a moment of event time."""
 
     rule: str
     key: Key
@@ -33,53 +34,54 @@ class Alert(NamedTuple):
     event: str
 
 
-class Grounds(NamedTuple):
-    """What an alert rests on: where its window begins, and the aggregates by how the rule writes them."""
+class Evidence(NamedTuple):
+    """Why an alert was raised: the start of its window in ms, and its aggregates by their text in the rule."""
 
     start_ms: int | None
     values: Mapping[str, float]
 
 
 class Cause(StrEnum):
-    """Why an event is logged."""
+    """Why a row is logged."""
 
     ON_TIME = "on time"
     LATE_DATA = "late data"
-    OTHER_RULE = "new or changed rule"
+    RULE_CHANGE = "new or changed rule"
 
 
 @dataclass(frozen=True)
-class Logged:
-    """One row for the log.
+class LogChange:
+    """An alert to add to the log, or to retract.
 
     Attributes:
-        retracted: whether the alert is taken back.
-        grounds: None where it is.
+        retracted: True if the log has the alert and should not.
+        evidence: None if the alert is retracted.
     """
 
     alert: Alert
     retracted: bool
-    grounds: Grounds | None
+    evidence: Evidence | None
 
 
-def difference(truth: Mapping[Alert, Grounds], held: Iterable[Alert]) -> list[Logged]:
-    """What makes the log bear what history does, in order of time.
+def log_difference(truth: Mapping[Alert, Evidence], held: Iterable[Alert]) -> list[LogChange]:
+    """Returns the rows that make the log agree with the true alerts, ordered by time.
 
     Args:
-        truth: all alerts of some rules, keys and times.
-        held: those that the log has, of the same.
+        truth: all true alerts of some rules, keys and times.
+        held: the log's alerts of the same rules, keys and times.
     """
     known = {*held}
-    out = [Logged(alert, retracted=True, grounds=None) for alert in known - truth.keys()]
-    out += [Logged(alert, retracted=False, grounds=grounds) for alert, grounds in truth.items() if alert not in known]
+    out = [LogChange(alert, retracted=True, evidence=None) for alert in known - truth.keys()]
+    out += [LogChange(alert, retracted=False, evidence=why) for alert, why in truth.items() if alert not in known]
     return sorted(out, key=lambda one: (one.alert.at_ms, one.alert.rule, one.alert.event, repr(one.alert.key)))
 
 
-def net(rows: Iterable[tuple[Alert, bool]], wanted: Callable[[Alert], bool]) -> set[Alert]:
-    """The alerts that a log holds, in whatever order its rows come: those raised more often than retracted.
+def logged_alerts(rows: Iterable[tuple[Alert, bool]], wanted: Callable[[Alert], bool]) -> set[Alert]:
+    """Returns the alerts that a log holds: those added more often than retracted, in any order.
 
     Args:
-        rows: alerts, and whether a row takes them back.
+        rows: alerts, each with True if the row retracts it.
+        wanted: selects the alerts to return.
     """
     counts: dict[Alert, int] = {}
     for alert, retracted in rows:
@@ -89,21 +91,21 @@ def net(rows: Iterable[tuple[Alert, bool]], wanted: Callable[[Alert], bool]) -> 
 
 
 def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
-    """Stream time of a key, or None where nothing was read.
+    """Returns the stream time of a key in ms, or None if no message was read.
 
     Args:
-        topic: None: the key is across topics.
+        topic: None if the key spans all topics that the rule reads.
     """
     if topic is not None:
         return times.get(topic)
-    return max((time for name, time in times.items() if rule.reads(name)), default=None)
+    return max((time for name, time in times.items() if rule.reads_topic(name)), default=None)
 
 
-def can_tell(rule: Rule, alert: Alert, begins: StreamTimes) -> bool:
-    """Whether all is there that decides if a rule of windows says this: what it held a minute before, too.
+def is_decidable(rule: Rule, alert: Alert, begins: StreamTimes) -> bool:
+    """Returns whether all slices that decide a window rule's alert still exist, including those for the minute before.
 
     Args:
-        begins: where the slices of topics begin of which some are gone.
+        begins: by topic, the time in ms from which slices exist, for topics with expired slices.
     """
     begin = stream_time(rule, alert.key[0], begins)
-    return begin is None or alert.at_ms > begin + rule.longest * MINUTE_MS
+    return begin is None or alert.at_ms > begin + rule.longest_minutes * MINUTE_MS

@@ -1,9 +1,9 @@
-"""What a batch changes in the log of alerts: only the keys and times that it can have changed are looked at again.
+"""Finds what a batch changes in the log of alerts. Only keys and times that the batch can affect are evaluated.
 
-An alert follows from the set of all events up to stream time, and from nothing else. Stream time is the greatest event
-time that was read of a topic, or, for keys across topics, of all topics that the rule reads. So a batch can change what
-lies between the stream times before and after it, for every key, and what comes behind an event that came late, within
-the rule's longest window, for that event's keys.
+Alerts are a function of all events up to stream time. Stream time is the largest event time read from a topic; for keys
+that span topics, the largest of all topics that the rule reads. A batch can therefore change alerts in two ranges only:
+between the old and the new stream time, for every key; and after a late event, up to the rule's longest window, for the
+keys of that event.
 """
 
 from __future__ import annotations
@@ -22,58 +22,60 @@ from sessionlake.gold.rules.alerts import (
     KEY,
     Alert,
     Cause,
-    Grounds,
+    Evidence,
     Key,
-    Logged,
+    LogChange,
     StreamTimes,
-    can_tell,
-    difference,
-    key_in,
-    net,
+    is_decidable,
+    key_of_row,
+    log_difference,
+    logged_alerts,
     stream_time,
 )
-from sessionlake.gold.rules.asked import Asked, Stored
 from sessionlake.gold.rules.rule import VALUE, Rule
 from sessionlake.gold.rules.slices import columns_for
+from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 
 _DAY = 24 * 60
-# About how many slices may be in memory at once, of 100 bytes each.
-_SLICES = 10_000_000
-# Minutes that are worked on at once, however many slices that takes.
-_LEAST_STEP = 60
+# About how many slices may be in memory at once. One takes 100 bytes.
+_MAX_SLICES = 10_000_000
+# A step covers at least this many minutes, even if its slices exceed the limit.
+_MIN_STEP = 60
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a batch brought.
+    """What a batch of gold read.
 
     Attributes:
-        before: stream times before it.
-        after: and after it.
-        touched: its slices: topic, session_id, partition, row_id, metric, `end` in minutes, and `ts`, its first event
-            time there.
-        matches: its events, `patterns.MATCH`.
-        begins: where the slices of topics begin of which some are gone: what rests on those stays as it was said.
+        times_before: stream times before the batch.
+        times_after: stream times after the batch.
+        touched_slices: the one-minute slices with new points: topic, session_id, partition, row_id, metric, `end` in
+            minutes, and `ts`, the first event time that the batch added there.
+        matches: the batch's events, with the columns of `patterns.MATCH`.
+        slice_starts: by topic, the time in ms from which slices exist, for topics with expired slices. Alerts that
+            depend
+            on expired slices stay as they are logged.
     """
 
-    before: StreamTimes
-    after: StreamTimes
-    touched: pa.Table
+    times_before: StreamTimes
+    times_after: StreamTimes
+    touched_slices: pa.Table
     matches: pa.Table
-    begins: StreamTimes = field(default_factory=dict)
+    slice_starts: StreamTimes = field(default_factory=dict)
 
 
-class Row(NamedTuple):
-    """A row of the log to be, and why.
+class LogRow(NamedTuple):
+    """A row to write to the log, and its cause.
 
     Attributes:
-        late: whether stream time had passed it.
-        late_ts: the first event time that came late and that it rests on.
+        late: whether stream time had already passed the alert's time.
+        late_ts: event time of the first late event that led to it, in ms; None if no late event did.
     """
 
-    logged: Logged
+    change: LogChange
     rule: Rule
     late: bool
     cause: Cause
@@ -81,12 +83,13 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Span:
-    """Rules, and stream time before and after the batch, in ms, of what they look at.
+class _TimeSpan:
+    """Rules to evaluate, with the stream times before and after the batch.
 
     Attributes:
-        topics: None: keys are across topics.
-        before: None: nothing was there yet.
+        topics: None for keys that span topics.
+        before: in minutes; None if nothing was read before.
+        after: in minutes.
     """
 
     rules: tuple[Rule, ...]
@@ -97,7 +100,7 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Task:
-    """Times, in minutes, that some rules are evaluated for; `keys` is one row a key, None for all."""
+    """A range of minutes to evaluate some rules for. `keys` has one row per key; None for all keys."""
 
     rules: tuple[Rule, ...]
     topics: frozenset[str] | None
@@ -106,102 +109,106 @@ class _Task:
     last: int
 
 
-def changed(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored: Stored) -> list[Row]:
-    """The rows that the log lacks once the batch is in the tables.
+def log_changes(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored: StoredData) -> list[LogRow]:
+    """Returns the rows to write to the log. The tables must already hold the batch.
 
     Args:
-        known: rules that have looked at all that came before.
-        new: those that have not.
+        known: rules that were evaluated over everything read before this batch.
+        new: rules that were not evaluated yet.
     """
-    found: list[Row] = []
-    for rules, fresh in ((known, False), (new, True)):
+    found: list[LogRow] = []
+    for rules, is_new in ((known, False), (new, True)):
         flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
-        if fresh:
-            found += _of_new_conditions(flat, batch, stored)
+        if is_new:
+            found += _new_condition_changes(flat, batch, stored)
         else:
             for span in _spans(flat, batch):
-                found += _of_conditions(span, batch, stored)
-        found += _of_patterns([rule for rule in rules if isinstance(rule.tree, Pattern)], batch, stored, fresh=fresh)
+                found += _condition_changes(span, batch, stored)
+        found += _pattern_changes(
+            [rule for rule in rules if isinstance(rule.tree, Pattern)], batch, stored, is_new=is_new
+        )
     return found
 
 
-def _spans(rules: Sequence[Rule], batch: Batch) -> Iterator[_Span]:
+def _spans(rules: Sequence[Rule], batch: Batch) -> Iterator[_TimeSpan]:
     single, across = ([rule for rule in rules if ("topic" in rule.by) == is_single] for is_single in (True, False))
     topics: dict[tuple[int | None, int], set[str]] = {}
-    for topic, after in batch.after.items():
-        if any(rule.reads(topic) for rule in single):
-            topics.setdefault((_minute(batch.before.get(topic)), after // MINUTE_MS), set()).add(topic)
+    for topic, after in batch.times_after.items():
+        if any(rule.reads_topic(topic) for rule in single):
+            topics.setdefault((_minute(batch.times_before.get(topic)), after // MINUTE_MS), set()).add(topic)
     for (before, after), names in topics.items():
-        yield _Span(tuple(single), frozenset(names), before, after)
+        yield _TimeSpan(tuple(single), frozenset(names), before, after)
     groups: dict[tuple[int | None, int], list[Rule]] = {}
     for rule in across:
-        after_ms = stream_time(rule, None, batch.after)
+        after_ms = stream_time(rule, None, batch.times_after)
         if after_ms is not None:
-            times = _minute(stream_time(rule, None, batch.before)), after_ms // MINUTE_MS
+            times = _minute(stream_time(rule, None, batch.times_before)), after_ms // MINUTE_MS
             groups.setdefault(times, []).append(rule)
     for (before, after), some in groups.items():
-        yield _Span(tuple(some), None, before, after)
+        yield _TimeSpan(tuple(some), None, before, after)
 
 
 def _minute(ms: int | None) -> int | None:
     return None if ms is None else ms // MINUTE_MS
 
 
-def _of_conditions(span: _Span, batch: Batch, stored: Stored) -> Iterator[Row]:
-    for task in _tasks(span, batch.touched):
+def _condition_changes(span: _TimeSpan, batch: Batch, stored: StoredData) -> Iterator[LogRow]:
+    for task in _tasks(span, batch.touched_slices):
         names = {rule.name: rule for rule in task.rules}
         keys = (
-            None if task.keys is None else {key_in(task.rules[0].keys, row | {VALUE: None}) for row in _rows(task.keys)}
+            None
+            if task.keys is None
+            else {key_of_row(task.rules[0].key_columns, row | {VALUE: None}) for row in _rows(task.keys)}
         )
 
         def wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
             inside = task.topics is None or alert.key[0] in task.topics
             asked = alert.rule in names and inside and (keys is None or alert.key in keys)
-            return asked and can_tell(names[alert.rule], alert, batch.begins)
+            return asked and is_decidable(names[alert.rule], alert, batch.slice_starts)
 
-        truth = {alert: grounds for alert, grounds in _evaluated(task, stored) if wanted(alert)}
+        truth = {alert: evidence for alert, evidence in _evaluated(task, stored) if wanted(alert)}
         rows = stored.log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
-        held = net(rows, wanted)
-        for one in difference(truth, held):
+        held = logged_alerts(rows, wanted)
+        for one in log_difference(truth, held):
             rule = names[one.alert.rule]
-            yield _row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched))
+            yield _row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched_slices))
 
 
-def _of_new_conditions(rules: Sequence[Rule], batch: Batch, stored: Stored) -> Iterator[Row]:
-    """Held against the whole log of their names: a former version may have had other topics and keys."""
-    truth: dict[Alert, Grounds] = {}
+def _new_condition_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData) -> Iterator[LogRow]:
+    """Compares new rules with all log rows of their names: an older version may have had other topics and keys."""
+    truth: dict[Alert, Evidence] = {}
     for span in _spans(rules, batch):
-        for task in _tasks(replace(span, before=None), batch.touched):
+        for task in _tasks(replace(span, before=None), batch.touched_slices):
             found = _evaluated(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
 
     def wanted(alert: Alert) -> bool:
-        return alert.rule in names and can_tell(names[alert.rule], alert, batch.begins)
+        return alert.rule in names and is_decidable(names[alert.rule], alert, batch.slice_starts)
 
-    truth = {alert: grounds for alert, grounds in truth.items() if wanted(alert)}
-    held = net(stored.log(sorted(names), -_NEVER, _NEVER), wanted) if names else ()
-    for one in difference(truth, held):
+    truth = {alert: evidence for alert, evidence in truth.items() if wanted(alert)}
+    held = logged_alerts(stored.log(sorted(names), -_NEVER, _NEVER), wanted) if names else ()
+    for one in log_difference(truth, held):
         yield _row(one, names[one.alert.rule], batch, None)
 
 
-def _row(one: Logged, rule: Rule, batch: Batch, late_ts: Callable[[], int | None] | None) -> Row:
-    """A row of the log, and why.
+def _row(one: LogChange, rule: Rule, batch: Batch, late_ts: Callable[[], int | None] | None) -> LogRow:
+    """Returns the log row of a change, with its cause.
 
     Args:
-        late_ts: what tells the late event's time; None: the rule is new.
+        late_ts: returns the late event's time; None if the rule is new.
     """
-    passed = stream_time(rule, one.alert.key[0], batch.before)
-    # What is taken back of a former version was passed, whatever the topics that this one reads.
+    passed = stream_time(rule, one.alert.key[0], batch.times_before)
+    # A retracted alert of an older version is late, whatever topics the new version reads.
     late = (late_ts is None and one.retracted) or (passed is not None and one.alert.at_ms <= passed)
     if not late:
-        return Row(one, rule, late, Cause.ON_TIME, None)
+        return LogRow(one, rule, late, Cause.ON_TIME, None)
     if late_ts is None:
-        return Row(one, rule, late, Cause.OTHER_RULE, None)
-    return Row(one, rule, late, Cause.LATE_DATA, late_ts())
+        return LogRow(one, rule, late, Cause.RULE_CHANGE, None)
+    return LogRow(one, rule, late, Cause.LATE_DATA, late_ts())
 
 
-def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
+def _tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
     if span.before is None:
         since = min(-_NEVER if rule.since_ms is None else rule.since_ms // MINUTE_MS for rule in span.rules)
         yield _Task(span.rules, span.topics, None, since, span.after)
@@ -213,11 +220,11 @@ def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
         late = late.filter(pc.is_in(late["topic"], pa.array(sorted(span.topics), pa.string())))
     if not late.num_rows:
         return
-    for by in dict.fromkeys(rule.keys for rule in span.rules):
-        rules = tuple(rule for rule in span.rules if rule.keys == by)
-        longest = max(rule.longest for rule in rules)
+    for by in dict.fromkeys(rule.key_columns for rule in span.rules):
+        rules = tuple(rule for rule in span.rules if rule.key_columns == by)
+        longest = max(rule.longest_minutes for rule in rules)
         keys = late.group_by(list(by)).aggregate([("end", "min"), ("end", "max")])
-        # Put together by ages that differ by less than twice: who is a minute late is not held against a year.
+        # Grouped by age in powers of two: a key that is a minute late is not evaluated over a year.
         ages = np.log2(span.before - keys["end_min"].to_numpy() + 1).astype(np.int64)
         for age in np.unique(ages).tolist():
             some = keys.filter(pa.array(ages == age))
@@ -225,21 +232,21 @@ def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
             yield _Task(rules, span.topics, some.select(list(by)), first, min(last, span.before))
 
 
-def _evaluated(task: _Task, stored: Stored) -> Iterator[tuple[Alert, Grounds]]:
+def _evaluated(task: _Task, stored: StoredData) -> Iterator[tuple[Alert, Evidence]]:
     lengths = [window.minutes for rule in task.rules for window in rule.windows]
     columns = columns_for({window.function for rule in task.rules for window in rule.windows})
-    for first, last in _pieces(task, lengths, stored):
-        ends = conditions.needed(lengths, first, last)
-        slices = stored.slices(Asked(ends, task.topics, task.keys, columns))
-        yield from conditions.alerts(task.rules, slices, first, last).items()
+    for first, last in _memory_sized_ranges(task, lengths, stored):
+        ends = conditions.needed_slices(lengths, first, last)
+        slices = stored.slices(SliceQuery(ends, task.topics, task.keys, columns))
+        yield from conditions.evaluate_conditions(task.rules, slices, first, last).items()
 
 
-def _pieces(task: _Task, lengths: Sequence[int], stored: Stored) -> Iterator[tuple[int, int]]:
-    """The times of a task at which a window can hold anything, in pieces that fit into memory."""
-    if task.last - task.first < _LEAST_STEP:
+def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
+    """Yields the minutes of a task for which a window can hold points, in ranges that fit into memory."""
+    if task.last - task.first < _MIN_STEP:
         yield task.first, task.last
         return
-    longest = max(rule.longest for rule in task.rules)
+    longest = max(rule.longest_minutes for rule in task.rules)
     days = stored.days(task.topics, task.keys)
     busy: list[list[int]] = []
     for day in sorted(days):
@@ -248,28 +255,28 @@ def _pieces(task: _Task, lengths: Sequence[int], stored: Stored) -> Iterator[tup
             busy[-1][1] = max(busy[-1][1], last)
         elif first <= last:
             busy.append([first, last])
-    most = _SLICES // max(days.values(), default=1)
+    most = _MAX_SLICES // max(days.values(), default=1)
     for first, last in busy:
         step = last - first + 1
-        while step > _LEAST_STEP and _each_holds(lengths, first, first + step - 1) > most:
-            step = max(_LEAST_STEP, step // 2)
+        while step > _MIN_STEP and _slices_per_series(lengths, first, first + step - 1) > most:
+            step = max(_MIN_STEP, step // 2)
         yield from ((begin, min(begin + step - 1, last)) for begin in range(first, last + 1, step))
 
 
-def _each_holds(lengths: Sequence[int], first: int, last: int) -> int:
-    """How many slices of a series, at most, are in memory at once where windows end at these minutes."""
-    ends = conditions.needed(lengths, first, last)
+def _slices_per_series(lengths: Sequence[int], first: int, last: int) -> int:
+    """Returns how many slices per series are read, at most, for windows that end at these minutes."""
+    ends = conditions.needed_slices(lengths, first, last)
     return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
 def _late_slice(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
     at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
-    near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest)))
+    near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest_minutes)))
     return _earliest(near, alert)
 
 
 def _earliest(rows: pa.Table, alert: Alert) -> int | None:
-    """The first event time of those of the alert's key."""
+    """Returns the first event time of rows with the alert's key, or None."""
     for name, value in zip(KEY, alert.key, strict=True):
         if value is not None:
             rows = rows.filter(pc.equal(rows[name], value))
@@ -277,28 +284,30 @@ def _earliest(rows: pa.Table, alert: Alert) -> int | None:
     return found
 
 
-def _of_patterns(rules: Sequence[Rule], batch: Batch, stored: Stored, *, fresh: bool) -> Iterator[Row]:
-    """By groups of rules: of those that say nothing of keys without an event in the batch, only these keys are read."""
+def _pattern_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
+    """Evaluates patterns in groups. If only keys with an event in the batch can change, only those keys are read."""
     groups: dict[tuple[str, ...] | None, dict[Rule, _Scope]] = {}
     for rule in rules:
-        scope = _scope(rule, batch, fresh=fresh)
+        scope = _scope(rule, batch, is_new=is_new)
         if scope is not None:
-            groups.setdefault(None if fresh or _waits(rule) else patterns.key_of(rule), {})[rule] = scope
+            groups.setdefault(None if is_new or _can_time_out(rule) else patterns.match_columns_of_key(rule), {})[
+                rule
+            ] = scope
     for by, scopes in groups.items():
-        yield from _of_group(by, scopes, batch, stored, fresh=fresh)
+        yield from _group_changes(by, scopes, batch, stored, is_new=is_new)
 
 
-def _of_group(
-    by: tuple[str, ...] | None, scopes: Mapping[Rule, _Scope], batch: Batch, stored: Stored, *, fresh: bool
-) -> Iterator[Row]:
-    """Rules of one key.
+def _group_changes(
+    by: tuple[str, ...] | None, scopes: Mapping[Rule, _Scope], batch: Batch, stored: StoredData, *, is_new: bool
+) -> Iterator[LogRow]:
+    """Evaluates patterns that share a key.
 
     Args:
-        by: the key's columns in `patterns.MATCH`; None: keys without an event in the batch matter, too.
+        by: the key's columns in `patterns.MATCH`; None if keys without an event in the batch can change too.
     """
     since = min(scope.first_ms for scope in scopes.values())
-    ids = sorted({event.id for rule in scopes for event in patterns.events_of(rule)})
-    back = max((_within(rule) for rule in scopes), default=0)
+    ids = sorted({event.id for rule in scopes for event in patterns.pattern_events(rule)})
+    back = max((_pattern_ms(rule) for rule in scopes), default=0)
     begin = None if since - back <= -_NEVER // 2 else since - back
     if by is None:
         matches = stored.matches(ids, begin)
@@ -306,64 +315,66 @@ def _of_group(
         own = batch.matches.filter(pc.is_in(batch.matches["event"], pa.array(ids)))
         matches = stored.matches_of(ids, begin, own.select(list(by)))
     rows: dict[str, list[tuple[Alert, bool]]] = {}
-    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), -_NEVER if fresh else since, _NEVER):
+    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), -_NEVER if is_new else since, _NEVER):
         rows.setdefault(alert.rule, []).append((alert, retracted))
     for rule, scope in scopes.items():
         single = "topic" in rule.by
-        until = dict(batch.after) if single else stream_time(rule, None, batch.after) or 0
-        truth = patterns.alerts(rule, matches, scope.first_ms, until)
-        truth = {alert: grounds for alert, grounds in truth.items() if scope.wanted(alert)}
-        held = net(rows.get(rule.name, []), scope.wanted)
-        for one in difference(truth, held):
-            yield _row(one, rule, batch, None if fresh else partial(_late_event, one.alert, rule, batch.matches))
+        until = dict(batch.times_after) if single else stream_time(rule, None, batch.times_after) or 0
+        truth = patterns.evaluate_pattern(rule, matches, scope.first_ms, until)
+        truth = {alert: evidence for alert, evidence in truth.items() if scope.wanted(alert)}
+        held = logged_alerts(rows.get(rule.name, []), scope.wanted)
+        for one in log_difference(truth, held):
+            yield _row(one, rule, batch, None if is_new else partial(_late_event, one.alert, rule, batch.matches))
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """Which alerts of a pattern a batch can have changed: none before `first_ms`."""
+    """The alerts of a pattern that a batch can change; none is before `first_ms`."""
 
     first_ms: int
     wanted: Callable[[Alert], bool]
 
 
-def _scope(rule: Rule, batch: Batch, *, fresh: bool) -> _Scope | None:
-    if fresh:
+def _scope(rule: Rule, batch: Batch, *, is_new: bool) -> _Scope | None:
+    if is_new:
         return _Scope(-_NEVER // 2 if rule.since_ms is None else rule.since_ms, lambda _: True)
-    by = patterns.key_of(rule)
+    by = patterns.match_columns_of_key(rule)
     spans: dict[Key, tuple[int, int]] = {}
     for row in _rows(_matches_of(rule, batch.matches)):
-        key = key_in(by, row)
+        key = key_of_row(by, row)
         low, high = spans.get(key, (row["ts"], row["ts"]))
         spans[key] = min(low, row["ts"]), max(high, row["ts"])
-    waits = _waits(rule)
-    lows = [low for low, _ in spans.values()] + (_moved(rule, batch) if waits else [])
+    waits = _can_time_out(rule)
+    lows = [low for low, _ in spans.values()] + (_passed_times(rule, batch) if waits else [])
     if not lows:
         return None
-    within = _within(rule)
+    within = _pattern_ms(rule)
 
     def wanted(alert: Alert) -> bool:
         low, high = spans.get(alert.key, (_NEVER, 0))
         if low <= alert.at_ms and alert.at_ms - high <= within:
             return True
-        time = stream_time(rule, alert.key[0], batch.before)
+        time = stream_time(rule, alert.key[0], batch.times_before)
         return waits and (time is None or alert.at_ms >= time)
 
     return _Scope(min(lows), wanted)
 
 
-def _waits(rule: Rule) -> bool:
-    """Whether time alone can raise an alert of the pattern."""
+def _can_time_out(rule: Rule) -> bool:
+    """Returns whether the passing of time alone can raise an alert of the pattern."""
     return isinstance(rule.tree, Pattern) and rule.tree.kind is PatternKind.NOT_FOLLOWED
 
 
-def _moved(rule: Rule, batch: Batch) -> list[int]:
-    """Stream times of the rule that the batch has left behind."""
-    topics = [topic for topic in batch.before if rule.reads(topic)] if "topic" in rule.by else [None]
-    times = [(stream_time(rule, topic, batch.before), stream_time(rule, topic, batch.after)) for topic in topics]
+def _passed_times(rule: Rule, batch: Batch) -> list[int]:
+    """Returns the old stream times, in ms, of topics of the rule whose stream time the batch moved."""
+    topics = [topic for topic in batch.times_before if rule.reads_topic(topic)] if "topic" in rule.by else [None]
+    times = [
+        (stream_time(rule, topic, batch.times_before), stream_time(rule, topic, batch.times_after)) for topic in topics
+    ]
     return [before for before, after in times if before is not None and before != after]
 
 
-def _within(rule: Rule) -> int:
+def _pattern_ms(rule: Rule) -> int:
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     return _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
 
@@ -371,11 +382,11 @@ def _within(rule: Rule) -> int:
 def _late_event(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
     near = _matches_of(rule, matches)
     back = alert.at_ms - near["ts"].to_numpy()
-    return _earliest(near.filter(pa.array((back >= 0) & (back <= _within(rule)))), alert)
+    return _earliest(near.filter(pa.array((back >= 0) & (back <= _pattern_ms(rule)))), alert)
 
 
 def _matches_of(rule: Rule, matches: pa.Table) -> pa.Table:
-    ids = pa.array([event.id for event in patterns.events_of(rule)])
+    ids = pa.array([event.id for event in patterns.pattern_events(rule)])
     return matches.filter(pc.is_in(matches["event"], ids))
 
 

@@ -1,4 +1,4 @@
-"""Conditions over windows: at which minutes they begin and cease to hold, for each key."""
+"""Evaluates conditions over windows: the minutes at which they start and stop to hold, for each key."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from sessionlake.gold.aggregate.groups import Columns
-from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, Grounds, key_in
+from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, Evidence, key_of_row
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.slices import (
     Keys,
-    Moving,
+    MovingWindows,
     Slices,
-    cover,
-    holds_any,
+    covering_slices,
+    has_points,
     lengths_for,
-    members,
-    value_of,
+    series_in_window,
+    window_values,
 )
 from sessionlake.gold.rules.tree import (
     MINUTE_MS,
@@ -38,37 +38,42 @@ from sessionlake.gold.rules.tree import (
 )
 from sessionlake.protocol.types import Bools, Int64s
 
-# Keys times moments that are worked on at once: what fits into a processor's cache.
-_CELLS = 200_000
+# Keys times minutes that are evaluated at once, so that the arrays fit into a processor's cache.
+_MAX_CELLS = 200_000
 
 
-def alerts(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> dict[Alert, Grounds]:
-    """Where conditions begin and cease to hold at the minutes from `first` to `last`.
+def evaluate_conditions(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> dict[Alert, Evidence]:
+    """Returns the alerts of conditions at the minutes from `first` to `last`, both included.
 
-    A rule holds for a key where its condition is met and one of its windows holds anything: what has been silent for
-    longer than the longest window is not looked at any more.
+    A rule holds for a key if its condition is true and at least one of its windows has points. A key without points for
+    longer than the longest window is therefore not evaluated.
 
     Args:
-        slices: all that the windows may hold, see `needed`.
+        slices: everything the windows can hold: the slices that `needed_slices` names.
     """
-    found: dict[Alert, Grounds] = {}
-    for by in dict.fromkeys(rule.keys for rule in rules):
-        mine = [rule for rule in rules if rule.keys == by]
-        found.update(_alerts(mine, slices, Keys.of(slices.series, by), first, last))
+    found: dict[Alert, Evidence] = {}
+    for by in dict.fromkeys(rule.key_columns for rule in rules):
+        mine = [rule for rule in rules if rule.key_columns == by]
+        found.update(_evaluate_key_kind(mine, slices, Keys.of(slices.series, by), first, last))
     return found
 
 
-def needed(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
-    """Which slices `alerts` reads of windows of so many minutes.
+def needed_slices(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
+    """Returns the slices that `evaluate_conditions` reads for windows of these lengths.
+
+    Args:
+        minutes: the windows' lengths, in minutes.
+        first: the first minute at which a window ends.
+        last: the last minute at which a window ends.
 
     Returns:
-        By their length, ranges of ends, in minutes: behind the first number, and up to the second.
+        By slice length, ranges of slice ends in minutes: after the first number, up to and including the second.
     """
     parts: dict[int, list[tuple[int, int]]] = {}
     first -= 1
     for window in {*minutes}:
         begins = first - window, last - window
-        for length, span in cover(lengths_for(window, first, last), begins, (first, last)):
+        for length, span in covering_slices(lengths_for(window, first, last), begins, (first, last)):
             parts.setdefault(length, []).append(span)
     return {length: _merged(spans) for length, spans in parts.items()}
 
@@ -83,20 +88,20 @@ def _merged(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _alerts(
+def _evaluate_key_kind(
     rules: Sequence[Rule], slices: Slices, keys: Keys, first: int, last: int
-) -> Iterator[tuple[Alert, Grounds]]:
+) -> Iterator[tuple[Alert, Evidence]]:
     count = keys.table.num_rows
     if not count:
         return
-    moving = _moving(rules, slices, keys, first - 1, last)
-    step = max(1, _CELLS // count)
+    moving = _moving_windows(rules, slices, keys, first - 1, last)
+    step = max(1, _MAX_CELLS // count)
     before: dict[str, Bools] = {}
-    all_moments = _moments(rules, slices, first, last)
-    for begin in range(0, len(all_moments), step):
-        moments = _Moments(moving, all_moments[begin : begin + step])
+    all_minutes = _change_minutes(rules, slices, first, last)
+    for begin in range(0, len(all_minutes), step):
+        moments = _WindowValues(moving, all_minutes[begin : begin + step])
         for rule in rules:
-            holds = moments.holding(rule)
+            holds = moments.rule_holds(rule)
             former = before.get(rule.name, holds[:1])
             changed = np.concatenate([former, holds[:-1]]) != holds
             before[rule.name] = holds[-1:]
@@ -105,15 +110,18 @@ def _alerts(
                 minute = int(moments.minutes[at])
                 alert = Alert(
                     rule.name,
-                    key_in(rule.keys, keys.table.slice(int(key), 1).to_pylist()[0]),
+                    key_of_row(rule.key_columns, keys.table.slice(int(key), 1).to_pylist()[0]),
                     minute * MINUTE_MS,
                     event,
                 )
-                yield alert, Grounds((minute - rule.longest) * MINUTE_MS, moments.values(rule, int(at), int(key)))
+                yield (
+                    alert,
+                    Evidence((minute - rule.longest_minutes) * MINUTE_MS, moments.values(rule, int(at), int(key))),
+                )
 
 
-def _moments(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> Int64s:
-    """The minutes at which something comes into a window or leaves one, and the one before the first."""
+def _change_minutes(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> Int64s:
+    """Returns the minutes at which a slice enters or leaves a window, and the minute before the first."""
     ends = np.unique(slices.end[slices.length == 1])
     lengths = {0, *(window.minutes for rule in rules for window in rule.windows)}
     begun = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
@@ -122,19 +130,21 @@ def _moments(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> In
 
 
 _Series = tuple[Selection, str, int]
-"""Of a window: which topics and rows, which metric, how many minutes."""
+"""Identifies a window's data: the selected topics and rows, the metric, and the length in minutes."""
 
 
-def _moving(rules: Sequence[Rule], slices: Slices, keys: Keys, first: int, last: int) -> dict[_Series, Moving]:
-    """The distinct windows of the rules, whatever is computed of them."""
+def _moving_windows(
+    rules: Sequence[Rule], slices: Slices, keys: Keys, first: int, last: int
+) -> dict[_Series, MovingWindows]:
+    """Returns one `MovingWindows` per distinct selection, metric and length, with all functions that rules need."""
     functions: dict[_Series, set[Function]] = {}
     for rule in rules:
         for window in rule.windows:
             functions.setdefault(_series(window), set()).add(window.function)
-    chosen = {(of, metric): members(slices.series, of, metric) for of, metric, _ in functions}
+    chosen = {(of, metric): series_in_window(slices.series, of, metric) for of, metric, _ in functions}
     parts = {one: (slices.of(mask), Keys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
-        (of, metric, minutes): Moving(
+        (of, metric, minutes): MovingWindows(
             *parts[of, metric], tuple(sorted(wanted)), minutes, lengths_for(minutes, first, last)
         )
         for (of, metric, minutes), wanted in functions.items()
@@ -146,57 +156,57 @@ def _series(window: Window) -> _Series:
 
 
 @dataclass
-class _Moments:
-    """What the windows hold at some minutes, worked out once for all rules."""
+class _WindowValues:
+    """The windows' contents at some minutes, computed once for all rules."""
 
-    moving: dict[_Series, Moving]
+    moving: dict[_Series, MovingWindows]
     minutes: Int64s
     held: dict[_Series, Columns] = field(default_factory=dict)
     known: dict[Window, tuple[Any, Bools]] = field(default_factory=dict)
 
-    def holding(self, rule: Rule) -> Bools:
-        """Where the rule holds, `(minutes, keys)`."""
+    def rule_holds(self, rule: Rule) -> Bools:
+        """Returns where the rule holds, as an array of shape `(minutes, keys)`."""
         if isinstance(rule.tree, Pattern):
-            raise TypeError(f"{rule.name} is a pattern, no condition")
-        found = self._met(rule.tree)
-        found = found & reduce(np.logical_or, (holds_any(self._held(_series(one))) for one in rule.windows))
+            raise TypeError(f"{rule.name} is a pattern, not a condition")
+        found = self._is_met(rule.tree)
+        found = found & reduce(np.logical_or, (has_points(self._aggregates(_series(one))) for one in rule.windows))
         if rule.since_ms is not None:
             found = found & (self.minutes * MINUTE_MS >= rule.since_ms)[:, None]
         return found
 
     def values(self, rule: Rule, at: int, key: int) -> dict[str, float]:
-        """The rule's aggregates that have a value, by how it writes them."""
+        """Returns the rule's aggregates that have a value, by the text that the rule has for them."""
         found = {}
         for window in rule.windows:
-            value, there = self._value(window)
-            if there[at, key]:
+            value, has_value = self._value(window)
+            if has_value[at, key]:
                 found[window.label] = float(value[at, key])
         return found
 
-    def _met(self, condition: Condition) -> Bools:
+    def _is_met(self, condition: Condition) -> Bools:
         match condition:
             case AllOf(parts):
-                return reduce(np.logical_and, map(self._met, parts))
+                return reduce(np.logical_and, map(self._is_met, parts))
             case AnyOf(parts):
-                return reduce(np.logical_or, map(self._met, parts))
+                return reduce(np.logical_or, map(self._is_met, parts))
             case Not(part):
-                return ~self._met(part)
+                return ~self._is_met(part)
             case Compared(left, compare, right):
                 (a, has_a), (b, has_b) = self._operand(left), self._operand(right)
                 with np.errstate(invalid="ignore"):
                     found: Bools = OPERATORS[compare](a, b) & has_a & has_b
                 return found
-        raise TypeError(f"{condition} is an event, no condition")
+        raise TypeError(f"{condition} is an event, not a condition")
 
     def _operand(self, operand: Operand) -> tuple[Any, Any]:
         return self._value(operand) if isinstance(operand, Window) else (operand, True)
 
     def _value(self, window: Window) -> tuple[Any, Bools]:
         if window not in self.known:
-            self.known[window] = value_of(window, self._held(_series(window)))
+            self.known[window] = window_values(window, self._aggregates(_series(window)))
         return self.known[window]
 
-    def _held(self, series: _Series) -> Columns:
+    def _aggregates(self, series: _Series) -> Columns:
         if series not in self.held:
             self.held[series] = self.moving[series].over(self.minutes)
         return self.held[series]

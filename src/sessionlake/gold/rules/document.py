@@ -1,4 +1,4 @@
-"""Rules as YAML: a file of many, and the text that `gold.rules` keeps of one. Errors say line and column."""
+"""Reads rules from YAML: a file of many rules, or the text of one in `gold.rules`. Problems carry line and column."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError
-from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
+from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.protocol.columns import twice
 from sessionlake.settings.bounded_yaml import BoundedLoader, place_of
 
@@ -20,11 +20,12 @@ _NAME, _WHEN = "name", "when"
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a rule cannot be used.
+    """Why a rule cannot be used, and where its text is wrong.
 
     Attributes:
-        line: from 1.
-        column: from 1.
+        line: counted from 1.
+        column: counted from 1.
+        rule: name of the rule, or None if it is not known.
     """
 
     line: int
@@ -38,20 +39,24 @@ class Problem:
 
 @dataclass(frozen=True)
 class Written:
-    """A rule, and the text of it that is kept: all but its name."""
+    """A rule, and the text that `gold.rules` stores for it: all keys except the name."""
 
     rule: Rule
     text: str
 
 
 def read_file(text: str, declared: Declared) -> tuple[list[Written], list[Problem]]:
-    """The rules of a file, `rules: [{name: …, when: …}, …]`, and what is wrong with the others."""
+    """Reads a file of rules, `rules: [{name: …, when: …}, …]`.
+
+    Returns:
+        The valid rules, and the problems of the others.
+    """
     root, problems = _composed(text)
     if root is None:
         return [], problems
     listed = _value(root, "rules")
     if not isinstance(listed, yaml.SequenceNode) or len(root.value) != 1:
-        return [], [_at(root, "expected one key, rules, with a list of rules")]
+        return [], [_at(root, "expected a single key, rules, with a list of rules")]
     read = [_read(node, None, declared, text) for node in listed.value]
     rules = [one for one in read if isinstance(one, Written)]
     problems = [problem for one in read if not isinstance(one, Written) for problem in one]
@@ -61,12 +66,12 @@ def read_file(text: str, declared: Declared) -> tuple[list[Written], list[Proble
 
 
 def read_text(name: str, text: str, declared: Declared) -> Rule | Problem:
-    """The rule of one row of `gold.rules`."""
+    """Reads the rule in one row of `gold.rules`."""
     try:
         root, problems = _composed(text)
         found = problems if root is None else _read(root, name, declared, text)
-    except Exception as error:  # noqa: BLE001 - whatever a text does to those who read it, the other rules go on
-        return Problem(1, 1, f"it cannot be read ({type(error).__name__}: {error})")
+    except Exception as error:  # noqa: BLE001 - one unreadable text must not stop the other rules
+        return Problem(1, 1, f"the rule cannot be read ({type(error).__name__}: {error})")
     return found.rule if isinstance(found, Written) else found[0]
 
 
@@ -83,7 +88,7 @@ def _composed(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
 
 def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> Written | list[Problem]:
     if not isinstance(node, yaml.MappingNode):
-        return [_at(node, "a rule is a mapping with a name and when")]
+        return [_at(node, "expected a mapping with the keys name and when")]
     try:
         value: dict[str, Any] = BoundedLoader("").construct_document(node)
     except yaml.YAMLError as error:
@@ -92,13 +97,13 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
     if value.get(_NAME, called) != called:
-        return [_problem(node, (_NAME,), f"its row has another one, {called}: leave it out", label)]
+        return [_problem(node, (_NAME,), f"the row's name is {called}; leave this key out", label)]
     try:
         settings = RuleSettings.model_validate(value if name is None else value | {_NAME: name})
     except ValidationError as error:
         return [_problem(node, tuple(one["loc"]), one["msg"], label) for one in error.errors()]
     try:
-        rule = rule_of(settings, declared)
+        rule = compile_rule(settings, declared)
     except ParseError as error:
         when = _value(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
@@ -108,7 +113,7 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as such."""
+    """Writes texts of several lines in YAML's literal style (`|`)."""
 
 
 _Dumper.add_representer(
@@ -124,7 +129,7 @@ def _value(node: yaml.Node, key: str) -> yaml.Node | None:
 
 
 def _problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None) -> Problem:
-    """The problem at the innermost node of the path that is there."""
+    """Returns a problem placed at the deepest node of the path that the text contains."""
     at, named = node, ".".join(map(str, path))
     for step in path:
         inside = (
@@ -141,7 +146,7 @@ def _at(node: yaml.Node, reason: str, rule: str | None = None) -> Problem:
 
 
 def _place(node: yaml.ScalarNode, at: int, text: str) -> tuple[int, int]:
-    """Line and column of a place in a scalar; where its lines are folded, of its beginning."""
+    """Returns line and column, from 1, of a position in a scalar. For folded scalars this is the scalar's start."""
     line, column = node.start_mark.line, node.start_mark.column
     if node.style == "|":
         before = str(node.value)[:at].split("\n")

@@ -1,9 +1,9 @@
-"""The text of a condition to its tree, by precedence: `or`, then `and`, then `not`; a pattern of events last.
+"""Parses a rule's condition into a tree. `or` binds weakest, then `and`, then `not`; a pattern encloses two conditions.
 
-sum(counter.x) over 72 h < 100 and every counter.y over 2 h > 5
-auth.status = 'login' then auth.status = 'logout' within 5 min
-status = 'logout' without status = 'login' before it
-status = 'open' not followed by status = 'closed' within 1 h
+- `sum(counter.x) over 72 h < 100 and every counter.y over 2 h > 5`
+- `auth.status = 'login' then auth.status = 'logout' within 5 min`
+- `status = 'logout' without status = 'login' before it`
+- `status = 'open' not followed by status = 'closed' within 1 h`
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from sessionlake.gold.rules.tree import (
 )
 from sessionlake.settings.capture import Duration, milliseconds
 
-DEEPEST = 32
-LONGEST_MINUTES = 366 * 24 * 60
+MAX_DEPTH = 32
+MAX_WINDOW_MINUTES = 366 * 24 * 60
 _TOKEN = re.compile(
     r"\s+|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
     r"|(?P<quoted>`[^`]+`)"
     r"|(?P<sign><=|>=|!=|<>|==|[<>=(),.-])"
 )
-_SAME = {"==": "=", "<>": "!="}
-_MIRRORED = {"every": {">": Function.MIN, ">=": Function.MIN, "<": Function.MAX, "<=": Function.MAX}}
-_MIRRORED["some"] = {
-    sign: Function.MAX if found is Function.MIN else Function.MIN for sign, found in _MIRRORED["every"].items()
+_SYNONYMS = {"==": "=", "<>": "!="}
+_QUANTIFIERS = {"every": {">": Function.MIN, ">=": Function.MIN, "<": Function.MAX, "<=": Function.MAX}}
+_QUANTIFIERS["some"] = {
+    sign: Function.MAX if found is Function.MIN else Function.MIN for sign, found in _QUANTIFIERS["every"].items()
 }
 _DURATION: TypeAdapter[Duration] = TypeAdapter(Duration)
 
 
 class ParseError(ValueError):
-    """The text is no condition.
+    """The text is not a valid condition.
 
     Attributes:
-        at: how many characters of the text are in front of what is wrong.
-        reason: what is wrong, and what could stand there.
+        at: position of the error in the text, counted in characters from 0.
+        reason: what is wrong, and what is allowed instead.
     """
 
     def __init__(self, at: int, reason: str) -> None:
@@ -72,7 +72,7 @@ class _Token:
 
     @property
     def name(self) -> str:
-        """The column that it names: in backticks, one of any name."""
+        """The column name, without its backticks if it is quoted."""
         return self.text[1:-1] if self.kind == "quoted" else self.text
 
 
@@ -81,22 +81,22 @@ class Scope:
     """The names that a condition may use.
 
     Attributes:
-        own: which topics and rows a column without a source is about.
-        sources: by the names in front of columns.
+        default: the topics and rows that a column without a prefix is read from.
+        sources: topics and rows by the prefix that stands for them.
     """
 
     declared: Declared
-    own: Selection
+    default: Selection
     sources: Mapping[str, Selection]
 
 
 def parse(text: str, scope: Scope) -> Tree:
-    """The tree that a text stands for.
+    """Returns the tree of a condition.
 
     Raises:
-        ParseError: there is none.
+        ParseError: the text is not a valid condition.
     """
-    return _Parser(_tokens(text), scope).whole()
+    return _Parser(_tokens(text), scope).parse_all()
 
 
 def _tokens(text: str) -> list[_Token]:
@@ -104,7 +104,7 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ParseError(at, f"{text[at]!r} means nothing here; texts stand in single quotes, as in 'open'")
+            raise ParseError(at, f"{text[at]!r} is not allowed here; write texts in single quotes, as in 'open'")
         if match.lastgroup:
             found.append(_Token(match.lastgroup, match.group(), at))
         at = match.end()
@@ -114,31 +114,29 @@ def _tokens(text: str) -> list[_Token]:
 class _Parser:
     def __init__(self, tokens: list[_Token], scope: Scope) -> None:
         self._tokens, self._scope = tokens, scope
-        self._next = self._depth = 0
+        self._index = self._depth = 0
 
-    def whole(self) -> Tree:
+    def parse_all(self) -> Tree:
         tree = self._pattern()
         if self._peek().kind != "end":
             raise self._error("expected and, or, then, without, not followed by, or the end")
         return tree
 
-    # -- tokens
-
     def _peek(self, ahead: int = 0) -> _Token:
-        return self._tokens[min(self._next + ahead, len(self._tokens) - 1)]
+        return self._tokens[min(self._index + ahead, len(self._tokens) - 1)]
 
-    def _take(self) -> _Token:
+    def _next_token(self) -> _Token:
         token = self._peek()
-        self._next += 1
+        self._index += 1
         return token
 
-    def _is(self, *words: str) -> bool:
-        """Whether these words come next."""
+    def _next_is(self, *words: str) -> bool:
+        """Returns whether these words come next."""
         return all(self._peek(i).kind != "text" and self._peek(i).text.lower() == word for i, word in enumerate(words))
 
     def _accept(self, *words: str) -> bool:
-        found = self._is(*words)
-        self._next += len(words) if found else 0
+        found = self._next_is(*words)
+        self._index += len(words) if found else 0
         return found
 
     def _expect(self, *words: str) -> None:
@@ -149,14 +147,12 @@ class _Parser:
         found = token or self._peek()
         return ParseError(found.at, f"{expected}, found {found.text or 'the end'}")
 
-    # -- what stands for what
-
     def _pattern(self) -> Tree:
         start = self._peek()
         first = self._or()
         if self._accept("then"):
             second = self._event()
-            return self._timed(PatternKind.THEN, self._as_event(first, start), second)
+            return self._pattern_within(PatternKind.THEN, self._as_event(first, start), second)
         if self._accept("without"):
             second = self._event()
             self._expect("before")
@@ -165,16 +161,16 @@ class _Parser:
             return Pattern(PatternKind.WITHOUT, second, self._as_event(first, start), within)
         if self._accept("not", "followed", "by"):
             second = self._event()
-            return self._timed(PatternKind.NOT_FOLLOWED, self._as_event(first, start), second)
+            return self._pattern_within(PatternKind.NOT_FOLLOWED, self._as_event(first, start), second)
         if any(not isinstance(leaf, Compared) for leaf in leaves(first)):
             raise ParseError(
                 start.at,
-                "a column by itself is an event, of which a rule has two (then, without … before, not followed by); "
-                "numbers over time are aggregates, as in max(price) over 5 min > 10",
+                "a column without an aggregate is an event, and a rule needs two of them (then, without … before, "
+                "not followed by); to compare numbers over time, use an aggregate, as in max(price) over 5 min > 10",
             )
         return first
 
-    def _timed(self, kind: PatternKind, first: Condition, second: Condition) -> Pattern:
+    def _pattern_within(self, kind: PatternKind, first: Condition, second: Condition) -> Pattern:
         self._expect("within")
         return Pattern(kind, first, second, self._duration_ms())
 
@@ -185,7 +181,9 @@ class _Parser:
     def _as_event(self, condition: Condition, start: _Token) -> Condition:
         selections = {leaf.of for leaf in leaves(condition) if not isinstance(leaf, Compared)}
         if len(selections) != 1 or any(isinstance(leaf, Compared) for leaf in leaves(condition)):
-            raise ParseError(start.at, "an event is what one change of one source set: no aggregates, no other source")
+            raise ParseError(
+                start.at, "an event describes one change of one source: it cannot have aggregates or a second source"
+            )
         return condition
 
     def _or(self) -> Condition:
@@ -202,13 +200,13 @@ class _Parser:
 
     def _not(self) -> Condition:
         self._depth += 1
-        if self._depth > DEEPEST:
-            raise ParseError(self._peek().at, f"more than {DEEPEST} levels inside one another")
-        found = self._single()
+        if self._depth > MAX_DEPTH:
+            raise ParseError(self._peek().at, f"nested more than {MAX_DEPTH} levels deep")
+        found = self._primary()
         self._depth -= 1
         return found
 
-    def _single(self) -> Condition:
+    def _primary(self) -> Condition:
         if self._accept("not"):
             return Not(self._not())
         if self._accept("("):
@@ -225,27 +223,27 @@ class _Parser:
         return self._comparison()
 
     def _comparison(self) -> Condition:
-        for word, functions in _MIRRORED.items():
-            if self._is(word) and self._peek(1).kind in ("name", "quoted"):
-                return self._each(functions)
+        for word, functions in _QUANTIFIERS.items():
+            if self._next_is(word) and self._peek(1).kind in ("name", "quoted"):
+                return self._quantified(functions)
         is_window = self._peek().text.lower() in {*Function} and self._peek(1).text == "("
         if is_window or self._peek().kind == "number" or self._peek().text == "-":
             start = self._peek()
             left = self._operand()
-            compare = self._compare()
+            compare = self._comparison_sign()
             right = self._operand()
             if not isinstance(left, Window) and not isinstance(right, Window):
-                raise ParseError(start.at, "two numbers are compared, and no aggregate")
+                raise ParseError(start.at, "a comparison needs an aggregate on at least one side")
             return Compared(left, compare, right)
         return self._field()
 
-    def _each(self, functions: Mapping[str, Function]) -> Condition:
-        """`every price over 2 h > 5`: the least is."""
-        self._take()
+    def _quantified(self, functions: Mapping[str, Function]) -> Condition:
+        """Parses `every price over 2 h > 5` as a comparison with the minimum, and `some …` with the maximum."""
+        self._next_token()
         of, metric, name = self._column(self._scope.declared.numbers, "number")
-        minutes, over = self._over()
+        minutes, over = self._window_length()
         token = self._peek()
-        compare = self._compare()
+        compare = self._comparison_sign()
         if compare not in functions:
             raise self._error("expected <, <=, > or >=", token)
         function = functions[compare]
@@ -254,9 +252,9 @@ class _Parser:
         )
 
     def _operand(self) -> Operand:
-        token = self._take()
+        token = self._next_token()
         if token.text == "-" and self._peek().kind == "number":
-            return -float(self._take().text)
+            return -float(self._next_token().text)
         if token.kind == "number":
             return float(token.text)
         word = token.text.lower()
@@ -264,67 +262,67 @@ class _Parser:
             raise self._error(f"expected a number or one of {', '.join(Function)}, as in max(price) over 5 min", token)
         of, metric, name = self._column(self._scope.declared.numbers, "number")
         self._expect(")")
-        minutes, over = self._over()
+        minutes, over = self._window_length()
         return Window(Function(word), of, metric, minutes, f"{word}({name}) over {over}")
 
-    def _over(self) -> tuple[int, str]:
+    def _window_length(self) -> tuple[int, str]:
         self._expect("over")
         token = self._peek()
         length = self._duration_ms()
         minutes, rest = divmod(length, MINUTE_MS)
-        if rest or not 1 <= minutes <= LONGEST_MINUTES:
-            raise ParseError(token.at, "a window is a whole number of minutes, at least one and at most 366 days")
-        return minutes, " ".join(found.text for found in self._tokens[self._next - 2 : self._next])
+        if rest or not 1 <= minutes <= MAX_WINDOW_MINUTES:
+            raise ParseError(token.at, "a window must be a whole number of minutes, at least one and at most 366 days")
+        return minutes, " ".join(found.text for found in self._tokens[self._index - 2 : self._index])
 
     def _duration_ms(self) -> int:
-        number, unit = self._take(), self._take()
+        number, unit = self._next_token(), self._next_token()
         try:
             return milliseconds(_DURATION.validate_python(f"{number.text} {unit.text}"))
         except ValidationError as error:
             raise ParseError(number.at, error.errors()[0]["msg"].removeprefix("Value error, ")) from None
         except OverflowError:
-            raise ParseError(number.at, "no time is that long") from None
+            raise ParseError(number.at, "this duration is too long") from None
 
-    def _compare(self) -> str:
-        token = self._take()
-        sign = _SAME.get(token.text, token.text)
+    def _comparison_sign(self) -> str:
+        token = self._next_token()
+        sign = _SYNONYMS.get(token.text, token.text)
         if sign not in OPERATORS:
             raise self._error(f"expected one of {', '.join(OPERATORS)}", token)
         return sign
 
     def _column(self, known: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
-        """A column's source and its name, alone and as it is written."""
-        of, token = self._scope.own, self._take()
+        """Parses a column. Returns its source, its name, and the text as written."""
+        of, token = self._scope.default, self._next_token()
         written = token.text
         if self._accept("."):
             if token.text not in self._scope.sources:
-                there = ", ".join(self._scope.sources) or "none"
-                raise ParseError(token.at, f"{token.text} is no source of the rule: there is {there}")
-            of, token = self._scope.sources[token.text], self._take()
+                available = ", ".join(self._scope.sources) or "none"
+                raise ParseError(token.at, f"{token.text} is not a source of the rule; available: {available}")
+            of, token = self._scope.sources[token.text], self._next_token()
             written = f"{written}.{token.text}"
         if token.name not in known:
             raise ParseError(
-                token.at, f"{token.text or 'the end'} is no {kind} column: there is {', '.join(known) or 'none'}"
+                token.at, f"{token.text or 'the end'} is not a {kind} column; available: {', '.join(known) or 'none'}"
             )
         return of, token.name, written
 
     def _field(self) -> Condition:
         declared, start = self._scope.declared, self._peek()
         of, column, _ = self._column((*declared.numbers, *declared.texts, "deleted"), "number or text")
-        if column == "deleted" and self._peek().text not in {*OPERATORS, *_SAME}:
+        if column == "deleted" and self._peek().text not in {*OPERATORS, *_SYNONYMS}:
             return Deleted(of)
         sign = self._peek()
-        compare = self._compare()
+        compare = self._comparison_sign()
         if column in declared.texts:
             if compare not in {"=", "!="}:
-                raise self._error("texts are compared by = and !=", sign)
-            value = self._take()
+                raise self._error("text columns can be compared with = and != only", sign)
+            value = self._next_token()
             if value.kind != "text":
-                raise self._error(f"{column} is a text: expected one in single quotes", value)
+                raise self._error(f"{column} is a text column: expected a text in single quotes", value)
             return FieldIs(of, column, compare, value.text[1:-1].replace("''", "'"))
         if column not in declared.numbers:
-            raise ParseError(start.at, f"{column} is no column")
+            raise ParseError(start.at, f"{column} is not a column")
         number = self._operand()
         if isinstance(number, Window):
-            raise ParseError(sign.at, "a column is compared with a number; two aggregates, with one another")
+            raise ParseError(sign.at, "a column without an aggregate can only be compared with a number")
         return FieldIs(of, column, compare, number)

@@ -1,4 +1,4 @@
-"""A rule: what it says, over which keys, and since when."""
+"""A rule: its condition, the columns that make its keys, and the time from which it is evaluated."""
 
 from __future__ import annotations
 
@@ -17,97 +17,98 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Tree,
     Window,
+    check_expression,
     leaves,
-    refuse_expression,
     windows,
 )
 from sessionlake.settings.capture import Section
 
-SERIES = ("topic", "session_id", "row_id")
+SERIES_KEY = ("topic", "session_id", "row_id")
+"""The key of a series. A rule without `by` is evaluated for each series."""
 VALUE = "value"
-"""The column that holds the value of a declared one, where that is a part of a key."""
+"""Name of the key column that holds the value of the declared column a rule is grouped by."""
 
 
-def _topics(expression: str) -> str:
-    refuse_expression(expression)
+def _checked_expression(expression: str) -> str:
+    check_expression(expression)
     return expression
 
 
-Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_topics)]
-"""A regular expression of RE2: rules are edited while gold runs, and none of them may hold it up."""
+Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_checked_expression)]
+"""A regular expression in RE2 syntax, which matches in linear time: a rule edited at run time cannot block gold."""
 
 
 class SourceSettings(Section):
-    """What a name in front of a column stands for."""
+    """The topics and rows that a prefix such as `auth.` in a condition stands for."""
 
     topics: Topics | None = None
-    """The whole name of a topic matches it; unless set, the rule's."""
+    """Must match a topic's whole name. None: the topics of the rule."""
     rows: tuple[str, ...] = ()
-    """Ids of rows; unless set, all."""
+    """Row ids. Empty: all rows."""
 
 
 class RuleSettings(Section):
-    """A rule as it is written."""
+    """A rule as the user writes it."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
     when: str = Field(min_length=1, max_length=10_000)
-    by: tuple[str, ...] = Field(SERIES, min_length=1)
-    """What makes a key: of `topic, session_id, row_id`; for events also one declared column of texts."""
+    by: tuple[str, ...] = Field(SERIES_KEY, min_length=1)
+    """The columns that make a key: some of `topic, session_id, row_id`. A pattern may add one declared text column."""
     topics: Topics = r".*"
     sources: dict[str, SourceSettings] = Field(default_factory=dict)
     since: AwareDatetime | None = None
-    """Event time before which it says nothing; unless set, it is held against all that is stored."""
+    """Event time before which the rule raises no alert. None: it is evaluated over all stored history."""
     description: str | None = None
 
     @field_validator("by")
     @classmethod
-    def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _sorted_without_repeats(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len({*value}) < len(value):
             raise ValueError("a column is named twice")
-        return tuple(sorted(value, key=lambda name: SERIES.index(name) if name in SERIES else len(SERIES)))
+        return tuple(sorted(value, key=lambda name: SERIES_KEY.index(name) if name in SERIES_KEY else len(SERIES_KEY)))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that can be evaluated.
+    """A parsed rule, ready to be evaluated.
 
     Attributes:
-        by: columns that make a key, as the rule names them, in the order of `SERIES`; a declared one comes last.
-        own: topics that it is about.
-        since_ms: event time before which it says nothing.
-        version: a short hash of all that decides what it says.
+        by: key columns as the rule names them, in the order of `SERIES_KEY`; a declared column comes last.
+        selection: the topics and rows that columns without a prefix are read from.
+        since_ms: event time in ms before which the rule raises no alert; None if it has no limit.
+        version: a short hash of everything that decides the rule's alerts.
     """
 
     name: str
     by: tuple[str, ...]
-    own: Selection
+    selection: Selection
     tree: Tree
     since_ms: int | None
     version: str
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The columns that tell its keys apart: `by`, and the session's partition if it has topic and session."""
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that identify a key: `by`, and `partition` if `by` names both topic and session."""
         return (*self.by, PARTITION) if names_sessions(self.by) else self.by
 
     @property
     def windows(self) -> list[Window]:
-        """The aggregates of a condition; none of a pattern."""
+        """The distinct aggregates of the condition; empty for a pattern."""
         return windows(self.tree)
 
     @property
-    def longest(self) -> int:
-        """Minutes of its longest window."""
+    def longest_minutes(self) -> int:
+        """Length of the longest window, in minutes."""
         return max(window.minutes for window in self.windows)
 
     @property
-    def column(self) -> str | None:
-        """The declared column that is a part of its key."""
-        return next((name for name in self.by if name not in SERIES), None)
+    def key_column(self) -> str | None:
+        """The declared column in the key, or None."""
+        return next((name for name in self.by if name not in SERIES_KEY), None)
 
     @property
     def selections(self) -> set[Selection]:
-        """What it reads."""
+        """The topics and rows that the condition reads."""
         return {
             side.of
             for leaf in leaves(self.tree)
@@ -115,38 +116,41 @@ class Rule:
             if not isinstance(side, float)
         }
 
-    def reads(self, topic: str) -> bool:
-        """Whether it reads the topic."""
+    def reads_topic(self, topic: str) -> bool:
+        """Returns whether the condition reads the topic."""
         return any(of.has_topic(topic) for of in self.selections)
 
 
-def rule_of(settings: RuleSettings, declared: Declared) -> Rule:
-    """The rule that was written.
+def compile_rule(settings: RuleSettings, declared: Declared) -> Rule:
+    """Parses a rule's condition and checks it against the rule's key.
 
     Raises:
-        ParseError: its condition cannot be read, or does not fit its key.
+        ParseError: the condition cannot be parsed, or does not fit the key.
     """
-    own = Selection(settings.topics)
+    selection = Selection(settings.topics)
     sources = {
-        name: Selection(one.topics if one.topics is not None else own.topics, one.rows)
+        name: Selection(one.topics if one.topics is not None else selection.topics, one.rows)
         for name, one in settings.sources.items()
     }
-    tree = parse(settings.when, Scope(declared, own, sources))
-    _refuse_unfit(settings.by, tree, declared)
+    tree = parse(settings.when, Scope(declared, selection, sources))
+    _check_key(settings.by, tree, declared)
     since = None if settings.since is None else int(settings.since.timestamp() * 1000)
-    said = (settings.by, own, tree, since, [window.label for window in windows(tree)])
-    return Rule(settings.name, settings.by, own, tree, since, sha256(repr(said).encode()).hexdigest()[:12])
+    content = (settings.by, selection, tree, since, [window.label for window in windows(tree)])
+    return Rule(settings.name, settings.by, selection, tree, since, sha256(repr(content).encode()).hexdigest()[:12])
 
 
-def _refuse_unfit(by: tuple[str, ...], tree: Tree, declared: Declared) -> None:
-    columns = [name for name in by if name not in SERIES]
+def _check_key(by: tuple[str, ...], tree: Tree, declared: Declared) -> None:
+    columns = [name for name in by if name not in SERIES_KEY]
     if not isinstance(tree, Pattern):
         if columns:
-            raise ParseError(0, f"keys of aggregates are {', '.join(SERIES)}; found {', '.join(columns)}")
+            raise ParseError(
+                0, f"a rule with aggregates can only be keyed by {', '.join(SERIES_KEY)}; found {', '.join(columns)}"
+            )
         ordered = [one.label for one in windows(tree) if one.function in (Function.FIRST, Function.LAST)]
-        if ordered and by != SERIES:
-            raise ParseError(0, f"{ordered[0]}: first and last are those of one series, by {', '.join(SERIES)}")
+        if ordered and by != SERIES_KEY:
+            keys = ", ".join(SERIES_KEY)
+            raise ParseError(0, f"{ordered[0]}: first and last need a rule with one series per key, by {keys}")
     elif len(columns) > 1 or any(name not in declared.texts for name in columns):
-        there = ", ".join(declared.texts) or "none"
-        raise ParseError(0, f"besides {', '.join(SERIES)}, a key may have one column of texts ({there}); found "
+        available = ", ".join(declared.texts) or "none"
+        raise ParseError(0, f"beyond {', '.join(SERIES_KEY)}, a key may have one text column ({available}); found "
                             f"{', '.join(columns)}")  # fmt: skip

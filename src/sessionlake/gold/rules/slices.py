@@ -1,8 +1,10 @@
-"""Sliding windows over slices that all rules share: a row a series and minute, or hour, of what came in it.
+"""Sliding windows over slices, shared by all rules. A slice holds one series' points in one minute, hour or day.
 
-A window of `n` minutes that ends at minute `t` holds the slices that end at `t - n + 1` to `t`. For some moments less
-than `n` apart, what is in all their windows is put together once, days and hours where there are, and then from moment
-to moment what comes in and what goes: whatever merges in any order is computed so, without ever taking anything away.
+A window of `n` minutes that ends at minute `t` holds the slices that end at `t - n + 1` to `t`. Windows that overlap
+are
+computed together. Their common part is merged once, from hours and days where possible. The rest is added minute by
+minute, forward for slices that enter and backward for those that leave. Nothing is ever subtracted, so every aggregate
+that can be merged in any order works.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from sessionlake.protocol.types import Bools, Int64s
 
 MINUTE, HOUR, DAY = 1, 60, 1440
 """Lengths of slices, in minutes."""
-# The row's id comes last: it alone may contain the separator.
+# The row id comes last because only it can contain the separator.
 _SERIES = ("topic", "session_id", PARTITION, "metric", "row_id")
 _SEPARATOR = "\0"
 _MINUTE_US = 60_000_000
 _COUNT = "points"
-_NEEDS = {
+_FUNCTION_COLUMNS = {
     Function.COUNT: (_COUNT,),
     Function.SUM: (_COUNT, "sum"),
     Function.MIN: (_COUNT, "min"),
@@ -42,63 +44,70 @@ _NEEDS = {
     Function.FIRST: (_COUNT, "first"),
     Function.LAST: (_COUNT, "last"),
 }
-_LEAST = np.iinfo(np.int64).min
-_NOTHING: Mapping[str, Any] = {"min": np.inf, "max": -np.inf, "_first_ts": np.iinfo(np.int64).max, "_last_ts": _LEAST}
+_MIN_INT64 = np.iinfo(np.int64).min
+_EMPTY_VALUES: Mapping[str, Any] = {
+    "min": np.inf,
+    "max": -np.inf,
+    "_first_ts": np.iinfo(np.int64).max,
+    "_last_ts": _MIN_INT64,
+}
 
 
 def columns_for(functions: Iterable[Function]) -> tuple[str, ...]:
-    """The columns of slices that these functions are computed from."""
-    names = {name for function in functions for name in _NEEDS[function]} | {_COUNT}
+    """Returns the columns of slices from which these functions are computed."""
+    names = {name for function in functions for name in _FUNCTION_COLUMNS[function]} | {_COUNT}
     return tuple(column for name in sorted(names) for column, _ in _aggregate(name).columns(name))
 
 
 def lengths_for(minutes: int, first: int, last: int) -> tuple[int, ...]:
-    """The slices, by length, that windows of so many minutes are put together of which end at `first` to `last`.
+    """Returns the slice lengths to use for windows of so many minutes that end at `first` to `last`.
 
-    They are of those lengths of which all windows have a slice in common, and of minutes.
+    Minutes are always used; hours and days only if all the windows share a slice of that length.
     """
-    shared = (length for length in (HOUR, DAY) if _end_from(last - minutes, length) < _end_until(first, length))
+    shared = (
+        length for length in (HOUR, DAY) if _slice_end_from(last - minutes, length) < _slice_end_until(first, length)
+    )
     return (MINUTE, *shared)
 
 
-def cover(
+def covering_slices(
     lengths: Sequence[int], begins: tuple[int, int], ends: tuple[int, int]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Which slices of each length windows hold: their ends are behind the first minute, and up to the second.
+    """Yields the slices of each length that cover windows, as ranges of ends: after the first minute, up to the second.
 
-    The longest are in the middle, and shorter ones towards both ends.
+    The longest slices are in the middle, shorter ones at both ends.
 
     Args:
-        lengths: see `lengths_for`.
-        begins: the first and the last minute at which such a window begins.
-        ends: likewise, at which one ends.
+        lengths: from `lengths_for`.
+        begins: the first and the last minute at which such a window starts.
+        ends: the first and the last minute at which such a window ends.
     """
     for length, longer in pairwise(lengths):
-        yield length, (_end_from(begins[0], length), _end_from(begins[1], longer))
-        yield length, (_end_until(ends[0], longer), _end_until(ends[1], length))
-    yield lengths[-1], (_end_from(begins[0], lengths[-1]), _end_until(ends[1], lengths[-1]))
+        yield length, (_slice_end_from(begins[0], length), _slice_end_from(begins[1], longer))
+        yield length, (_slice_end_until(ends[0], longer), _slice_end_until(ends[1], length))
+    yield lengths[-1], (_slice_end_from(begins[0], lengths[-1]), _slice_end_until(ends[1], lengths[-1]))
 
 
-def _end_from(minute: int, length: int) -> int:
-    """The first end of a slice that is not before the minute."""
+def _slice_end_from(minute: int, length: int) -> int:
+    """Returns the first slice end that is not before the minute."""
     return -(-minute // length) * length
 
 
-def _end_until(minute: int, length: int) -> int:
-    """The last end of a slice that is not behind the minute."""
+def _slice_end_until(minute: int, length: int) -> int:
+    """Returns the last slice end that is not after the minute."""
     return minute // length * length
 
 
 @dataclass(frozen=True)
 class Slices:
-    """Slices of some series.
+    """Slices of some series, as columns.
 
     Attributes:
-        series: one row a series: topic, session_id, partition, metric, row_id.
-        row: of each slice, its series.
-        end: of each slice, the minute since the epoch at which it ends.
-        length: of each slice, minutes.
-        columns: by name, as `gold.metrics_1m` has them.
+        series: one row per series: topic, session_id, partition, metric, row_id.
+        row: for each slice, the row of its series.
+        end: for each slice, the minute since the epoch at which it ends.
+        length: for each slice, its length in minutes.
+        columns: aggregates by name, as in `gold.metrics_1m`.
     """
 
     series: pa.Table
@@ -108,7 +117,7 @@ class Slices:
     columns: Columns
 
     def of(self, chosen: Bools) -> Slices:
-        """Those of some series alone."""
+        """Returns the slices of the chosen series."""
         kept = chosen[self.row]
         number = np.cumsum(chosen) - 1
         columns = {name: column[kept] for name, column in self.columns.items()}
@@ -116,20 +125,20 @@ class Slices:
         return Slices(series, number[self.row[kept]], self.end[kept], self.length[kept], columns)
 
 
-def gathered(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None) -> Slices:
-    """Rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` as slices.
+def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None) -> Slices:
+    """Returns rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` as slices.
 
     Args:
-        parts: rows, and how many minutes one is.
-        columns: that the slices are to have.
-        keys: one row a key, of columns of series: those of other keys are left out; None: none are.
+        parts: pairs of a slice length in minutes and rows.
+        columns: the aggregates to keep.
+        keys: one row per key, with columns of `Slices.series`. Slices of other keys are left out; None keeps all.
     """
     numbers: dict[str, int] = {}
     row, end, length = list[Int64s](), list[Int64s](), list[Int64s]()
     held = {name: list[Any]() for name in columns}
     for minutes, table in parts:
-        # As one text: to encode each column by itself takes a fifth longer.
-        code, named = codes(pc.binary_join_element_wise(*(_texts(table[name]) for name in _SERIES), _SEPARATOR))
+        # Joined to one text, because encoding each column by itself takes a fifth longer.
+        code, named = codes(pc.binary_join_element_wise(*(_as_texts(table[name]) for name in _SERIES), _SEPARATOR))
         known = np.array([numbers.setdefault(name, len(numbers)) for name in named.to_pylist()], np.int64)
         row.append(known[code])
         end.append(table[START].cast(pa.int64()).to_numpy() // _MINUTE_US + minutes)
@@ -140,34 +149,34 @@ def gathered(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys
     series = pa.table([pa.array([name[i] for name in names], pa.string()) for i in range(len(_SERIES))], list(_SERIES))
     place = _SERIES.index(PARTITION)
     series = series.set_column(place, PARTITION, series[PARTITION].cast(pa.int32()))
-    joined = {name: _joined(held.pop(name)) for name in columns}
-    whole = Slices(series, _joined(row), _joined(end), _joined(length), joined)
+    joined = {name: _concatenated(held.pop(name)) for name in columns}
+    slices = Slices(series, _concatenated(row), _concatenated(end), _concatenated(length), joined)
     if keys is None:
-        return whole
+        return slices
     wanted = {*zip(*(keys[name].to_pylist() for name in keys.column_names), strict=True)}
     mine = zip(*(series[name].to_pylist() for name in keys.column_names), strict=True)
-    return whole.of(np.array([key in wanted for key in mine], np.bool_))
+    return slices.of(np.array([key in wanted for key in mine], np.bool_))
 
 
-def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """The column as texts; of numbers, each distinct one is written once."""
+def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """Returns the column as texts. For numbers, each distinct value is formatted once."""
     if not pa.types.is_integer(column.type):
         return column
     code, distinct = codes(column)
     return distinct.cast(pa.string()).take(pa.array(code))
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _concatenated(parts: Sequence[Any]) -> Any:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Series put together by key.
+    """Series grouped by key.
 
     Attributes:
-        code: of each series, the number of its key.
-        table: one row a key.
+        code: for each series, the number of its key.
+        table: one row per key.
     """
 
     code: Int64s
@@ -175,36 +184,36 @@ class Keys:
 
     @staticmethod
     def of(series: pa.Table, by: tuple[str, ...]) -> Keys:
-        """The keys of series."""
+        """Groups series by these columns."""
         groups = Groups.of(series, by)
         return Keys(groups.codes, series.select(list(by)).take(pa.array(groups.firsts)))
 
 
-def members(series: pa.Table, of: Selection, metric: str) -> Bools:
-    """Which series a window is over."""
-    topic = each(series["topic"], of.has_topic)
-    row = each(series["row_id"], of.has_row) if of.rows else np.ones(len(topic), np.bool_)
-    return topic & row & each(series["metric"], metric.__eq__)
+def series_in_window(series: pa.Table, of: Selection, metric: str) -> Bools:
+    """Returns which series a window reads."""
+    topic = map_distinct(series["topic"], of.has_topic)
+    row = map_distinct(series["row_id"], of.has_row) if of.rows else np.ones(len(topic), np.bool_)
+    return topic & row & map_distinct(series["metric"], metric.__eq__)
 
 
-def each(column: pa.ChunkedArray, holds: Callable[[str], bool]) -> Bools:
-    """Which of a column's texts, none of them null, something holds for: asked once a distinct one."""
+def map_distinct(column: pa.ChunkedArray, holds: Callable[[str], bool]) -> Bools:
+    """Returns `holds` of each text in a column without nulls. It is called once per distinct text."""
     code, distinct = codes(column)
     return np.array([holds(value) for value in distinct.to_pylist()], np.bool_)[code]
 
 
 _Tier: TypeAlias = "tuple[Int64s, Int64s, Columns]"
-"""Ends in order, keys and columns: one slice an end and key."""
+"""Slice ends in order, key numbers, and columns, with one slice per end and key."""
 _Tiers: TypeAlias = "dict[int, _Tier]"
 
 
 @dataclass(frozen=True)
-class Moving:
-    """The windows of one length over the slices of one selection, for each key.
+class MovingWindows:
+    """Windows of one length over the slices of one selection, for each key.
 
     Attributes:
-        minutes: their length.
-        lengths: of the slices that they are put together of.
+        minutes: length of the windows.
+        lengths: lengths of the slices that they are computed from.
     """
 
     slices: Slices
@@ -215,12 +224,12 @@ class Moving:
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return self.keys.table.num_rows
 
     @cached_property
     def _aggregates(self) -> dict[str, Aggregate]:
-        names = {name for function in self.functions for name in _NEEDS[function]}
+        names = {name for function in self.functions for name in _FUNCTION_COLUMNS[function]}
         return {name: _aggregate(name) for name in sorted(names)}
 
     @cached_property
@@ -228,74 +237,78 @@ class Moving:
         return [column for name, one in self._aggregates.items() for column, _ in one.columns(name)]
 
     def over(self, moments: Int64s) -> Columns:
-        """What the windows hold that end at these minutes, in order: `(moments, keys)` for each column."""
+        """Returns what windows hold that end at these minutes: for each column an array of shape `(minutes, keys)`.
+
+        Args:
+            moments: minutes in ascending order.
+        """
         tiers = self._tiers(int(moments[0]), int(moments[-1]))
         parts, begin = [], 0
         while begin < len(moments):
             end = int(np.searchsorted(moments, moments[begin] + self.minutes))
-            parts.append(self._some(tiers, moments[begin:end].tolist()))
+            parts.append(self._overlapping_windows(tiers, moments[begin:end].tolist()))
             begin = end
         return {name: np.concatenate([part[name] for part in parts]) for name in self._names}
 
     def _tiers(self, first: int, last: int) -> _Tiers:
-        """The slices that windows hold which end at `first` to `last`, by length."""
+        """Returns, by length, the slices in windows that end at `first` to `last`."""
         slices, found = self.slices, {}
         for length in self.lengths:
             inside = (slices.end > first - self.minutes) & (slices.end <= last)
             chosen = np.flatnonzero(inside & (slices.length == length))
             key, end = self.keys.code[slices.row[chosen]], slices.end[chosen] - first
             held = {name: slices.columns[name][chosen] for name in self._names}
-            number, columns = self._reduced(end * max(self.count, 1) + key, held)
+            number, columns = self._merged_by_number(end * max(self.count, 1) + key, held)
             ends, key = np.divmod(number, max(self.count, 1))
             found[length] = (ends + first, key, columns)
         return found
 
-    def _some(self, tiers: _Tiers, moments: list[int]) -> Columns:
-        """What the windows hold that end at these moments, all of which have a minute in common."""
-        heads = [self._common(tiers, moments[-1] - self.minutes, moments[0])]
+    def _overlapping_windows(self, tiers: _Tiers, moments: list[int]) -> Columns:
+        """Returns what windows hold that end at these minutes and all have a minute in common."""
+        heads = [self._shared_part(tiers, moments[-1] - self.minutes, moments[0])]
         for before, moment in pairwise(moments):
-            heads.append(self._with(tiers, heads[-1], before, moment))
-        gone = self._placed(*_between(tiers[1], 0, 0))
-        whole = [heads[-1]]
+            heads.append(self._add_slices(tiers, heads[-1], before, moment))
+        tail = self._one_per_key(*_between(tiers[1], 0, 0))
+        contents = [heads[-1]]
         for at in range(len(moments) - 2, -1, -1):
-            gone = self._with(tiers, gone, moments[at] - self.minutes, moments[at + 1] - self.minutes)
-            whole.append(self._combined(gone, heads[at]))
-        return {name: np.stack([columns[name] for columns in reversed(whole)]) for name in self._names}
+            tail = self._add_slices(tiers, tail, moments[at] - self.minutes, moments[at + 1] - self.minutes)
+            contents.append(self._combine(tail, heads[at]))
+        return {name: np.stack([columns[name] for columns in reversed(contents)]) for name in self._names}
 
-    def _with(self, tiers: _Tiers, held: Columns, after: int, until: int) -> Columns:
-        """What is held, and the slices of a minute that end behind `after` and up to `until`."""
+    def _add_slices(self, tiers: _Tiers, held: Columns, after: int, until: int) -> Columns:
+        """Returns `held` merged with the one-minute slices that end after `after` and up to `until`."""
         key, columns = _between(tiers[1], after, until)
         if not len(key):
             return held
-        return self._combined(
-            held, self._placed(*(self._reduced(key, columns) if until - after > 1 else (key, columns)))
+        return self._combine(
+            held, self._one_per_key(*(self._merged_by_number(key, columns) if until - after > 1 else (key, columns)))
         )
 
-    def _common(self, tiers: _Tiers, after: int, until: int) -> Columns:
-        """All that ends behind `after` and up to `until`."""
-        ranges = cover(self.lengths, (after, after), (until, until))
+    def _shared_part(self, tiers: _Tiers, after: int, until: int) -> Columns:
+        """Merges all slices that end after `after` and up to `until`."""
+        ranges = covering_slices(self.lengths, (after, after), (until, until))
         parts = [_between(tiers[length], low, high) for length, (low, high) in ranges]
         key = np.concatenate([part[0] for part in parts])
         columns = {name: np.concatenate([part[1][name] for part in parts]) for name in self._names}
-        return self._placed(*self._reduced(key, columns))
+        return self._one_per_key(*self._merged_by_number(key, columns))
 
-    def _placed(self, key: Int64s, columns: Columns) -> Columns:
-        """One entry a key; of those without slices, what changes nothing in whatever it is put together with."""
+    def _one_per_key(self, key: Int64s, columns: Columns) -> Columns:
+        """Returns one entry per key. Keys without slices get values that change nothing when merged."""
         out = {}
         for name, column in columns.items():
-            whole = np.full(self.count, _NOTHING.get(name, 0), column.dtype)
-            whole[key] = column
-            out[name] = whole
+            values = np.full(self.count, _EMPTY_VALUES.get(name, 0), column.dtype)
+            values[key] = column
+            out[name] = values
         return out
 
-    def _reduced(self, number: Int64s, columns: Columns) -> tuple[Int64s, Columns]:
-        """One entry a number, in their order."""
+    def _merged_by_number(self, number: Int64s, columns: Columns) -> tuple[Int64s, Columns]:
+        """Merges entries with the same number. The result is ordered by number."""
         order = np.argsort(number, kind="stable")
-        starts = np.flatnonzero(np.diff(number[order], prepend=_LEAST))
+        starts = np.flatnonzero(np.diff(number[order], prepend=_MIN_INT64))
         groups = Groups(order, np.diff(starts, append=len(order)))
-        return number[groups.firsts] if len(order) else number, groups.reduced(columns, self._combined)
+        return number[groups.firsts] if len(order) else number, groups.reduced(columns, self._combine)
 
-    def _combined(self, one: Columns, other: Columns) -> Columns:
+    def _combine(self, one: Columns, other: Columns) -> Columns:
         out: dict[str, Any] = {}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             for name, aggregate in self._aggregates.items():
@@ -304,14 +317,14 @@ class Moving:
 
 
 def _between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
-    """The slices that end behind `after` and up to `until`."""
+    """Returns the slices that end after `after` and up to `until`."""
     ends, key, columns = tier
     low, high = np.searchsorted(ends, [after, until], side="right")
     return key[low:high], {name: column[low:high] for name, column in columns.items()}
 
 
-def value_of(window: Window, held: Columns) -> tuple[Any, Bools]:
-    """A window's values, and where there are any."""
+def window_values(window: Window, held: Columns) -> tuple[Any, Bools]:
+    """Returns a window's values, and where it has any."""
     there = held[_COUNT] > 0
     with np.errstate(invalid="ignore", divide="ignore"):
         match window.function:
@@ -321,11 +334,11 @@ def value_of(window: Window, held: Columns) -> tuple[Any, Bools]:
                 value = held["sum"] / held[_COUNT]
             case function:
                 value = held[str(function)]
-    return value, np.ones(there.shape, np.bool_) if window.function.of_nothing else there
+    return value, np.ones(there.shape, np.bool_) if window.function.is_zero_when_empty else there
 
 
-def holds_any(held: Columns) -> Bools:
-    """Where a window holds anything."""
+def has_points(held: Columns) -> Bools:
+    """Returns where a window holds at least one point."""
     found: Bools = held[_COUNT] > 0
     return found
 

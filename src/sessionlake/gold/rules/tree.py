@@ -1,4 +1,7 @@
-"""What a rule says, as typed expressions: they are evaluated as they are, and never made into SQL text."""
+"""The parsed form of a rule. Trees are evaluated directly and never turned into SQL text.
+
+Rule versions and event ids are hashes of these classes' `repr`: renaming a class or a field changes stored ids.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MINUTE_MS = 60_000
 
 
 class Function(StrEnum):
-    """What is computed of the numbers in a window."""
+    """What is computed from the numbers in a window."""
 
     COUNT = "count"
     SUM = "sum"
@@ -27,8 +30,8 @@ class Function(StrEnum):
     LAST = "last"
 
     @property
-    def of_nothing(self) -> bool:
-        """Whether it has a value, zero, where a window holds nothing."""
+    def is_zero_when_empty(self) -> bool:
+        """Whether an empty window has the value zero. The other functions then have no value."""
         return self in (Function.COUNT, Function.SUM)
 
 
@@ -40,40 +43,40 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     "=": operator.eq,
 }
-"""Comparisons by how they are written."""
+"""Comparison functions by the sign a rule writes."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which topics and rows an expression is about.
+    """The topics and rows that an expression reads.
 
     Attributes:
-        topics: a regular expression that the topic's whole name matches, see `refuse_expression`.
-        rows: ids; empty, all.
+        topics: a regular expression that a topic's whole name must match, valid for `check_expression`.
+        rows: row ids; empty for all rows.
     """
 
     topics: str
     rows: tuple[str, ...] = ()
 
     def has_topic(self, topic: str) -> bool:
-        """Whether the topic is among them."""
-        return _is_whole(self.topics, topic)
+        """Returns whether the topic is selected."""
+        return _matches_fully(self.topics, topic)
 
     def has_row(self, row_id: str) -> bool:
-        """Whether the row is among them."""
+        """Returns whether the row is selected."""
         return not self.rows or row_id in self.rows
 
 
 @dataclass(frozen=True)
 class Window:
-    """An aggregate of numbers over the last minutes."""
+    """An aggregate of a column's numbers over the last `minutes` minutes."""
 
     function: Function
     of: Selection
     metric: str
     minutes: int
     label: str = field(compare=False)
-    """How the rule writes it."""
+    """The aggregate as the rule writes it."""
 
 
 Operand: TypeAlias = "Window | float"
@@ -81,7 +84,7 @@ Operand: TypeAlias = "Window | float"
 
 @dataclass(frozen=True)
 class Compared:
-    """Two operands compared; not met where one of them has no value."""
+    """A comparison of two operands. It is false if either has no value."""
 
     left: Operand
     compare: str
@@ -90,7 +93,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class FieldIs:
-    """A number or text that a change set, compared."""
+    """A comparison of a number or text that a change set."""
 
     of: Selection
     column: str
@@ -100,28 +103,28 @@ class FieldIs:
 
 @dataclass(frozen=True)
 class Deleted:
-    """A change that deleted its row."""
+    """True for a change that deleted its row."""
 
     of: Selection
 
 
 @dataclass(frozen=True)
 class AllOf:
-    """All of them are met."""
+    """True if all parts are true."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class AnyOf:
-    """One of them is met."""
+    """True if at least one part is true."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class Not:
-    """It is not met."""
+    """True if the part is false."""
 
     part: Condition
 
@@ -130,22 +133,22 @@ Condition: TypeAlias = "Compared | FieldIs | Deleted | AllOf | AnyOf | Not"
 
 
 class PatternKind(StrEnum):
-    """How two events of a key are to stand to one another."""
+    """How the two events of a pattern relate in time."""
 
     THEN = "then"
-    """The second comes, and what came before it is the first."""
+    """The second event occurs, and the event right before it is the first."""
     WITHOUT = "without"
-    """The second comes, and what came before it is not the first."""
+    """The second event occurs, and the event right before it is not the first."""
     NOT_FOLLOWED = "not followed by"
-    """The first comes, and no second within the time."""
+    """The first event occurs, and the second does not occur within the time."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Two events of one key in time.
+    """Two events of one key and their relation in time.
 
     Attributes:
-        within_ms: the longest that they may be apart; None: any.
+        within_ms: the largest time between them; None for no limit.
     """
 
     kind: PatternKind
@@ -158,7 +161,7 @@ Tree: TypeAlias = "Condition | Pattern"
 
 
 def leaves(tree: Tree) -> Iterator[Compared | FieldIs | Deleted]:
-    """The comparisons of a tree, from left to right."""
+    """Yields the comparisons of a tree, from left to right."""
     match tree:
         case AllOf(parts) | AnyOf(parts):
             for part in parts:
@@ -173,31 +176,31 @@ def leaves(tree: Tree) -> Iterator[Compared | FieldIs | Deleted]:
 
 
 def windows(tree: Tree) -> list[Window]:
-    """The distinct windows of a tree, in order."""
+    """Returns the distinct windows of a tree, in order."""
     found = (side for leaf in leaves(tree) if isinstance(leaf, Compared) for side in (leaf.left, leaf.right))
     return list(dict.fromkeys(side for side in found if isinstance(side, Window)))
 
 
 def selection(condition: Condition) -> Selection:
-    """Which topics and rows an event's condition is about: all its parts are about the same."""
+    """Returns the topics and rows of an event's condition. All its parts have the same."""
     leaf = next(leaves(condition))
     if isinstance(leaf, Compared):
         raise TypeError("an event has no windows")
     return leaf.of
 
 
-def refuse_expression(expression: str) -> None:
-    """Returns if it is a regular expression of RE2, which takes time in proportion to what it looks at.
+def check_expression(expression: str) -> None:
+    """Checks that a text is a regular expression in RE2 syntax, which matches in linear time.
 
     Raises:
-        ValueError: saying what is wrong with it.
+        ValueError: it is not; the text says what is wrong.
     """
     pc.match_substring_regex(pa.scalar(""), expression)
-    _is_whole(expression, "")
+    _matches_fully(expression, "")
 
 
 @lru_cache(maxsize=1 << 16)
-def _is_whole(expression: str, text: str) -> bool:
-    """Whether the whole text matches."""
+def _matches_fully(expression: str, text: str) -> bool:
+    """Returns whether the expression matches the whole text."""
     found: bool = pc.match_substring_regex(pa.scalar(text), f"^(?:{expression})$").as_py()
     return found

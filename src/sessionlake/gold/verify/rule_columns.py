@@ -78,7 +78,7 @@ def moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
     return found
 
 
-def holds_any(windows: Sequence[Window]) -> Column:
+def has_points(windows: Sequence[Window]) -> Column:
     """Whether one of the windows holds anything."""
     from pyspark.sql import functions as F
 

@@ -16,13 +16,13 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, PARTITION, Declared, text_field
-from sessionlake.gold.alerts.book import in_force
+from sessionlake.gold.alerts.book import recorded_rules
 from sessionlake.gold.changes import changes_of, declared_in, events_of, version_read
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
-from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
+from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.gold.tables.expiry import slices_begin
-from sessionlake.gold.verify.rule_columns import condition, event, holds_any, minute_columns, moving_columns
+from sessionlake.gold.verify.rule_columns import condition, event, has_points, minute_columns, moving_columns
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
@@ -41,7 +41,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     """Compares the log with what the changes that gold has read come to; None if no rule is evaluated."""
     lake, declared = Lake(settings), declared_in(settings)
     reader = lake.reader(spark)
-    taken = in_force(reader, declared) if reader.exists(RULE_STATUS) else []
+    taken = recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
     rules = [one.rule for one in taken if one.rule is not None]
     if not rules:
         return None
@@ -66,11 +66,11 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
 def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule], begins: StreamTimes) -> Compared:
     from pyspark.sql import functions as F
 
-    can_tell = reduce(and_, (_can_tell(rule, begins) for rule in rules))
-    rows = reduce(lambda one, other: one.unionByName(other), map(truth.alerts, rules)).where(can_tell).persist()
+    is_decidable = reduce(and_, (_is_decidable(rule, begins) for rule in rules))
+    rows = reduce(lambda one, other: one.unionByName(other), map(truth.alerts, rules)).where(is_decidable).persist()
     try:
         doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
-        mine = log.where(F.col("rule").isin([rule.name for rule in rules])).where(can_tell)
+        mine = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
         held = mine.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         borne = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
         return compared(RULE_EVENTS, _IDENTITY, ["times"], held, borne)
@@ -78,13 +78,13 @@ def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule], begins: Stre
         rows.unpersist()
 
 
-def _can_tell(rule: Rule, begins: StreamTimes) -> Column:
-    """`rules.alerts.can_tell` as SQL; true for other rules' alerts, and for a pattern's."""
+def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
+    """`rules.alerts.is_decidable` as SQL; true for other rules' alerts, and for a pattern's."""
     from pyspark.sql import functions as F
 
     if isinstance(rule.tree, Pattern) or not begins:
         return F.lit(col=True)
-    told, at = F.col("rule") != rule.name, F.col("at") - rule.longest * MINUTE_MS
+    told, at = F.col("rule") != rule.name, F.col("at") - rule.longest_minutes * MINUTE_MS
     if "topic" in rule.by:
         gone = (((F.col("topic") == topic) & (at <= begin)) for topic, begin in begins.items())
         return told | ~reduce(or_, gone)
@@ -151,28 +151,28 @@ class _Truth:
         from pyspark.sql import functions as F
 
         end = (F.col("ts") - F.pmod("ts", F.lit(MINUTE_MS))) / MINUTE_MS + 1
-        read = [topic for topic in self.times if rule.reads(topic)]
+        read = [topic for topic in self.times if rule.reads_topic(topic)]
         numbers = self.numbers.where(F.col("topic").isin(read)).withColumn("end", end.cast("bigint"))
-        minutes = numbers.groupBy(*rule.keys, "end").agg(*minute_columns(rule.windows, self.topics))
+        minutes = numbers.groupBy(*rule.key_columns, "end").agg(*minute_columns(rule.windows, self.topics))
         edges = [F.col("end") + length for length in (0, *(window.minutes for window in rule.windows))]
         if rule.since_ms is not None:
             edges.append(F.lit(-(-rule.since_ms // MINUTE_MS)))
-        moments = minutes.select(*rule.keys, F.explode(F.array(*edges)).alias("end")).distinct()
+        moments = minutes.select(*rule.key_columns, F.explode(F.array(*edges)).alias("end")).distinct()
         moments = moments.where(F.col("end") <= F.floor(self._until(rule) / MINUTE_MS))
-        line = Over.partitionBy(*rule.keys).orderBy("end")
-        moving = moments.join(minutes, [*rule.keys, "end"], "left").select(
-            *rule.keys, "end", *moving_columns(rule.windows, line)
+        line = Over.partitionBy(*rule.key_columns).orderBy("end")
+        moving = moments.join(minutes, [*rule.key_columns, "end"], "left").select(
+            *rule.key_columns, "end", *moving_columns(rule.windows, line)
         )
         met, near = condition(rule.tree)
         since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms
         states = moving.select(
-            *rule.keys, "end", (holds_any(rule.windows) & met & since).alias("holds"), near.alias("near")
+            *rule.key_columns, "end", (has_points(rule.windows) & met & since).alias("holds"), near.alias("near")
         )
         before = [F.lag(name, default=False).over(line).alias(f"{name}_before") for name in ("holds", "near")]
         changed = states.select("*", *before).where("holds != holds_before OR near OR near_before")
         what = F.when(F.col("holds"), RAISED).otherwise(CLEARED).alias("what")
         doubtful = F.expr("near OR near_before").alias("doubtful")
-        return changed.select(*rule.keys, (F.col("end") * MINUTE_MS).alias("at"), what, doubtful)
+        return changed.select(*rule.key_columns, (F.col("end") * MINUTE_MS).alias("at"), what, doubtful)
 
     def _pattern(self, rule: Rule) -> DataFrame:
         from pyspark.sql import Window as Over
@@ -180,14 +180,16 @@ class _Truth:
 
         pattern = rule.tree
         assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
-        by = [VALUE if name == rule.column else name for name in rule.keys]
+        by = [VALUE if name == rule.key_column else name for name in rule.key_columns]
         topics, declared = self.topics, self.declared
         first, second = (event(part, topics, declared) for part in (pattern.first, pattern.second))
-        value = F.lit(None) if rule.column is None else F.col(quote(text_field(declared.texts.index(rule.column))))
+        value = (
+            F.lit(None) if rule.key_column is None else F.col(quote(text_field(declared.texts.index(rule.key_column))))
+        )
         order = [*map(quote, (LIFE, TURN))]
-        events = self.changes.select(*SERIES, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
+        events = self.changes.select(*SERIES_KEY, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
                                      first.alias("first"), second.alias("second"))  # fmt: skip
-        events = events.where("first OR second").where("true" if rule.column is None else f"{VALUE} IS NOT NULL")
+        events = events.where("first OR second").where("true" if rule.key_column is None else f"{VALUE} IS NOT NULL")
         # Of several sessions under `once`, each session's events of one time are together.
         across = F.when(F.col(order[0]) == NO_LIFE, F.col(order[1]))
         line = Over.partitionBy(*by).orderBy(

@@ -82,5 +82,5 @@ def left_of(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]
     judging, memory = split(stored)
     state = ShardState.decode(judging, columns)
     left = None if memory is None else without(memory, *session)
-    state.graft(ShardState(), lambda topic, _, own: (topic, own) == session, ProcessorMemory.due_of(left))
+    state.replace_sessions(ShardState(), lambda topic, _, own: (topic, own) == session, ProcessorMemory.due_of(left))
     return join(state.encode(columns), left)

@@ -24,7 +24,7 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.endings import retire_query
-from sessionlake.operations.rebuild.publishing import Plan, entry_of, finish, numbered, replace, stored
+from sessionlake.operations.rebuild.publishing import Plan, bronze_ledger_entry, finish, numbered, replace, stored
 from sessionlake.operations.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
@@ -235,7 +235,7 @@ class _Rebuild:
         told = journal.take(own.into, lambda: self._replace(plan))
         journal.take(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(own.into, told["version"], told["rows"])
-        Ledger(lake).write(spark, entry_of(own.layer, plan, [output], config_hash_of(self._settings, own)))
+        Ledger(lake).write(spark, bronze_ledger_entry(own.layer, plan, [output], config_hash_of(self._settings, own)))
         finish(spark, lake, own.layer, journal, self.clear)
 
     def _replace(self, plan: Plan) -> dict[str, int]:

@@ -104,7 +104,7 @@ def numbered(rows: DataFrame, batch: int) -> DataFrame:
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
 
 
-def entry_of(layer: str, plan: Plan, outputs: Sequence[TableOutput], by: str) -> LedgerEntry:
+def bronze_ledger_entry(layer: str, plan: Plan, outputs: Sequence[TableOutput], by: str) -> LedgerEntry:
     """The ledger's entry of the rebuild, by the hash of its configuration."""
     return LedgerEntry(
         layer=layer,

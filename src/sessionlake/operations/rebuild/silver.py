@@ -24,7 +24,7 @@ from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, Verified, compare_tables
 from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
 from sessionlake.operations.rebuild.preflight import require_kept_sessions, version_of
-from sessionlake.operations.rebuild.publishing import Plan, entry_of, finish, numbered, replace, stored
+from sessionlake.operations.rebuild.publishing import Plan, bronze_ledger_entry, finish, numbered, replace, stored
 from sessionlake.operations.rebuild.replay import (
     REPLAYED,
     Replayed,
@@ -172,7 +172,7 @@ def _states(
     columns, live = settings.capture.declared, dict(shard_states(spark, settings))
     for shard, chunk in rebuilt:
         state = ShardState.decode(live.get(shard, chunk), columns)
-        state.graft(ShardState.decode(chunk, columns), selection)
+        state.replace_sessions(ShardState.decode(chunk, columns), selection)
         yield shard, state.encode(columns)
 
 
@@ -204,7 +204,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journ
     outputs = [TableOutput(table, told["version"], told["rows"]) for table, told in reports.items()]
     if plan.empties_gold:
         journal.take(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
-    Ledger(lake).write(spark, entry_of(LAYER, plan, outputs, config_hash(settings)))
+    Ledger(lake).write(spark, bronze_ledger_entry(LAYER, plan, outputs, config_hash(settings)))
     Ledger(lake).write(spark, _merged(settings, plan))
     clear_retained(spark, lake, REPLAYED)
     finish(spark, lake, LAYER, journal, lambda: clear(spark, settings))

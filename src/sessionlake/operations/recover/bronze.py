@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import msgspec
 
-from sessionlake.bronze.job import LAYER, entry_of, ranges_behind, require_as_new
-from sessionlake.bronze.silences import notes_of
+from sessionlake.bronze.job import LAYER, bronze_ledger_entry, require_current_checkpoint, stored_ranges_after
+from sessionlake.bronze.silences import silences_file
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.delta.commit import fence_off
 from sessionlake.delta.lake import Lake
@@ -93,7 +93,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     found = first_loss(lambda: _require_sound(spark, lake, settings))
     generations = Generations(settings.checkpoint(LAYER), LAYER)
     app_id, number, booked = end_query(spark, lake, settings)
-    notes_of(settings).unlink(missing_ok=True)  # the table may be older than they are
+    silences_file(settings).unlink(missing_ok=True)  # the table may be older than they are
     begun = begin_generation(settings, generations, number + 1, app_id)
     return RecoveredBronze(found, booked, begun.number, begun.first_batch)
 
@@ -126,7 +126,7 @@ def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     require_whole(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     present = Generations(checkpoint, LAYER).present
-    require_as_new(spark, lake, present)
+    require_current_checkpoint(spark, lake, present)
     if present.newest is not None:
         QueryOffsets(present.folder).start()
 
@@ -167,7 +167,7 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
 
 def has_unbooked(spark: SparkSession, lake: Lake) -> bool:
     """Whether the table has messages that the ledger does not know."""
-    return bool(ranges_behind(spark, lake, OffsetLog.load(spark, lake, LAYER).last_offsets))
+    return bool(stored_ranges_after(spark, lake, OffsetLog.load(spark, lake, LAYER).last_offsets))
 
 
 def _unbooked(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
@@ -177,7 +177,7 @@ def _unbooked(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Offs
         OffsetHoleError: the table lacks some of them, or has some more than once.
     """
     log = OffsetLog.load(spark, lake, LAYER)
-    ranges = ranges_behind(spark, lake, log.last_offsets)
+    ranges = stored_ranges_after(spark, lake, log.last_offsets)
     if ranges:
         log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     return ranges
@@ -189,7 +189,9 @@ def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     if not ranges:
         return 0
     version = lake.latest_version(spark, MESSAGES)
-    entry = replace(entry_of(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash="")
+    entry = replace(
+        bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
+    )
     # A ledger that was emptied remembers the transactions of its former entries.
     Ledger(lake).write(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
     return entry.messages

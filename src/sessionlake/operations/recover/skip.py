@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.compare import OFFSET
 from sessionlake.bronze.gaps import explain_gaps
-from sessionlake.bronze.job import LAYER, Planned, as_stored, counted, entry_of
-from sessionlake.bronze.reading import messages_within
+from sessionlake.bronze.job import LAYER, Planned, bronze_ledger_entry, stored_ranges, to_bronze_columns
+from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.bronze.unreadable import is_unreadable
 from sessionlake.delta.commit import stage_append
@@ -129,11 +129,11 @@ def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decid
                 f"topic {decided.topic}, partition {decided.partition}: a message between offsets {before[0]} and "
                 f"{before[1] - 1} cannot be read either: `sessionlake run bronze --once` names it; skip it first"
             ) from error
-        ranges = counted(spark, lake, {decided.place: before})
+        ranges = stored_ranges(spark, lake, {decided.place: before})
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)  # the batch's own may have recorded gaps before the message
     skipped = {decided.place: [decided.run]}
     record_absent(spark, lake, skipped, of_decision, reason=Reason.SKIPPED, who=decided.who, why=decided.why)
-    entry = entry_of(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
+    entry = bronze_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write(spark, replace(entry, decisions=(decided.taken,)))
     book.advance([OffsetRange(*decided.place, before[0], decided.last, 0)])
     return entry.messages
@@ -144,9 +144,9 @@ def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: 
     settings, shifts = lake.settings, book.shifts
     ((place, (first, end)),) = planned.items()
     shift = shifts.get(place[0], 0)
-    read = messages_within(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
+    read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
     # One file: silver may read the files of a commit in any order.
-    rows = erase_forgotten(as_stored(read, shifts), read_receipts(lake.reader(spark))).coalesce(1)
+    rows = erase_forgotten(to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
         book.admit([place[0]])
         if written.count() != end - first and not settings.kafka.allow_offset_gaps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessionlake.integrity.resharding import grouped, joined, keys_of, part_of
+from sessionlake.integrity.resharding import group_by_shard, join_states, select_sessions, session_keys_of
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import Kept, ProcessorMemory, next_due, processor_of
@@ -37,9 +37,9 @@ class JudgingResharder:
         judging, memory = self._decoded(state)
         keys, stored = self._keys(judging, memory), split(state)[1]
         parts = {}
-        for target, mine in grouped(keys, dict(zip(keys, targets, strict=True))).items():
+        for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             kept = {key: memory.sessions[key] for key in mine if key in memory.sessions}
-            own = part_of(judging, mine, next_due(kept, self._timeout_of)).encode(self.rules.capture.declared)
+            own = select_sessions(judging, mine, next_due(kept, self._timeout_of)).encode(self.rules.capture.declared)
             remembered = None if stored is None else self._encoded(kept, processor_of(stored))
             parts[target] = join(own, remembered)
         return parts
@@ -47,11 +47,11 @@ class JudgingResharder:
     def join(self, parts: Sequence[bytes]) -> bytes:
         """See `Resharder`."""
         found = [split(part) for part in parts]
-        whole = joined(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in found)
+        joined = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in found)
         memories = [memory for _, memory in found if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode(memory).sessions.items()}
         remembered = self._encoded(sessions, processor_of(memories[0])) if memories else None
-        return join(whole.encode(self.rules.capture.declared), remembered)
+        return join(joined.encode(self.rules.capture.declared), remembered)
 
     def _encoded(self, sessions: dict[str, Kept], processor: str) -> bytes:
         return ProcessorMemory(next_due(sessions, self._timeout_of), sessions).encode(processor, self.shards)
@@ -61,7 +61,7 @@ class JudgingResharder:
         return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode(memory)
 
     def _keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
-        return list(dict.fromkeys([*keys_of(judging), *memory.sessions]))
+        return list(dict.fromkeys([*session_keys_of(judging), *memory.sessions]))
 
     def _timeout_of(self, topic: str) -> int:
         return self.rules.of(topic).session_timeout

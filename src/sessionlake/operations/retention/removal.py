@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import said_time
+from sessionlake.bronze.kafka_times import message_time_column
 from sessionlake.delta.commit import remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
@@ -219,7 +219,7 @@ class Retention:
 
         own = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
         rows = self._lake.read(self._spark, MESSAGES).alias("t").join(own, expired_rows(MESSAGES, limits).condition())
-        highest = F.timestamp_millis(F.max(said_time(self._settings, "t")))
+        highest = F.timestamp_millis(F.max(message_time_column(self._settings, "t")))
         found = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
         found = found.rename_columns([*_PLACE, "highest_timestamp", "rows"])
         added = found.append_column("limit", pa.nulls(found.num_rows, pa.int64())).append_column(

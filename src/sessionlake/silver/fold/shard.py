@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.batch import judge_batch
-from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Clock, LaneTime, decode_segments
+from sessionlake.integrity.clock import NO_STRETCHES, Clock, LaneTime, StretchTimes, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
 from sessionlake.integrity.outcome import Outcome, Verdict
@@ -60,18 +60,18 @@ class SilverFold:
         behind = after.clock.advance(segments, _topic_partitions(batch))
         # Every shard is told of every silence, of lanes that none of them may have: one passes them on.
         silences = [] if shard else [silence for told in segments for silence in told.silences]
-        begun = after.begin_time()
+        begun = after.fill_first_times()
         judge = ShardJudge(after, self._rules, self.decisions, behind, silences, begun)
         processor = self.processor or Rebuild(self.columns, self._rules)
         sent: Payloads = []
         is_due = judge.is_time_for_any or _is_due(processor.due(memory), after.clock)
-        if batch.num_rows or silences or after.clock.begun or is_due:
+        if batch.num_rows or silences or after.clock.first_times or is_due:
             wrong = pc.not_equal(batch["reason"], 0)
             malformed = batch.filter(wrong)
             well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
             judged = judge.judge(well_formed, bulk=self.bulk)
             memory, sent = processor.process(memory, judged, malformed)
-        after.keep_lanes(processor.due(memory))
+        after.drop_unused_lanes(processor.due(memory))
         encoded = join(after.encode(self.columns), memory)
         return None if encoded == state else encoded, sent
 
@@ -94,7 +94,7 @@ class ShardJudge:
         state: ShardState,
         rules: RuleBook,
         decisions: dict[DecisionKey, Decision],
-        behind: Behind,
+        behind: StretchTimes,
         silences: list[LaneTime],
         begun: Int64s,
     ) -> None:
@@ -131,14 +131,14 @@ class ShardJudge:
             memories=np.full(len(keys), None, object),
             rules=[self._rules.of(topic) for topic in names[0].to_pylist()],
             ends=np.zeros(0, np.int64),
-            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND, Clock([])),
+            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NO_STRETCHES, Clock([])),
             held_bounds=held_bounds,
             decisions=self._decided(names),
         )
         self._recall(batch, places)
         out = judge_batch(batch, bulk=bulk)
         if self._state.clock.has_untimed:
-            _before_time(batch, self._state.clock.first_timed, out)
+            _before_time(batch, self._state.clock.first_timed_offsets, out)
         seen = self._put_back(batch, keys, places)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         self._keep_held(combined, out)
@@ -272,7 +272,7 @@ class ShardJudge:
         if not len(state.cursors):
             return no_cuts()
         lane = state.cursors["lane"]
-        return state.cut(state.clock.times[lane], self._timeouts()[lane], self._rules.snapshot_interval)
+        return state.cut_by_time(state.clock.times[lane], self._timeouts()[lane], self._rules.snapshot_interval)
 
     def _mark_expired(self) -> Int64s:
         """Marks the sessions that stream time has left behind; returns those that were not marked before."""
@@ -294,7 +294,7 @@ class ShardJudge:
         silence, timeout = self._silence()
         gone = (silence > 2 * timeout) & (state.cursors["due"] == NEVER)
         gone &= state.cursors["position"] <= state.clock.offsets[state.cursors["lane"]]
-        state.keep(~gone)
+        state.keep_sessions(~gone)
 
 
 def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
@@ -311,14 +311,14 @@ def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
     return found
 
 
-def _before_time(batch: ShardBatch, first_timed: Int64s, out: Outcome) -> None:
+def _before_time(batch: ShardBatch, first_timed_offsets: Int64s, out: Outcome) -> None:
     """Marks what was applied before the time of its topic-partition was known."""
-    of_session = first_timed[batch.cursors["lane"]]
+    of_session = first_timed_offsets[batch.cursors["lane"]]
     held = np.repeat(of_session, np.diff(batch.held_bounds))
-    out.before_time(np.append(held, first_timed[batch.stream.lane]), of_session)
+    out.before_time(np.append(held, first_timed_offsets[batch.stream.lane]), of_session)
 
 
-def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: Behind, clock: Clock) -> Stream:
+def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: StretchTimes, clock: Clock) -> Stream:
     def numbers(name: str) -> Any:
         return messages[name].to_numpy()
 
