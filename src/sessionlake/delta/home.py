@@ -33,7 +33,8 @@ from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, interval_text
 from sessionlake.delta.storage.commits import Commit, LoggedCommit
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import PURGED, Limits, StagedRows, Storage
+from sessionlake.delta.storage.interface import PURGED, StagedRows, Storage
+from sessionlake.delta.storage.limits import Limits
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_writes import (
     count_with_spark,

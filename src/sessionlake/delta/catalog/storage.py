@@ -21,7 +21,8 @@ from sessionlake.delta.schemas.properties import RETENTION, interval_text
 from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.delta.storage.conflicts import conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import PURGED, Limits, StagedRows, Storage
+from sessionlake.delta.storage.interface import PURGED, StagedRows, Storage
+from sessionlake.delta.storage.limits import Limits
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_reader import SparkReader

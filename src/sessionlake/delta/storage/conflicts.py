@@ -1,4 +1,4 @@
-"""What Spark raises when another commit has changed what a write has read: the write can be done again, or left."""
+"""Handles commit conflicts: exceptions that Delta raises if another commit has changed what a write has read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ATTEMPTS = 5
 
 
 def retry_on_conflict(write: Callable[[], T]) -> T:
-    """Does an idempotent write until no other commit is in its way."""
+    """Runs an idempotent write, and repeats it if another commit conflicts, up to five attempts in all."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(*conflict_errors()):
             return write()
@@ -19,7 +19,7 @@ def retry_on_conflict(write: Callable[[], T]) -> T:
 
 
 def conflict_errors() -> tuple[type[Exception], ...]:
-    """The classes of Delta's exceptions that say so; they have no common one."""
+    """Returns the exception classes for commit conflicts. Delta has no common base class for them."""
     from delta import exceptions as delta
 
     return (

@@ -16,7 +16,7 @@ from sessionlake.delta.commit import append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.interface import Limits
+from sessionlake.delta.storage.limits import Limits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
