@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace tables errors plain jupyter wheel clean-home clean
+.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace tables errors pages plain jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -67,6 +67,9 @@ tables: $(READY) ## write docs/reference/tables.md, which describes every table 
 
 errors: $(READY) ## write docs/reference/errors.md, which lists every error with its remedy
 	@PYTHONPATH=tests $(BIN)/python -m support.errors_page > docs/reference/errors.md
+
+pages: $(READY) tables errors ## write all pages of docs/reference that are made from code
+	@PYTHONPATH=tests $(BIN)/python -m support.reference_pages
 
 plain: $(READY) ## list long sentences and words that have a plainer one, in code and docs
 	@PYTHONPATH=tests $(BIN)/python -m support.plain_english src docs notebooks README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md

@@ -1,3 +1,3 @@
-"""Kafka captures in, exact session tables and live analytics out, as Delta tables."""
+"""Turns Kafka captures into exact session tables and live analytics, stored as Delta tables."""
 
 __version__ = "0.1.0"

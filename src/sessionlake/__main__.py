@@ -1,4 +1,4 @@
-"""`python -m sessionlake` is the command `sessionlake`."""
+"""Entry point of `python -m sessionlake`, which runs the command `sessionlake`."""
 
 from sessionlake.cli.app import main
 

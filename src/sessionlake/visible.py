@@ -1,4 +1,4 @@
-"""Text from data, made safe to show: characters that nobody sees, or that a terminal obeys, become escapes."""
+"""Escapes for text from data, so that it is safe to print: invisible and control characters become visible."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ _SUSPECT = re.compile(r"[^\n\x20-\x7e]")
 _ENCODABLE = re.compile(r"[\ud800-\udfff]")
 # Control, format (bidirectional, zero-width, BOM), surrogate, private, unassigned; line and paragraph separators.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-# Letters and marks that are drawn as nothing: fillers, joiners, variation selectors.
+# Letters and marks that have no glyph: fillers, joiners, variation selectors.
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _SHORT = {"\t": "\\t", "\r": "\\r", "\n": "\\n"}
 _BMP, _BYTE = 0xFFFF, 0xFF
 
 
 def visible(text: str) -> str:
-    r"""The text with an escape, as `\x1b` or `\u202e`, for each character that is not seen as itself.
+    r"""Returns the text with each invisible or control character replaced by an escape such as `\x1b` or `\u202e`.
 
-    These are all control, format and bidirectional characters, zero-width ones, separators of lines and paragraphs,
-    lone surrogates, private and unassigned ones. Line breaks stay.
+    Escaped are control, format, bidirectional and zero-width characters, line and paragraph separators, lone
+    surrogates, and private or unassigned code points. Line breaks (`\n`) stay.
     """
     return text if text.isascii() and text.isprintable() else _SUSPECT.sub(lambda found: _shown(found[0]), text)
 
 
 def json_line(value: Any, *, indent: int | None = None) -> str:
-    r"""The value as JSON in which what `visible` shows is escaped, as `\u009b`: a parser reads the same."""
+    r"""Returns the value as JSON, with invisible and control characters as `\uXXXX`; a parser reads the same value."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return text if text.isascii() and "\x7f" not in text else _SUSPECT.sub(lambda found: _escaped(found[0]), text)
 
 
 def encodable(text: str) -> str:
-    """The text as it is, but for lone surrogates, which no file can hold: they become escapes."""
+    """Returns the text with each lone surrogate replaced by an escape, since UTF-8 cannot encode lone surrogates."""
     return text if text.isascii() else _ENCODABLE.sub(lambda found: _shown(found[0]), text)
 
 
 class VisibleStream:
-    """A text stream to which whatever is written goes through `visible`."""
+    """A text stream that escapes invisible and control characters in everything written to it."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
     def write(self, text: str) -> int:
-        """Writes the text; returns its length as it was given."""
+        """Writes the text with escapes and returns the length of the given text."""
         self._out.write(visible(text))
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """Writes texts one after the other."""
+        """Writes each of the texts with escapes."""
         for line in lines:
             self.write(line)
 
@@ -59,7 +59,7 @@ class VisibleStream:
 
 
 def visible_stream(out: TextIO) -> TextIO:
-    """The stream through `visible`, for those who expect a text stream."""
+    """Returns a `VisibleStream` on the given stream, typed as `TextIO`."""
     return cast("TextIO", VisibleStream(out))
 
 
@@ -75,7 +75,7 @@ def _shown(character: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _escaped(character: str) -> str:
-    if character == "\x7f":  # to JSON it is a letter
+    if character == "\x7f":  # json.dumps does not escape DEL
         return "\\u007f"
     return json.dumps(character)[1:-1] if _is_hidden(character) else character
 

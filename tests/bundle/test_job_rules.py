@@ -28,12 +28,12 @@ def test_real_jobs_have_no_fault(bundle):
         ),
         (
             {"continuous": {}, "schedule": {"quartz_cron_expression": "0 0 3 * * ?", "timezone_id": "UTC"}},
-            "continuous together with schedule",
+            "a job may not have both continuous and schedule",
         ),
-        ({"continuous": {}, "trigger": {"periodic": {}}}, "continuous together with trigger"),
+        ({"continuous": {}, "trigger": {"periodic": {}}}, "a job may not have both continuous and trigger"),
         (
             {"continuous": {}, "tasks": [{"task_key": "a", "max_retries": 3}]},
-            "task 'a': a continuous job takes no max_retries",
+            "task 'a': a continuous job may not have max_retries",
         ),
         (
             {"schedule": {"quartz_cron_expression": "0 3 * * *", "timezone_id": "UTC"}},

@@ -29,7 +29,7 @@ def test_contributing_gives_a_reason_for_exactly_the_declared_dependencies(proje
 def test_changelog_leads_to_the_declared_version(project):
     text = (ROOT / "CHANGELOG.md").read_text()
     assert project["project"]["version"] in text
-    assert "### Stored data" in text
+    assert "### Rebuild needed" in text
 
 
 def test_the_licence_is_the_declared_one(project):

@@ -12,7 +12,7 @@ from bundle.conftest import GIVEN
 from sessionlake.cli.app import app
 from sessionlake.cli.job import refusal
 from sessionlake.databricks.bundle.files import Target, resolve
-from sessionlake.databricks.bundle.rules import MODELS, models_are_here
+from sessionlake.databricks.bundle.rules import MODELS, models_are_installed
 from sessionlake.delta.lake import Lake, storage_of
 from sessionlake.delta.schemas.names import ERASURES
 from sessionlake.settings.file import read_document
@@ -30,7 +30,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def test_every_resource_of_every_kind_loads_through_its_model(bundle):
-    assert models_are_here()
+    assert models_are_installed()
     for kind, resources in bundle.config["resources"].items():
         model = getattr(import_module(f"databricks.bundles.{kind}"), MODELS[kind])
         for resource in resources.values():

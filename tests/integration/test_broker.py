@@ -148,7 +148,7 @@ def test_a_port_changed_while_the_broker_runs_is_told_not_ignored(broker, free_p
 @pytest.mark.parametrize("servers", ["kafka.example:9092", "10.1.2.3:9092", "127.0.0.1:1,127.0.0.1:2"])
 def test_an_outside_broker_is_not_started(tmp_path, servers):
     settings = Settings(home=tmp_path / "home", kafka=KafkaSettings(bootstrap_servers=servers))
-    with pytest.raises(UsageError, match="an outside broker: there is nothing to start"):
+    with pytest.raises(UsageError, match=r"an external broker\. There is no embedded broker to start"):
         up(settings)
     assert status(settings).state == "outside"
 
@@ -157,11 +157,12 @@ def test_a_broker_that_cannot_start_says_why(own):
     up(own)
     down(own)
     (own.home / "kafka" / "data" / "meta.properties").write_text("version=1\ncluster.id=other\nnode.id=7\n")
-    with pytest.raises(BrokerError, match=r"the broker stopped while starting \(.*node.?id.*\): see .*"):
+    with pytest.raises(BrokerError, match=r"the embedded broker stopped while it was starting \(.*node.?id.*\)\. See"):
         up(own)
     assert status(own).state == "stopped"
 
 
+@pytest.mark.soak
 def test_two_ups_at_once_start_one_broker(own):
     command = [sys.executable, "-c", _UP]
     environment = os.environ | {

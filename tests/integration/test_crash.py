@@ -32,8 +32,8 @@ DEATHS = [
 ]
 
 
-# Behind the first commit of each layer, and behind the last one of all; the JVM goes on.
-SOME = [DEATHS[number]._replace(whole=False) for number in (1, 4, 12, 15)]
+# After the first commit of bronze, and in the middle of the merge into silver's tables. The JVM lives on.
+SOME = [DEATHS[number]._replace(whole=False) for number in (1, 12)]
 
 
 @pytest.mark.timeout((len(SOME) + 1) * SECONDS)

@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.names import CHANGES, METRICS_1M
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.declared.tables import GoldTable, finals_of, product_of, tables_of
-from sessionlake.gold.job import make_tables
+from sessionlake.gold.job import rebuild_tables
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import load_settings
 from spark.test_expiry import HOUR, stream
@@ -61,7 +61,7 @@ class GoldScene(Outgoing):
         """Where a table goes: no other test's."""
         return f"{name}.{self.file.parent.name}"
 
-    def failure_of(self, table: GoldTable | FinalTable) -> str:
+    def parse_failure(self, table: GoldTable | FinalTable) -> str:
         """Why the table could not be published; empty if it was."""
         try:
             self.publish(table.table, self.topic(table.name))
@@ -157,7 +157,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
 
     scene.configure(retention={"metrics_1m": "1 hour"})
     anew = [table for table in tables_of(scene.settings) if table.name in {*fed, "closed"}]
-    make_tables(scene.spark, scene.settings, anew)
+    rebuild_tables(scene.spark, scene.settings, anew)
     for table in scene.tables():
         scene.publish(table.table, scene.topic(table.name))
         scene.require_sent(table)
@@ -169,7 +169,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     scene.configure(change_feed=fed)
     feed.run()
     for table in had:  # Delta tells of the gap, or of what was written in it by its files
-        told = scene.failure_of(table)
+        told = scene.parse_failure(table)
         assert not told or "or its change feed was off for a while" in told
         if not told:
             scene.require_sent(table)

@@ -38,6 +38,7 @@ def checkpoint(world: World, *below: str) -> Path:
     return Path(world.settings.checkpoint(Layer.BRONZE), *below)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_the_table(world, monkeypatch):
     world.send("a", 0, 3)
     world.send("b", 0, 2)

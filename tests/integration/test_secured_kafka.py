@@ -68,33 +68,37 @@ REFUSED: dict[str, tuple[Way, type[SessionlakeError], str]] = {
     "a wrong client secret": (
         lambda broker: broker.by_token(client_secret=WRONG),
         AccessError,
-        r"invalid_client.*: correct token_url, client_id and client_secret in kafka\.security",
+        r"invalid_client.*\. Correct token_url, client_id and client_secret in kafka\.security",
     ),
     "a broker of an authority that is not trusted": (
         lambda broker: broker.kafka(ca=Authority("another").pem),
         AccessError,
-        r"not to be trusted \(.*let kafka\.security\.ca have the authority",
+        r"not trusted \(.*Add the authority that signed it to kafka\.security\.ca",
     ),
     "a broker of an authority that nobody knows": (
         lambda broker: broker.kafka(ca=None),
         AccessError,
-        r"does not convince this client: correct kafka\.security\.ca",
+        r"This client does not trust the server's certificate\. Correct kafka\.security\.ca",
     ),
     "a broker of another host": (
         lambda broker: broker.kafka("OTHER_HOST"),
         AccessError,
-        r"for other hosts \(.*127\.0\.0\.1.*let kafka\.bootstrap_servers name it",
+        r"for another host name \(.*127\.0\.0\.1.*Set kafka\.bootstrap_servers",
     ),
     "a certificate that the broker does not know": (
         foreign,
         AccessError,
-        r"wants a certificate .*correct certificate and key in kafka\.security",
+        r"requires a client certificate .*Correct certificate and key in kafka\.security",
     ),
-    "no TLS where there is": (without_tls, BrokerError, r"speaks TLS, and kafka\.security\.protocol does not say so"),
+    "no TLS where there is": (
+        without_tls,
+        BrokerError,
+        r"requires TLS, but kafka\.security\.protocol does not",
+    ),
     "TLS where there is none": (
         tls_to_plain,
         BrokerError,
-        r"does not speak TLS .*kafka\.security\.protocol is SASL_SSL",
+        r"does not use TLS .*kafka\.security\.protocol is SASL_SSL",
     ),
 }
 
@@ -169,5 +173,5 @@ def test_the_command_line_ends_with_the_code_of_a_broker_s_error(secured: Secure
     environment = {"SESSIONLAKE_KAFKA__SECURITY__PASSWORD": WRONG, "SESSIONLAKE_HOME": str(tmp_path / "home")}
     done = CliRunner().invoke(cli.app, ["run", "bronze", "--once", "--config", str(file)], env=environment)
     assert done.exit_code == 1
-    assert "correct username and password in kafka.security" in done.stderr
+    assert "Correct username and password in kafka.security" in done.stderr
     assert WRONG not in done.stderr

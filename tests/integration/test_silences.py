@@ -175,6 +175,7 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
     assert_exact(world)
 
 
+@pytest.mark.soak
 def test_a_partition_of_a_topic_that_was_made_anew_without_it_falls_silent_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

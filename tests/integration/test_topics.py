@@ -215,6 +215,7 @@ def test_a_planned_batch_that_a_topic_made_anew_does_not_reach_to_is_planned_ane
     world.assert_one_query_read_everything_once(a=3)
 
 
+@pytest.mark.soak
 def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_of_it(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 3)
@@ -379,6 +380,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
     world.assert_one_query_read_everything_once(a=6, b=4, c=5)
 
 
+@pytest.mark.soak
 def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monkeypatch):
     world.send("a", 0, 3)
     world.dies("stage_append", world.settings, monkeypatch)
@@ -387,6 +389,7 @@ def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monk
     world.assert_one_query_read_everything_once(a=3, b=2)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(world, monkeypatch, partitions):
     world.send("a", 0, 3)

@@ -192,6 +192,7 @@ def test_only_offsets_that_a_transaction_used_are_without_a_message(written: Tra
     assert found == {place: [(a, b) for a, b in runs if a >= 2]}
 
 
+@pytest.mark.soak
 def test_of_many_small_transactions_only_the_first_are_looked_at_one_by_one(
     written: Transactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def odd(spark: Any, broker_settings: Settings, tmp_path: Path) -> Odd:
     return Odd(World(spark, broker_settings, tmp_path.name))
 
 
+@pytest.mark.soak
 def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_decision(odd: Odd) -> None:
     for timestamp in (1000, 1001, FAR, 1003, FAR, FAR, 1006):
         odd.send(timestamp)

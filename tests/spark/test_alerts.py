@@ -62,6 +62,7 @@ def waiting(ask: Ask) -> dict[str, tuple[int, int, int]]:
     return {row["layer"]: (row["waiting"], row["waiting_seconds"] // 60, row["stopped"]) for row in ask("backlog")}
 
 
+@pytest.mark.soak
 def test_a_layer_waits_for_what_it_has_yet_to_take_in_and_for_nothing_else(entry: Write, ask: Ask) -> None:
     idle = dict.fromkeys((SILVER, SILVER_TABLES, GOLD), (0, 0, 0))
     assert waiting(ask) == idle

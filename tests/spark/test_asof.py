@@ -178,6 +178,7 @@ def test_a_moment_that_is_not_known_is_told_with_what_is(
     assert text in result.stderr
 
 
+@pytest.mark.soak
 def test_declared_columns_may_have_the_names_of_the_function_s_own_words(spark: Any, tmp_path: Path) -> None:
     names = ("at", "cut", "as_of", "of_session", "writes", "base")
     settings = Settings(home=tmp_path, capture=CaptureSettings(columns=dict.fromkeys(names, "string")))

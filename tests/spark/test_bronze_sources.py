@@ -70,6 +70,7 @@ def wanted(messages: list[Any]) -> list[tuple[Any, ...]]:
     return sorted((topic, partition, message.offset, message.value) for (topic, partition), message in messages)
 
 
+@pytest.mark.soak
 def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spark, archived, folder, monkeypatch):
     write_archive(folder / "1.zip", capture(10))
     broken = bytearray((folder / "1.zip").read_bytes())

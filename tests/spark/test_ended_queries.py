@@ -73,6 +73,7 @@ def files_of(folder: Path) -> set[Path]:
     return {file.relative_to(folder) for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.soak
 def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_place(
     spark: Any, settings: Settings
 ) -> None:

@@ -113,7 +113,7 @@ def test_random_changes_and_corrections_come_to_what_sql_makes_of_them(
             write_reference(feed, "reference.states", [r for key in keys for r in history(rng, key, bad=[True, None])])
         if i == rounds - 1:
             limit(monkeypatch, driver_changes=0, driver_bytes=4_000)
-        monkeypatch.setattr("sessionlake.gold.references.corrections._SLICE", rng.choice([6, 10_000]))
+        monkeypatch.setattr("sessionlake.gold.references.corrections._SLICE_ROWS", rng.choice([6, 10_000]))
         feed.run()
         assert require_exact(feed) == done
 
@@ -210,7 +210,7 @@ def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed,
         assert asked.most_at_once <= 2
         requests = len(asked.requests)
         require_exact(feed)
-        job.make_tables(feed.spark, feed.settings, [one for one in tables_of(feed.settings) if one.table == PLACED])
+        job.rebuild_tables(feed.spark, feed.settings, [one for one in tables_of(feed.settings) if one.table == PLACED])
         assert (len(asked.requests), placed(feed)[4]) == (requests, "here")
         recover.empty(feed.spark, feed.settings)
         assert failures(feed) == {}

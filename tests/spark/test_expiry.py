@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, 
 from sessionlake.errors import LakeError, MachineError, NotThereError
 from sessionlake.gold.declared.tables import products_of
 from sessionlake.gold.query import metrics
-from sessionlake.gold.tables.expiry import above, are_above, floors_in
+from sessionlake.gold.tables.expiry import read_floors, without_expired, without_expired_rows
 from sessionlake.history.explain import explain
 from sessionlake.ledger.retained import CLAIM, read_retained
 from sessionlake.operations.recover import gold as recover
@@ -94,7 +94,7 @@ def held(feed: Feed, table: str) -> dict[tuple[Any, ...], tuple[int, float]]:
 
 
 def floors_of(feed: Feed) -> dict[str, Any]:
-    return {table: dict(floors) for table, floors in floors_in(feed.lake.reader(feed.spark), LENGTH).items()}
+    return {table: dict(floors) for table, floors in read_floors(feed.lake.reader(feed.spark), LENGTH).items()}
 
 
 def assert_left(feed: Feed, changes: Iterable[Change]) -> dict[str, Any]:
@@ -265,6 +265,6 @@ def test_both_ways_to_pass_over_what_is_gone_are_one(spark: Any, feed: Feed):
     rows = [{"topic": rng.choice("abc"), "metric": "m", "window_start": at, "n": 1, "total": 1.0} for at in moments]
     table = pa.Table.from_pylist(rows, product.schema())
     floors = {"a": 9_000_000, "b": 20 * 600_000}
-    frame = above(spark.createDataFrame(table), floors).toArrow()
-    assert frame.num_rows == are_above(table, floors).num_rows < 40
+    frame = without_expired(spark.createDataFrame(table), floors).toArrow()
+    assert frame.num_rows == without_expired_rows(table, floors).num_rows < 40
     assert {row["topic"] for row in frame.to_pylist()} == {"a", "b", "c"}

@@ -36,6 +36,7 @@ from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.streaming.errors import read_at_once
 from support.notebooks import CONFIG, fill
+from support.seeds import long_beyond
 
 Work = Callable[[Any, Settings], object]
 FORM = OutputFormat.JSON
@@ -78,6 +79,11 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
 }  # fmt: skip
 
 
+# One of each way that a command reads: the rest are long tests.
+USUAL = ("query", "export", "run silver", "rebuild silver", "verify gold", "status")
+EACH = long_beyond([(name,) for name in USUAL], [(name,) for name in COMMANDS])
+
+
 def _stop() -> threading.Event:
     return threading.Event()
 
@@ -113,7 +119,7 @@ def told(spark: Any, own: Settings, work: Work) -> SessionlakeError | None:
     return None
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", EACH)
 def test_damaged_data_files_are_told_in_one_text(spark, own, command, capsys):
     work, must_fail, _ = COMMANDS[command]
     for file in _data_files(own):
@@ -126,7 +132,7 @@ def test_damaged_data_files_are_told_in_one_text(spark, own, command, capsys):
     del capsys
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", EACH)
 def test_damaged_logs_are_told_in_one_text(spark, own, command, capsys):
     work, _, must_fail = COMMANDS[command]
     for file in own.warehouse.rglob("_delta_log/*.json"):

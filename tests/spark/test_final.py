@@ -105,6 +105,7 @@ def property_of(feed: Feed) -> str | None:
     return feed.lake.storage.properties(feed.spark, "gold.own_final").get(APPEND_ONLY)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("batches", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_any_batches_and_deaths_append_each_final_row_once_and_it_stays(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, batches: int
@@ -142,7 +143,7 @@ def test_made_anew_emptied_new_and_otherwise_declared_it_has_all_that_is_final(f
     feed.write(changes[:70]).run()
     [own] = products_of(feed.settings)[4:]
     for _ in range(2):
-        job.make_tables(feed.spark, feed.settings, [own])
+        job.rebuild_tables(feed.spark, feed.settings, [own])
         assert (appended(feed), property_of(feed)) == (by_hand(changes[:70]), "true")
     feed.lose_last_commit()  # of which it was made
     feed.write(changes[70:90]).run()
@@ -159,7 +160,7 @@ def test_made_anew_emptied_new_and_otherwise_declared_it_has_all_that_is_final(f
     feed.run()
     assert appended(feed) == by_hand(changes)
     with_gold(feed, products=[OWN | {"output": "update"}])
-    with pytest.raises(LakeError, match=r"own was made by other logic.*rebuild gold.own"):
+    with pytest.raises(LakeError, match=r"own was computed by another declaration.*rebuild gold.own"):
         feed.run()
 
 
@@ -208,7 +209,7 @@ def test_what_silver_applies_at_a_time_that_was_past_for_a_final_bucket_is_refus
         ):
             feed.run()
         assert appended(feed) == kept
-    job.make_tables(feed.spark, feed.settings, products_of(feed.settings)[4:])
+    job.rebuild_tables(feed.spark, feed.settings, products_of(feed.settings)[4:])
     require_exact(feed)
     assert len(appended(feed)) == 3
 
@@ -223,7 +224,7 @@ def test_final_rows_are_kept_as_long_as_the_product_keeps_its_own(feed: Feed):
     feed.write([change("s", "r", 8, hour + 4 * MINUTE, hour + 4 * MINUTE, price=1.0)]).run()
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [4, 5, 6, 7]
     require_exact(feed)
-    job.make_tables(feed.spark, feed.settings, products_of(feed.settings)[4:])
+    job.rebuild_tables(feed.spark, feed.settings, products_of(feed.settings)[4:])
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [4, 5, 6, 7]
     feed.write([change("s", "r", 9, 2 * hour, 2 * hour, price=1.0)]).run()
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [64]

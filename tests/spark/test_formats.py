@@ -66,7 +66,7 @@ def test_avro_by_a_registry_s_schemas_and_nothing_is_committed_while_it_is_away(
         arrive(spark, settings, values)
         registry.answer = (503, b"")
         with pytest.raises(
-            RegistryError, match=r"silver: schema registry .* answered /schemas/ids/\d with 503; nothing"
+            RegistryError, match=r"silver: schema registry .* answered /schemas/ids/\d with 503\. Nothing"
         ) as error:
             run(spark, settings)
         assert "hush" not in str(error.value)

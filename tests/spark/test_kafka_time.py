@@ -59,6 +59,7 @@ def settings_in(folder: Path) -> Settings:
     return Settings(home=folder / "home", capture=capture, silver=silver)
 
 
+@pytest.mark.soak
 def test_every_kind_of_timestamp_in_streamed_batches_and_in_a_rebuild(spark: Any, tmp_path: Path) -> None:
     settings, batches = settings_in(tmp_path), streams()
     lake = Lake(settings)

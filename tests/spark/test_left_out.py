@@ -54,7 +54,7 @@ def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_firs
     named(feed).write(points(0, 5)).run()
     left_out(feed).write(points(5, 10)).run()
     named(feed).write(points(10, 12))
-    job.make_tables(feed.spark, feed.settings, products_of(feed.settings)[:1])
+    job.rebuild_tables(feed.spark, feed.settings, products_of(feed.settings)[:1])
     feed.run().require_exact(*TABLES)
 
 

@@ -36,6 +36,7 @@ def feed(spark: Any, location: dict[str, Any]) -> Feed:
     return Feed(spark, Settings(**location, gold=GoldSettings.model_validate(gold)))
 
 
+@pytest.mark.soak
 def test_eight_thousand_texts_in_one_batch_are_eight_thousand_rows(feed: Feed) -> None:
     """More than the driver is brought along: of a table without buckets, no row is gone."""
     texts = [change("s", "r", i, i * SECOND, status=f"text {i:06} {'x' * 60}") for i in range(8_000)]

@@ -359,6 +359,7 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     refuse_set_back(spark, lake, [table])
 
 
+@pytest.mark.soak
 def test_a_table_that_was_set_back_is_noticed_whatever_upkeep_has_come_since(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
     lake.ensure(spark, [SESSIONS, LEDGER])

@@ -129,6 +129,7 @@ def fewer(done: Maintained) -> int:
     return done.compacted.before
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("eager")
 def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_them(
     spark: Any, location: dict[str, Any]
@@ -197,6 +198,7 @@ def test_a_first_read_of_merged_files_goes_in_the_order_in_which_messages_came(
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("eager")
 def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict[str, Any]) -> None:
     pipeline = Pipeline(spark, location)
@@ -211,6 +213,7 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     assert readers(pipeline.settings, MESSAGES) == [Reader("silver", begun=True, since=version + 1, again=version)]
 
 
+@pytest.mark.soak
 def test_a_stream_that_has_read_everything_starts_again_though_all_is_older_than_is_kept(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +346,7 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == {"r0": 2, "r1": 1}
 
 
+@pytest.mark.soak
 def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read_them(
     spark: Any, settings: Settings
 ) -> None:

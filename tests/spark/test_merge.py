@@ -61,7 +61,12 @@ def rows(points: list[int], *, gone: int | None = None) -> pa.Table:
 @pytest.mark.usefixtures("berlin")
 @pytest.mark.parametrize(
     ("engine", "rewritten", "named"),
-    [("sessionlake", 100, 9), ("sessionlake", -1, 9), ("Apache-Spark", -1, 9), ("Apache-Spark", -1, 1)],
+    [
+        ("sessionlake", 100, 9),
+        ("sessionlake", -1, 9),
+        ("Apache-Spark", -1, 9),
+        pytest.param("Apache-Spark", -1, 1, marks=pytest.mark.soak),
+    ],
 )
 def test_a_merge_does_the_same_by_every_engine(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, engine: str, rewritten: int, named: int

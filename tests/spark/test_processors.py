@@ -396,7 +396,9 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
         arrive(("t", "b", 6, -1))
     assert table() == [*anew, ("b", 0, None, None, 1)]
 
-    with pytest.raises(ConfigError, match=r"the rows of silver\.changes are by topic, row_id, and not by topic"):
+    with pytest.raises(
+        ConfigError, match=r"silver\.changes was written with the key topic, row_id, the configuration has topic"
+    ):
         keyed.rebuild(counted.spark, counted.settings, own.model_copy(update={"key": ("topic",)}))
 
 

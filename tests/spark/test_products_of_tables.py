@@ -190,10 +190,12 @@ def test_a_replay_changes_nothing_and_another_declaration_is_refused_until_it_is
     assert fills.verify()
 
     fills.declare(BY_CUSTOMER | {"keys": ["customer", "session_id"], "bucket": None})
-    with pytest.raises(LakeError, match=r"made by other logic.*`sessionlake rebuild gold\.by_customer` makes it anew"):
+    with pytest.raises(
+        LakeError, match=r"by another declaration.*`sessionlake rebuild gold\.by_customer`, which computes it again"
+    ):
         fills.run()
     assert fills.verify()
-    assert "not compared: it is to be made anew, by `sessionlake rebuild gold.by_customer`" in fills.said[-1]
+    assert "not compared: it is incomplete. Run `sessionlake rebuild gold.by_customer`" in fills.said[-1]
     fills.rebuild("gold.by_customer")
     assert "gold.by_customer is rebuilt from silver.fills: 2 rows" in fills.said[0]
     assert fills.rows("gold.by_customer", "session_id", "customer", "fills") == [("s", "ann", 3), ("s", "bob", 2)]
@@ -214,7 +216,7 @@ def test_a_figure_that_is_spoilt_is_told_and_what_is_made_anew_comes_through_to_
     fills.spoil("gold.by_customer", paid=2.0, fills=7)
     assert not fills.verify()
     assert "gold.by_customer: 1 of 2 rows differ; the first difference" in fills.said[0]
-    assert "gold.by_fills is not compared: gold.by_customer has rows that it has yet to read" in fills.said[1]
+    assert "gold.by_fills is not compared: gold.by_customer has rows that it has not read yet" in fills.said[1]
     fills.rebuild("gold.by_customer")
     assert "1 changed" in fills.said[0]
     fills.run()

@@ -16,6 +16,7 @@ from sessionlake.errors import UsageError
 from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import reads_of, require_condition
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
+from support.seeds import long_beyond
 
 S, Q = "silver.sessions", "silver.quarantine"
 FORMATS = ("csv", "json", "parquet", "delta", "binaryFile", "text", "orc", "avro", "xml")
@@ -250,7 +251,10 @@ def test_every_function_of_spark_is_either_safe_or_left_out_on_purpose(spark):
     assert not SAFE_FUNCTIONS - found
 
 
-@pytest.mark.parametrize("file", QUERIES, ids=lambda file: file.stem)
+SOME_QUERIES = long_beyond([(file,) for file in QUERIES[::4]], [(file,) for file in QUERIES])
+
+
+@pytest.mark.parametrize("file", SOME_QUERIES, ids=lambda file: file.stem)
 def test_the_bundle_s_queries_are_answered_as_they_are(spark, settings, file):
     lake = Lake(settings)
     lake.ensure(spark, [one for one in TABLES if one in file.read_text()])

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.delta.schemas.gold import GOLD_SCHEMAS
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.verify.averages import breaches
+from sessionlake.gold.verify.averages import inconsistencies
 from sessionlake.protocol.types import Row
 from support.seeds import seeds
 from unit.test_points import BY_SENSOR, BY_SESSION, HOUR, METRICS, Gold, change
@@ -68,7 +68,7 @@ def broken(spark: Any, history: History, series: RollingAverage, table: list[Row
     held = spark.createDataFrame([tuple(row[name] for name, _ in series.columns) for row in table], series.ddl)
     chain = spark.createDataFrame([tuple(row[name] for name in columns) for row in told], TOLD)
     found: dict[str, str] = {}
-    for row in breaches(series, held, chain, frame).collect():
+    for row in inconsistencies(series, held, chain, frame).collect():
         found.setdefault(row["topic"], row["what"])
     return found
 
@@ -191,6 +191,7 @@ def test_nothing_is_found_whatever_the_batches_and_each_forgery_of_one_topic_is(
     assert done == {*FORGERIES}
 
 
+@pytest.mark.soak
 def test_it_is_said_in_words(spark: Any) -> None:
     history = History(random.Random(3))
     table, told = history.of(BY_SESSION)

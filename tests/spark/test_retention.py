@@ -104,6 +104,7 @@ def aging(three_batches: Aging, tmp_path: Path) -> Aging:
     return three_batches.copied(tmp_path / "copy")
 
 
+@pytest.mark.soak
 def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, aging: Aging) -> None:
     # Of each session silver has written another row of its progress since.
     found = {table: Retention(spark, aging.settings).remove(table, aging.moments[1]) for table in CUT}

@@ -86,7 +86,7 @@ def test_random_changes_in_random_batches_bear_what_sql_makes_of_them(feed: Feed
     causes = {(row["event"], row["cause"]) for row in rows_of(feed.spark, feed.lake, RULE_EVENTS)}
     assert {("raised", "late data"), ("retracted", "late data"), ("retracted", "new or changed rule")} <= causes
     feed.write([change("s", "r", 200, 99 * MINUTE, price=4.0, status="in")])
-    job.make_tables(feed.spark, feed.settings, [METRICS_1M])
+    job.rebuild_tables(feed.spark, feed.settings, [METRICS_1M])
     assert verify_gold(feed.spark, feed.settings, []) == []  # until gold takes the rules once more
     feed.write([change("s", "r", 201, 120 * MINUTE, price=4.0)]).run()
     assert require_exact(feed) > 50
@@ -129,7 +129,7 @@ def test_rules_that_are_to_look_at_all_once_more_do_so_though_the_last_batch_is_
     write_rules(feed, {"stuck": "when: status = 'in' not followed by status = 'out' within 5 min"})
     feed.write([change("t", "r", 0, 0, price=1.0)]).run()
     feed.write([change("s", "r", 1, 1 * MINUTE, price=1.0, status="in")]).run()
-    job.make_tables(feed.spark, feed.settings, [METRICS_1M])
+    job.rebuild_tables(feed.spark, feed.settings, [METRICS_1M])
     feed.lose_last_commit()
     feed.run()
     feed.write([change("t", "r", 2, 20 * MINUTE, price=2.0)]).run()

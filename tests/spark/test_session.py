@@ -207,11 +207,11 @@ def test_the_classes_of_one_jvm_are_kept_and_taken_by_the_next(tmp_path):
     for jars in (folder for folder in cache_folder().glob("jars/*") if folder.is_dir()):
         (cache / jars.name).symlink_to(jars)
     then = """
-from sessionlake.local.classes import keep, kept
+from sessionlake.local.class_archive import find_archive, write_archive
 options = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
-before = kept()
-keep(spark)
-print(before is None, f"-XX:SharedArchiveFile={kept()}" in options, spark.range(3).count())
+before = find_archive()
+write_archive(spark)
+print(before is None, f"-XX:SharedArchiveFile={find_archive()}" in options, spark.range(3).count())
 stop_spark()
 """
     for said in ("True False 3", "False True 3"):
@@ -272,7 +272,7 @@ def _talks_to_it(process: psutil.Process) -> bool:
     ("number", "begun"),
     [
         (signal.SIGINT, _talks_to_it),
-        (signal.SIGTERM, _has_a_jvm),
+        pytest.param(signal.SIGTERM, _has_a_jvm, marks=pytest.mark.soak),
         pytest.param(signal.SIGINT, _has_a_jvm, marks=pytest.mark.soak),
         pytest.param(signal.SIGTERM, _talks_to_it, marks=pytest.mark.soak),
     ],

@@ -74,6 +74,7 @@ def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(beg
     assert found.exact, (found.first, found.states)
 
 
+@pytest.mark.soak
 def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: Begun) -> None:
     before = begun.version
     write_bronze(begun.spark, begun.lake, [SILENT])

@@ -150,7 +150,7 @@ def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, t
     assert [one.first for one in verify_gold(spark, often, tables_of(often)) if one.first is not None] == []
 
 
-@pytest.mark.parametrize("partitions", [(0, 0), (0, 1)])
+@pytest.mark.parametrize("partitions", [pytest.param((0, 0), marks=pytest.mark.soak), (0, 1)])
 def test_the_event_is_of_ids_in_several_partitions_alone(
     spark: Any, tmp_path: Path, partitions: tuple[int, int]
 ) -> None:

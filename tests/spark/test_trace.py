@@ -198,6 +198,7 @@ def test_a_miss_says_what_is_known_by_either_reader(traced, place, text):
             traced.at(offset, reader, topic, partition)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("offset", [1, pytest.param(7, marks=pytest.mark.soak)])
 def test_both_readers_tell_the_same(traced, offset):
     assert asdict(traced.at(offset, traced.through_spark)) == asdict(traced.at(offset))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sessionlake.local import classes
+from sessionlake.local import class_archive
 from sessionlake.settings.model import CaptureSettings, OnViolation, Settings
 
 JAVA_OPTIONS = "JDK_JAVA_OPTIONS"
@@ -38,11 +38,11 @@ def make(home: Path) -> None:
     silver.start(spark, settings, once=True).wait()
     TableMerger(spark, settings).catch_up()
     gold.start(spark, settings, once=True).wait()
-    classes.keep(spark)
+    class_archive.write_archive(spark)
     stop_spark()
 
 
-if __name__ == "__main__" and classes.kept() is None:
+if __name__ == "__main__" and class_archive.find_archive() is None:
     sys.stderr.write("Keeping the classes that Spark loads ready for the tests (once) ...\n")
     with tempfile.TemporaryDirectory() as place:
         make(Path(place))

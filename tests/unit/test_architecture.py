@@ -27,6 +27,7 @@ HOUSE = (
     "errors",
     "build",
     "protocol",
+    "feeds",
     "settings",
     "integrity",
     "local",

@@ -101,7 +101,7 @@ def test_an_unknown_environment_variable_is_named(call):
 def test_an_unreachable_broker_is_told_at_once_with_the_remedy(call, free_port, tmp_path, layers):
     result = call("run", layers, "--once")
     assert result.exit_code == 1
-    assert f"no Kafka broker at 127.0.0.1:{free_port}" in said(result)
+    assert f"no Kafka broker answers at 127.0.0.1:{free_port}" in said(result)
     assert "sessionlake broker up" in result.stderr
     assert not (tmp_path / "home" / "warehouse").exists()
 
@@ -329,7 +329,7 @@ def test_a_signal_sets_the_flag_and_interrupts_nothing(number):
 
 def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path):
     settings = Settings(home=tmp_path)
-    said = rf"another process rebuilds silver over {tmp_path} \(.*, process {os.getpid()}, since .*Z\): stop it first"
+    said = rf"another process rebuilds silver over {tmp_path} \(.*, process {os.getpid()}, since .*Z\)\. Stop it first"
     for _ in range(2):  # again with what the one before has left in the file
         with claim(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
             pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())

@@ -27,7 +27,7 @@ from sessionlake.processors.testing import Sent, run
 from sessionlake.settings.model import ENV_PREFIX, Settings, load_settings
 from support.docs import PAGES, PROGRAM, README, ROOT, Block, Command, blocks, commands
 
-LANGUAGES = {"sh", "text", "yaml", "python", "json", "proto"}
+LANGUAGES = {"sh", "text", "yaml", "python", "json", "proto", "mermaid"}
 LINK = re.compile(r"\[[^\]]*\]\((?P<file>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
 DOTTED = re.compile(r"`(sessionlake(?:\.\w+)+)`")
 NO_MODULES = {"sessionlake.yml", "sessionlake.version"}
@@ -264,6 +264,28 @@ def test_every_page_is_reached_from_the_readme_or_the_list_of_pages():
     assert {*PAGES} - pages <= linked
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=lambda page: page.name)
+def test_a_how_to_begins_with_the_command(page: Path):
+    title, empty, *rest = page.read_text(encoding="utf-8").splitlines()
+    assert (title[:2], empty) == ("# ", "")
+    assert any(line.startswith("```") for line in rest[:6])
+
+
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+
+
+def test_decisions_are_numbered_without_a_hole():
+    assert [page.name[:4] for page in DECISIONS] == [f"{number:03}-" for number in range(1, len(DECISIONS) + 1)]
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.name)
+def test_a_decision_has_its_number_and_its_parts_in_order(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# {page.name[:3]}. ")
+    parts = re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE)
+    assert parts in (["Context", "Decision", "Consequences"], ["Context", "Decision", "Consequences", "Measurement"])
+
+
 @pytest.mark.parametrize(("file", "lines"), [("README.md", 120), ("docs/reference/glossary.md", 60)])
 def test_what_is_to_be_short_is_short(file: str, lines: int):
     assert len((ROOT / file).read_text(encoding="utf-8").splitlines()) <= lines
@@ -277,5 +299,5 @@ def test_every_table_named_exists():
 
 SETTINGS = {f"{section}.{key}" for section in ("bronze", "silver", "gold") for key in
             type(getattr(Settings(), section)).model_fields}  # fmt: skip
-MADE = {"silver.busy_times"}
-"""The table of the processor that is shown."""
+MADE = {"silver.busy_times", "gold.per_session_1m_final", "gold.placed"}
+"""Tables of the processor, the product and the enriched table that are shown."""

@@ -17,22 +17,22 @@ from pydantic import ValidationError
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.enrich.asof import OPEN
+from sessionlake.gold.enrich.asof import OPEN_END
 from sessionlake.gold.enrich.reference import (
     FROM,
     TO,
     Difference,
     Reference,
+    changed_spans,
     difference,
-    faulty,
-    touched_spans,
-    within_spans,
+    find_faults,
+    in_spans,
 )
-from sessionlake.gold.enrich.table import OF_CHANGE, Enriched, Join
-from sessionlake.gold.enrich.upsert import FIRST_MICROS, Given, Version, put, upserted
-from sessionlake.gold.references.step import _together, _without
-from sessionlake.gold.references.taken import read_reference
-from sessionlake.gold.references.writing import rows_of_file
+from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, Join
+from sessionlake.gold.enrich.upsert import FIRST_MICROS, NewRow, Version, insert_versions, plan_upsert
+from sessionlake.gold.references.applied import read_reference
+from sessionlake.gold.references.step import _join_ranges, _subtract
+from sessionlake.gold.references.writing import read_rows_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import JoinSettings, ReferenceSettings
@@ -41,8 +41,8 @@ from support.seeds import examples
 
 SITES = Reference("sites", (("site", "string"), ("floor", "bigint")), (("place", "string"), ("size", "double")))
 FLAGS = Reference("flags", (("status", "string"),), (("bad", "boolean"),))
-OWN = (*OF_CHANGE, ("qty", "bigint"), ("status", "string"))
-TABLE = Enriched(
+OWN = (*CHANGE_COLUMNS, ("qty", "bigint"), ("status", "string"))
+TABLE = EnrichedTable(
     "placed",
     OWN,
     (
@@ -159,16 +159,16 @@ def test_corrected_batch_by_batch_a_table_is_what_the_last_state_makes_of_all_ch
 
 
 def applied(reference: Reference, taken: pa.Table, part: Difference) -> pa.Table:
-    gone = part.gone.to_pylist()
+    gone = part.removed.to_pylist()
     left = [row for row in taken.to_pylist() if row not in gone]
     assert len(left) == taken.num_rows - len(gone)
-    return pa.concat_tables([pa.Table.from_pylist(left, reference.schema()), part.new])
+    return pa.concat_tables([pa.Table.from_pylist(left, reference.schema()), part.added])
 
 
 def corrected(join: Join, written: pa.Table, part: Difference, taken: dict[str, pa.Table]) -> dict[int, Any]:
     """Rows of changes in the spans that a slice touches, and no other, are other than before."""
     keys = [written[name] for name in join.on]
-    touched = within_spans(join.reference, touched_spans(join.reference, part), keys, written["_ts"].to_numpy())
+    touched = in_spans(join.reference, changed_spans(join.reference, part), keys, written["_ts"].to_numpy())
     return told(TABLE.rows(written.filter(pa.array(touched)), taken))
 
 
@@ -177,13 +177,13 @@ def corrected(join: Join, written: pa.Table, part: Difference, taken: dict[str, 
 def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key(seed: int, most: int):
     rng = random.Random(seed)
     found, _ = difference(SITES, sites(rng), sites(rng))
-    parts = [(part.gone.to_pylist(), part.new.to_pylist()) for part in found.slices(SITES, most)]
+    parts = [(part.removed.to_pylist(), part.added.to_pylist()) for part in found.slices(SITES, most)]
     keys = [{(row["site"], row["floor"]) for row in (*gone, *new)} for gone, new in parts]
     assert sum(map(len, keys)) == len({key for part in keys for key in part})
     assert all(
         len(mine) == 1 or 0 < len(gone) + len(new) <= most for mine, (gone, new) in zip(keys, parts, strict=True)
     )
-    for i, side in enumerate((found.gone, found.new)):
+    for i, side in enumerate((found.removed, found.added)):
         assert sum(len(part[i]) for part in parts) == side.num_rows
 
 
@@ -195,7 +195,7 @@ def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int)
     found, _ = difference(SITES, old, new)
     join, none = TABLE.joins[0], FLAGS.schema().empty_table()
     keys = [changes[name] for name in join.on]
-    touched = within_spans(SITES, touched_spans(SITES, found), keys, changes["_ts"].to_numpy())
+    touched = in_spans(SITES, changed_spans(SITES, found), keys, changes["_ts"].to_numpy())
     a, b = (told(TABLE.rows(changes, {"sites": rows, "flags": none})) for rows in (old, new))
     assert {offset for offset in a if a[offset] != b[offset]} == {
         *changes["_offset"].filter(pa.array(touched)).to_pylist()
@@ -207,7 +207,7 @@ def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int)
     [
         ([(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 9, None, ("q", 1.0))], "two rows hold at the same time"),
         ([(("a", 1), 0, None, ("p", 1.0)), (("a", 1), 0, None, ("p", 1.0))], "two rows hold at the same time"),
-        ([(("a", 1), 5, 5, ("p", 1.0))], "valid_to is not behind valid_from"),
+        ([(("a", 1), 5, 5, ("p", 1.0))], "valid_to is not after valid_from"),
         ([(("a", 1), None, 5, ("p", 1.0))], "valid_from is null"),
         ([(("a", None), 0, 5, ("p", 1.0))], "a key is null"),
     ],
@@ -217,16 +217,16 @@ def test_a_key_with_a_fault_rests_and_the_others_are_taken(spans: list[Any], rea
     now = rows_of(SITES, [*spans, (("b", 1), 0, None, ("new", 1.0))])
     found, faults = difference(SITES, held, now)
     assert [fault.reason.partition(" (")[0] for fault in faults] == [reason]
-    assert found.new["place"].to_pylist() == ["new"]
-    assert set(found.gone["place"].to_pylist()) - {"held"} == {"old"}
-    assert ("held" in found.gone["place"].to_pylist()) == (spans[0][0] != ("a", 1))
+    assert found.added["place"].to_pylist() == ["new"]
+    assert set(found.removed["place"].to_pylist()) - {"held"} == {"old"}
+    assert ("held" in found.removed["place"].to_pylist()) == (spans[0][0] != ("a", 1))
 
 
 def test_spans_that_meet_at_a_microsecond_are_no_fault():
     rows = rows_of(
         SITES, [(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 10, 11, ("q", 1.0)), (("a", 1), 11, None, ("p", 1.0))]
     )
-    assert faulty(SITES, rows)[1] == []
+    assert find_faults(SITES, rows)[1] == []
 
 
 @examples(usual=120, in_all=1200)
@@ -234,11 +234,11 @@ def test_spans_that_meet_at_a_microsecond_are_no_fault():
 def test_a_row_that_is_put_in_holds_from_its_moment_until_the_next_and_all_else_stays(seed: int):
     rng = random.Random(seed)
     bounds = sorted(rng.sample(range(20), rng.randint(0, 5)))
-    pairs = zip(bounds, [*bounds[1:], OPEN], strict=False)
+    pairs = zip(bounds, [*bounds[1:], OPEN_END], strict=False)
     held = [Version(begin, end, (rng.choice("ab"),)) for begin, end in pairs if rng.random() < 0.8]
     starts = rng.sample(range(20), rng.randint(1, 3))
-    given = [Given(begin, rng.choice([None, begin + rng.randint(1, 6)]), (rng.choice("abc"),)) for begin in starts]
-    found = put(held, rng.sample(given, len(given)), 0)
+    given = [NewRow(begin, rng.choice([None, begin + rng.randint(1, 6)]), (rng.choice("abc"),)) for begin in starts]
+    found = insert_versions(held, rng.sample(given, len(given)), 0)
     assert all(one.end <= two.begin for one, two in pairwise(found))
     begins = sorted({*starts, *(one.begin for one in held)})
     for moment in range(30):
@@ -248,15 +248,18 @@ def test_a_row_that_is_put_in_holds_from_its_moment_until_the_next_and_all_else_
         assert [one.values for one in found if one.begin <= moment < one.end] == wanted
 
 
-def ends_of(row: Given, begins: list[int]) -> int:
-    return min([b for b in begins if b > row.begin], default=OPEN) if row.end is None else row.end
+def ends_of(row: NewRow, begins: list[int]) -> int:
+    return min([b for b in begins if b > row.begin], default=OPEN_END) if row.end is None else row.end
 
 
 def test_a_row_without_a_moment_holds_since_ever_if_it_is_the_first_and_else_from_now_on_if_it_says_other_than_before():
-    assert put([], [Given(None, None, ("a",))], 7) == [Version(FIRST_MICROS, OPEN, ("a",))]
-    held = [Version(0, OPEN, ("a",))]
-    assert put(held, [Given(None, None, ("a",))], 7) == held
-    assert put(held, [Given(None, None, ("b",))], 7) == [Version(0, 7, ("a",)), Version(7, OPEN, ("b",))]
+    assert insert_versions([], [NewRow(None, None, ("a",))], 7) == [Version(FIRST_MICROS, OPEN_END, ("a",))]
+    held = [Version(0, OPEN_END, ("a",))]
+    assert insert_versions(held, [NewRow(None, None, ("a",))], 7) == held
+    assert insert_versions(held, [NewRow(None, None, ("b",))], 7) == [
+        Version(0, 7, ("a",)),
+        Version(7, OPEN_END, ("b",)),
+    ]
 
 
 def test_rows_of_a_key_that_cannot_be_put_in_are_refused_and_the_others_are_put_in():
@@ -270,14 +273,14 @@ def test_rows_of_a_key_that_cannot_be_put_in_are_refused_and_the_others_are_put_
         ((None, 1), 5, 9, ("p", 1.0)), (("rests", 1), 5, None, ("p", 1.0)), (("rests", 2), 5, None, ("p", 1.0)),
         (("sound", 1), 5, None, ("p", 1.0)),
     ]  # fmt: skip
-    found = upserted(SITES, rows_of(SITES, held), rows_of(SITES, given), 0)
+    found = plan_upsert(SITES, rows_of(SITES, held), rows_of(SITES, given), 0)
     assert found.written["site"].to_pylist() == ["sound"]
     assert {key: reason.partition(" (")[0] for key, reason in found.refused.items()} == {
-        ("once", 1): "two rows begin at the same moment",
-        ("ends", 1): "valid_to is not behind valid_from",
+        ("once", 1): "two rows start at the same moment",
+        ("ends", 1): "valid_to is not after valid_from",
         (None, 1): "a key is null",
-        ("rests", 1): "of what the table has of it, valid_from is null",
-        ("rests", 2): "of what the table has of it, two rows hold at the same time",
+        ("rests", 1): "the table's own rows of this key have a fault: valid_from is null",
+        ("rests", 2): "the table's own rows of this key have a fault: two rows hold at the same time",
     }
 
 
@@ -285,16 +288,18 @@ def test_one_nan_is_like_another():
     """A writer of Parquet may change its bits: it would be taken anew for ever."""
     held = rows_of(SITES, [(("a", 1), 0, None, ("p", math.nan))])
     assert difference(SITES, held, rows_of(SITES, [(("a", 1), 0, None, ("p", -math.nan))]))[0].rows == 0
-    assert upserted(SITES, held, rows_of(SITES, [(("a", 1), None, None, ("p", float("nan")))]), 7).written.num_rows == 0
+    assert (
+        plan_upsert(SITES, held, rows_of(SITES, [(("a", 1), None, None, ("p", float("nan")))]), 7).written.num_rows == 0
+    )
 
 
 def test_moments_beyond_those_of_python_are_told_and_put_in():
     far = 10**18  # the year 33658
-    (fault,) = faulty(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
-    assert fault.reason.startswith("valid_to is not behind valid_from")
+    (fault,) = find_faults(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
+    assert fault.reason.startswith("valid_to is not after valid_from")
     dated = Reference("dated", (("site", "string"),), (("since", "timestamp"), ("day", "date")))
     held = rows_of(dated, [(("a",), 0, None, (far, 10**7))])
-    found = upserted(dated, held, rows_of(dated, [(("a",), 5, None, (far, 10**7))]), 0)
+    found = plan_upsert(dated, held, rows_of(dated, [(("a",), 5, None, (far, 10**7))]), 0)
     assert (found.written["since"].cast(pa.int64()).to_pylist(), found.removed.num_rows) == ([far, far], 0)
 
 
@@ -302,7 +307,7 @@ def test_what_is_written_and_removed_makes_the_table_what_its_versions_are():
     held = rows_of(
         SITES, [(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 10, None, ("q", 1.0)), (("b", 1), 0, None, ("p", 1.0))]
     )
-    found = upserted(SITES, held, rows_of(SITES, [(("a", 1), 5, 20, ("r", None))]), 0)
+    found = plan_upsert(SITES, held, rows_of(SITES, [(("a", 1), 5, 20, ("r", None))]), 0)
     assert [(row["place"], row[FROM], row[TO]) for row in plain(found.written)] == [
         ("p", 0, 5), ("r", 5, 20), ("q", 20, None),
     ]  # fmt: skip
@@ -313,12 +318,12 @@ def test_of_a_file_an_empty_field_alone_is_null(tmp_path: Path):
     named = Reference("named", (("site", "string"),), (("place", "string"), ("size", "double")))
     file = tmp_path / "sites.csv"
     file.write_text("site,place,size\nNA,null,\nb,,2\n")
-    assert [(r["site"], r["place"], r["size"]) for r in rows_of_file(named, file).to_pylist()] == [
+    assert [(r["site"], r["place"], r["size"]) for r in read_rows_file(named, file).to_pylist()] == [
         ("NA", "null", None), ("b", None, 2.0),
     ]  # fmt: skip
     file.write_text("site,place,place,size\na,b,c,1\n")
-    with pytest.raises(UsageError, match="has place twice"):
-        rows_of_file(named, file)
+    with pytest.raises(UsageError, match="has the columns place twice"):
+        read_rows_file(named, file)
 
 
 @pytest.mark.parametrize("rows", [pa.table({"status": ["x"], "bad": [{"is": True}]}), pa.table({"status": ["x"]})])
@@ -326,7 +331,7 @@ def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whol
     lake = Lake(Settings(home=tmp_path))
     moments = pa.nulls(1, FLAGS.schema().field(FROM).type)
     write_deltalake(folder_of(lake, FLAGS.table), rows.append_column(FROM, moments).append_column(TO, moments))
-    with pytest.raises(LakeError, match=r"reference\.flags has"):
+    with pytest.raises(LakeError, match=r"reference\.flags (has|lacks)"):
         read_reference(lake, lake.reader(), FLAGS)
 
 
@@ -346,9 +351,9 @@ def test_silver_s_batches_are_all_added_and_none_that_a_batch_before_has_added_w
     added, seen = range(0), set[int]()
     for first, length in spans:
         read = range(first, first + length)
-        left = _without(read, added)
+        left = _subtract(read, added)
         assert {*read} - {*added} <= {*left} <= {*read}
         assert bool(left) == bool({*read} - {*added})
         seen |= {*left}
-        added = _together(added, left) if left else added
+        added = _join_ranges(added, left) if left else added
         assert {*read} <= {*added} <= seen

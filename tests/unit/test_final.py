@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.final import Closing, FinalTable, between, final_table
+from sessionlake.gold.aggregate.final import Closing, FinalTable, final_table, newly_final
 from sessionlake.gold.aggregate.late import latest, stream_times
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
@@ -148,14 +148,14 @@ class Gold:
         if whole:
             until = self.closing.until(self.times)
             table = pa.Table.from_pylist([*self.held.values()], OWN.schema())
-            found = between(table, self.closing.since, until).to_pylist() if until else []
+            found = newly_final(table, self.closing.since, until).to_pylist() if until else []
             if self.appended_by < number and found:
                 self.appended += [row | {"_batch": number} for row in found]
                 self.appended_by = number
             elif self.appended_by == number:  # what would be appended once more is what is there
                 there = [row for row in self.appended if row["_batch"] == number]
                 assert shown(found) == shown(there)
-            self.closing.move(until)
+            self.closing.advance(until)
             self.times = {}
         if dies == 2:
             return False
@@ -199,7 +199,7 @@ def test_a_row_is_final_when_stream_time_has_come_to_its_buckets_end_and_the_lat
     rows = OWN.of_changes(
         pa.Table.from_pylist(applied([Arrived(0, 0, 0, ts, 1.0) for ts in (9_999, 10_000)]), SCHEMA), DECLARED
     )
-    found = between(rows, {}, FINAL.limits({("capture.a", 0): time, ("capture.a", 1): 10**9}))
+    found = newly_final(rows, {}, FINAL.limits({("capture.a", 0): time, ("capture.a", 1): 10**9}))
     assert [start // 1000 for start in found["window_start"].cast(pa.int64()).to_pylist()] == final
 
 
@@ -289,7 +289,7 @@ def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, mon
         return products_of(Settings(home=tmp_path, gold=gold))[-1]
 
     assert final_table(declared("OWN", output="append")) is not None
-    with pytest.raises(ConfigError, match=r"has output 'append', and the configuration 'update'"):
+    with pytest.raises(ConfigError, match=r"has output 'append', but the configuration says 'update'"):
         declared("OWN")
     with pytest.raises(
         ConfigError, match=r"own_final:BARE: output append needs a bucket.*; and a lateness.*; and topic"

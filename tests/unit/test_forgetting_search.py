@@ -24,7 +24,7 @@ from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import topics_of
 from sessionlake.operations.forgetting.search import Found, search
 from sessionlake.operations.forgetting.states import left_of
-from sessionlake.processors.memory import Kept, ProcessorMemory
+from sessionlake.processors.memory import ProcessorMemory, SessionState
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.erased import KEY
@@ -126,7 +126,7 @@ def test_parquet_is_searched_by_value_before_it_has_its_name_and_named_if_it_can
 
 
 def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were() -> None:
-    kept = Kept(1, b"s", 3, 0, 17)
+    kept = SessionState(1, b"s", 3, 0, 17)
     memory = ProcessorMemory(
         {("t", 0): 5}, {session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sessionlake.local import gateway
-from sessionlake.local.gateway import TESTED_SPARK, Jvm, starting
+from sessionlake.local.gateway import TESTED_SPARK, Jvm, prepare_start
 from sessionlake.spark.session import DATABRICKS_VARIABLE, stop_spark
 
 
@@ -56,14 +56,14 @@ def test_after_spark_an_interrupt_is_pythons_own_again(monkeypatch: pytest.Monke
 
 def test_a_tested_version_is_started_by_hand_without_a_word(jvm, monkeypatch, capsys):
     monkeypatch.setattr(gateway, "version", lambda _: TESTED_SPARK[-1])
-    conf, _ = starting(jvm)
+    conf, _ = prepare_start(jvm)
     assert (conf, capsys.readouterr().err) == ({}, "")
 
 
 @pytest.mark.parametrize("found", ["4.0.3", "4.1.0", "3.5.1"])
 def test_another_version_is_left_to_pyspark_with_the_same_options_and_that_is_told(jvm, monkeypatch, capsys, found):
     monkeypatch.setattr(gateway, "version", lambda _: found)
-    conf, context = starting(jvm)
+    conf, context = prepare_start(jvm)
     with context:  # starts nothing: there is no such Java
         pass
     assert conf["spark.driver.memory"] == "2g"
@@ -92,6 +92,6 @@ def test_an_interrupt_between_a_jvm_and_its_handle_leaves_no_process(
     monkeypatch.setattr(gateway, "_running", [])
     monkeypatch.setattr(gateway.subprocess, "Popen", Interrupted)
     jvm = gateway.Jvm(java, "1g", [], tmp_path, tmp_path, tmp_path / "out")
-    with pytest.raises(KeyboardInterrupt), gateway._started(jvm):
+    with pytest.raises(KeyboardInterrupt), gateway._running_jvm(jvm):
         pass
     assert [process.poll() for process in begun] == [-signal.SIGTERM]

@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, MINUTE, TIERS, answer_by, spans
-from sessionlake.gold.query import KEYS, answered, metrics
+from sessionlake.gold.query import KEYS, metrics, read_answer
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.settings.model import Settings
 from support.seeds import examples
@@ -95,8 +95,8 @@ def test_the_answer_is_that_of_the_minutes_alone_and_of_the_points(
 ) -> None:
     begin, end = min(begin, end), max(begin, end) + MINUTE
     reader, answer = Lake(home).reader(), answer_by(by, step)
-    found = answered(reader, answer, [*spans(begin, end, step)], [])
-    alone = answered(reader, answer, [*spans(begin, end, step, [METRICS_1M])], [])
+    found = read_answer(reader, answer, [*spans(begin, end, step)], [])
+    alone = read_answer(reader, answer, [*spans(begin, end, step, [METRICS_1M])], [])
     assert found.rows.equals(alone.rows)
     assert found.rows.num_rows == 0 or sum(found.read.values()) <= sum(alone.read.values())
     every = points()
@@ -126,10 +126,10 @@ def test_files_that_cannot_have_rows_of_the_range_are_not_counted_as_read(home: 
 def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = home, moment(0), moment(2 * DAY)
     by_days = metrics(*asked)
-    monkeypatch.setattr("sessionlake.gold.query.whole", lambda _, __, tiers: [*tiers[1:]])
+    monkeypatch.setattr("sessionlake.gold.query.complete_tables", lambda _, __, tiers: [*tiers[1:]])
     assert dict(metrics(*asked).files) == {METRICS_1H.table: (2, 4)}
     assert metrics(*asked).rows["points"].equals(by_days.rows["points"])
-    monkeypatch.setattr("sessionlake.gold.query.whole", lambda _, __, tiers: [*tiers[:2]])
+    monkeypatch.setattr("sessionlake.gold.query.complete_tables", lambda _, __, tiers: [*tiers[:2]])
     with pytest.raises(LakeError, match=r"metrics_1m is not there yet, or not whole: `sessionlake run gold`"):
         metrics(*asked)
 

@@ -105,8 +105,11 @@ def test_a_product_may_be_made_from_a_standard_one(monkeypatch: pytest.MonkeyPat
     ("target", "told"),
     [
         ("own_products:NONE", "module own_products has no NONE; its products: .*OWN, BELOW"),
-        ("own_products:OTHER", "own_products:OTHER is no sessionlake.gold.Product"),
-        ("own_products:BELOW", "own_products:BELOW is made from gold.own; there are gold.metrics_1m"),
+        ("own_products:OTHER", "own_products:OTHER is not a `sessionlake.gold.Product`"),
+        (
+            "own_products:BELOW",
+            "own_products:BELOW is computed from gold.own, which is not a standard table. Use one of gold.metrics_1m",
+        ),
         ("no_such_module:OWN", "module no_such_module cannot be imported .* nor in "),
     ],
 )
@@ -118,7 +121,7 @@ def test_a_product_that_cannot_be_used_is_named(
 
 
 def test_a_product_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    with pytest.raises(ConfigError, match="is named 'own': the two names must be the same"):
+    with pytest.raises(ConfigError, match="has the name 'own', but the configuration says"):
         named(monkeypatch, tmp_path, FROM_HOURS, name="other", python="own_products:OWN")
 
 

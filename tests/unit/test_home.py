@@ -7,7 +7,7 @@ import pytest
 
 from sessionlake.cli import doctor
 from sessionlake.errors import MachineError
-from sessionlake.local.home import require_home, turn
+from sessionlake.local.home import hold_lock, require_home
 from sessionlake.local.paths import process_folder
 from sessionlake.settings.model import Settings
 
@@ -42,7 +42,7 @@ def test_a_home_is_made_for_its_owner_alone(tmp_path):
 
 def test_a_home_that_a_lock_makes_is_its_owner_s_alone(tmp_path):
     settings = Settings(home=tmp_path / "home")
-    with turn(settings, "commit"):
+    with hold_lock(settings, "commit"):
         assert rights(settings.home) == 0o700
 
 
@@ -50,11 +50,11 @@ def test_a_lock_taken_again_by_its_thread_does_not_wait_and_is_held_until_the_ou
     settings, entered = Settings(home=tmp_path / "home"), threading.Event()
 
     def enter() -> None:
-        with turn(settings, "commit"):
+        with hold_lock(settings, "commit"):
             entered.set()
 
-    with turn(settings, "commit"):
-        with turn(settings, "commit"):
+    with hold_lock(settings, "commit"):
+        with hold_lock(settings, "commit"):
             pass
         other = threading.Thread(target=enter)
         other.start()

@@ -97,7 +97,7 @@ def test_a_jar_that_is_delivered_otherwise_never_comes_into_the_cache(ivy, chang
 
 
 def test_every_jar_is_pinned_once():
-    listed = jars.pinned()
+    listed = jars.pinned_hashes()
     assert len(listed) == len((Path(jars.__file__).with_name("jars.sha256")).read_text().splitlines())
     assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in listed.values())
     assert {"delta-spark_4.0_2.13-4.4.0.jar", "kafka_2.13-4.1.0.jar"} <= listed.keys()
@@ -138,7 +138,7 @@ def test_two_processes_at_once_fetch_once(ivy, monkeypatch):
 )
 def test_a_failed_fetch_is_one_line_with_cause_and_remedy(ivy, output, cause):
     ivy(f"printf '{output}\n'; exit 1")
-    with pytest.raises(MachineError, match=rf"\({cause}.*\): check the network and run again") as caught:
+    with pytest.raises(MachineError, match=rf"\({cause}.*\)\. Check the network and run again") as caught:
         resolve(_SET)
     assert "\n" not in str(caught.value)
 

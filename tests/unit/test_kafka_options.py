@@ -74,7 +74,7 @@ def test_a_pem_trust_store_becomes_the_ca_location():
 
 
 def test_a_java_trust_store_is_refused_with_the_way_out():
-    with pytest.raises(ConfigError, match=r"ssl.truststore.location is a JKS store.*convert it to PEM"):
+    with pytest.raises(ConfigError, match=r"ssl.truststore.location is a JKS store.*Convert it to PEM"):
         client_config(_settings(ssl_truststore_location="/trust.jks"))
 
 
@@ -126,7 +126,7 @@ def test_no_broker_on_this_machine_fails_at_once_and_names_the_command(free_port
 
 
 def test_one_reachable_server_among_several_is_enough_to_go_on(free_port, monkeypatch):
-    monkeypatch.setattr("sessionlake.kafka.clients.unanswered", lambda _config, _seconds: None)
+    monkeypatch.setattr("sessionlake.kafka.clients.request_metadata", lambda _config, _seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         require_broker(_settings(f"127.0.0.1:{free_port},127.0.0.1:{listening.getsockname()[1]}"))
 
@@ -141,7 +141,7 @@ def test_a_port_that_listens_but_speaks_no_kafka_is_no_broker(monkeypatch):
 
 
 def test_a_host_that_does_not_exist_is_named():
-    with pytest.raises(BrokerError, match=r"no Kafka broker at no-such-host\.invalid:9092 .*start or unblock it"):
+    with pytest.raises(BrokerError, match=r"answers at no-such-host\.invalid:9092 .*Start the broker or unblock it"):
         require_broker(_settings("no-such-host.invalid:9092"))
 
 

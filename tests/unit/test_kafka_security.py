@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sessionlake.errors import AccessError, ConfigError
-from sessionlake.kafka.clients import client_config, java_client_options, refused, spark_kafka_options
+from sessionlake.kafka.clients import client_config, java_client_options, rejected_error, spark_kafka_options
 from sessionlake.kafka.security import without_secrets
 from sessionlake.kafka.tls import tls_fault
 from sessionlake.settings.model import KafkaSecurity, KafkaSettings, Settings, load_settings
@@ -128,14 +128,14 @@ def test_a_file_that_is_missing_or_no_pem_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"kafka\.security\.ca: .*none\.pem cannot be read \(No such file"):
         java_client_options(settings(protocol="SSL", ca=str(tmp_path / "none.pem")))
     (tmp_path / "ca.der").write_bytes(b"0abc")
-    with pytest.raises(ConfigError, match=r"kafka\.security\.ca: .*ca\.der is not PEM"):
+    with pytest.raises(ConfigError, match=r"kafka\.security\.ca: .*ca\.der is not a PEM file"):
         java_client_options(settings(protocol="SSL", ca=str(tmp_path / "ca.der")))
 
 
 def test_what_a_client_says_is_told_without_the_secrets_it_was_given():
     own = settings(**TOKEN)
     assert without_secrets(own, "hush was refused") == "(hidden) was refused"
-    assert "hush" not in str(refused(own, "hush was refused"))
+    assert "hush" not in str(rejected_error(own, "hush was refused"))
     by_options = Settings(kafka=KafkaSettings(options={"sasl.jaas.config": "X password=hush;"}))
     assert "hush" not in without_secrets(by_options, "bad value X password=hush; for sasl.jaas.config")
 

@@ -23,7 +23,7 @@ from sessionlake.processors.api import Message, Record
 from sessionlake.processors.by_class import _ERROR, _Groups
 from sessionlake.processors.job import require_usable
 from sessionlake.processors.keyed import KeyedTable
-from sessionlake.processors.load import ProcessorRef, ref_of
+from sessionlake.processors.load import ProcessorRef, processor_ref
 from sessionlake.processors.testing import Sent, run, run_keyed
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings
 
@@ -99,7 +99,7 @@ def test_the_limit_is_of_one_call_however_many_rows_a_key_comes_to_have():
     own = ORDERED.model_copy(update={"max_records_per_call": 1})
     assert groups_of(own)(MADE_OF)[_ERROR].null_count == 4
     own = own.model_copy(update={"target": f"{__name__}:Twice"})
-    said = 'key {"who": "a"}: OverflowError: more than 1 records of one call: max_records_per_call allows no more'
+    said = 'key {"who": "a"}: OverflowError: more than 1 records of one call, the limit of max_records_per_call'
     assert groups_of(own)(MADE_OF)[_ERROR].to_pylist() == [said]
 
 
@@ -110,7 +110,7 @@ class Twice(Pauses):
 
 def test_rows_that_the_order_does_not_tell_apart_stop_the_batch():
     rows = pa.table({"who": ["a", "b", "a"], "ts": [1, 1, 1]})
-    said = 'key {"who": "a"}: ValueError: two rows are alike in ts: `order` must tell them apart'
+    said = 'key {"who": "a"}: ValueError: two rows are equal in ts: `order` must distinguish them'
     assert groups_of(ORDERED)(rows)[_ERROR].to_pylist() == [said]
 
 
@@ -144,8 +144,8 @@ class Places(Processor[Last]):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        (("price",), "key: price is double"),
-        (("tags",), r"key: tags is array<string>"),
+        (("price",), "key: price is of type double"),
+        (("tags",), r"key: tags is of type array<string>"),
         (("who", "who"), "key: the column 'who' is declared twice"),
         (("ordinal",), r"column 'ordinal': silver\.own has a column of this name itself"),
         (("whose",), "has no column whose"),
@@ -168,7 +168,7 @@ def test_a_setting_that_would_say_nothing_is_refused(tmp_path: Path, given: dict
 
 
 def groups_of(own: ProcessorSettings) -> _Groups:
-    return _Groups(ref_of(own), own, (("who", "string"), ("ordinal", "int")))
+    return _Groups(processor_ref(own), own, (("who", "string"), ("ordinal", "int")))
 
 
 def test_its_source_is_kept_until_it_has_read_it_and_bronze_is_not(tmp_path: Path):

@@ -22,7 +22,7 @@ from sessionlake.gold.aggregate.late import APPLIED, LATE_KEYS, NEVER, by_topic,
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared.tables import products_of
-from sessionlake.gold.tables.expiry import due
+from sessionlake.gold.tables.expiry import due_floors
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import GoldSettings, Settings
@@ -146,7 +146,7 @@ def test_one_that_is_made_from_another_products_rows_has_no_lateness(tmp_path, m
     (tmp_path / "own_late.py").write_text(text + 'OWN = replace(METRICS_1D, name="own", lateness_ms=1)\n')
     monkeypatch.chdir(tmp_path)
     gold = GoldSettings.model_validate({"products": [{"name": "own", "python": "own_late:OWN"}]})
-    with pytest.raises(ConfigError, match=r"is made from gold.metrics_1h, which does not tell what is late"):
+    with pytest.raises(ConfigError, match=r"is computed from gold.metrics_1h, which does not say"):
         products_of(Settings(home=tmp_path, gold=gold))
 
 
@@ -168,7 +168,7 @@ def test_stream_times_are_told_by_topic_partition_and_of_changes_that_have_one()
 
 def test_a_topic_whose_stream_time_is_ahead_of_the_clock_loses_no_more_than_by_the_clock():
     kept = replace(product(60 * SECOND, None), retention_ms=3_600 * SECOND)
-    found = due(kept, {"right": 7_205 * SECOND, "ahead": 10**15, "unknown": NEVER})
+    found = due_floors(kept, {"right": 7_205 * SECOND, "ahead": 10**15, "unknown": NEVER})
     assert found.keys() == {"right", "ahead"}
     assert found["right"] == 3_600 * SECOND
     assert 0 <= time.time() * SECOND - 3_600 * SECOND - found["ahead"] < 120 * SECOND

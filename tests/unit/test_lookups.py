@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.enrich.reference import Reference
-from sessionlake.gold.enrich.table import OF_CHANGE, Enriched, Join
+from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, Join
 from sessionlake.gold.references.lookups import Lookups
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
@@ -27,7 +27,7 @@ from support.lakes import limit
 
 OWNERS = Reference("owners", (("device", "string"),), (("owner", "string"), ("since", "timestamp")))
 JOIN = Join(OWNERS, "owners", ("session_id",), (("owner", "owner"),))
-TABLE = Enriched("owned", OF_CHANGE, (JOIN,))
+TABLE = EnrichedTable("owned", CHANGE_COLUMNS, (JOIN,))
 ARROW = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "timestamp": pa.timestamp("us", "UTC")}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -65,7 +65,7 @@ class Asking:
     def add(self, sessions: Sequence[str], batch: int) -> None:
         """As gold adds a batch of silver's; no correction is made."""
         self.write(TABLE.table, self.rows(sessions, batch))
-        self.lookups.note(batch, batch)
+        self.lookups.add_batches(batch, batch)
 
     def run(self) -> list[str]:
         """Asks until there is no more to ask for; returns what was asked for."""

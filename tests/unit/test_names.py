@@ -18,13 +18,13 @@ from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import Declared, order_field
 from sessionlake.gold.declared.tables import product_of, schemas_of
-from sessionlake.gold.enrich.reference import FROM, TO, Reference, touched_spans
+from sessionlake.gold.enrich.reference import FROM, TO, Reference, changed_spans
 from sessionlake.gold.enrich.reference import difference as reference_difference
 from sessionlake.gold.enrich.table import Join
 from sessionlake.gold.rules.parse import Scope, parse
 from sessionlake.gold.rules.tree import Selection, leaves
 from sessionlake.processors.output import OutputColumns
-from sessionlake.processors.typed import module_of
+from sessionlake.processors.typed import types_module
 from sessionlake.protocol.arrow import among_keys, sort_rows
 from sessionlake.protocol.columns import PUBLISHED
 from sessionlake.protocol.names import INTERNAL, check_columns, folded, internal
@@ -132,7 +132,7 @@ def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
 @given(some(DECLARABLE, 5))
 def test_the_module_of_types_has_the_columns_under_their_names(names: list[str]) -> None:
     types = dict.fromkeys(names, "string")
-    tree = ast.parse(module_of(Settings(capture=CaptureSettings(columns=types))))
+    tree = ast.parse(types_module(Settings(capture=CaptureSettings(columns=types))))
     keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
     assert {*names} <= {*keys}
 
@@ -176,8 +176,8 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
             {key: "a", more: 1, FROM: 5_000, TO: None, said: 2.0},
         ]
         versions = pa.Table.from_pylist(rows, reference.schema())
-        found = Join(reference, "r", ("on", "too"), ((taken, said),)).found(changes, versions)
-        spans = touched_spans(reference, reference_difference(reference, versions.slice(0, 0), versions)[0])
+        found = Join(reference, "r", ("on", "too"), ((taken, said),)).added_values(changes, versions)
+        spans = changed_spans(reference, reference_difference(reference, versions.slice(0, 0), versions)[0])
         return [*map(pa.ChunkedArray.to_pylist, found.values())], spans.rename_columns(list("abcd")).to_pylist()
 
     changes = pa.table({"on": ["a", "a", "b"], "too": [1, 1, 1], "ts": [1, 7, 1]})
@@ -187,7 +187,7 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
 @given(some(usable(EVERY, "_batch", "ordinal"), 4))
 def test_a_processors_records_have_its_columns(names: list[str]) -> None:
     output = OutputColumns(dict.fromkeys(names, "bigint"), (("ordinal", "int"),))
-    found = output.own([output.check({name: place for place, name in enumerate(names)}), output.check({})])
+    found = output.declared_arrays([output.check({name: place for place, name in enumerate(names)}), output.check({})])
     assert {name: column.to_pylist() for name, column in found.items()} == {
         name: [place, None] for place, name in enumerate(names)
     }

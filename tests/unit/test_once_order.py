@@ -18,9 +18,9 @@ from sessionlake.gold.aggregate.order import (
     SESSION_MARK,
     TURN,
     OnceTopics,
-    in_turn,
     session_marks,
     with_sessions,
+    with_turn,
 )
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
@@ -122,7 +122,7 @@ FIRST_AND_LAST = Product(
 def product_rows(product: Product, changes: Sequence[Change], rnd: random.Random) -> list[Change]:
     held = product.schema().empty_table()
     for batch in cut(changes, rnd):
-        part = product.of_changes(in_turn(pa.Table.from_pylist(list(batch), SCHEMA), ONCE), DECLARED)
+        part = product.of_changes(with_turn(pa.Table.from_pylist(list(batch), SCHEMA), ONCE), DECLARED)
         merged = {tuple(row[name] for name in product.row_keys): row for row in held.to_pylist()}
         merged |= {tuple(row[n] for n in product.row_keys): row for row in product.merged(part, held).to_pylist()}
         held = pa.Table.from_pylist([*merged.values()], product.schema())
@@ -160,7 +160,7 @@ PATTERNS = [
 
 
 def alerts_of(rule: Rule, changes: Sequence[Change]) -> set[Any]:
-    table = in_turn(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
+    table = with_turn(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
     table = table.append_column("deleted", pa.array([False] * table.num_rows))
     matches = pa.concat_tables([MATCH.empty_table(), *(one.matches(table, DECLARED) for one in pattern_events(rule))])
     return {*evaluate_pattern(rule, matches, 0, 10**9)}
@@ -183,9 +183,9 @@ def test_changes_of_other_classes_go_by_position(integrity: str) -> None:
     other = OnceTopics(CaptureSettings.model_validate({"integrity": integrity}))
     assert not other.may_be_any
     rows = pa.Table.from_pylist([change("s", "r", 7, 0, price=1.0) | {LIFE: 5, SEQ: 3}], SCHEMA)
-    [row] = in_turn(rows, other).select([LIFE, TURN]).to_pylist()
+    [row] = with_turn(rows, other).select([LIFE, TURN]).to_pylist()
     assert row == {LIFE: NO_LIFE, TURN: 7}
-    assert with_sessions(in_turn(rows, other))[SESSION_MARK].to_pylist() == [None]
-    [row] = in_turn(rows, ONCE).select([LIFE, TURN]).to_pylist()
+    assert with_sessions(with_turn(rows, other))[SESSION_MARK].to_pylist() == [None]
+    [row] = with_turn(rows, ONCE).select([LIFE, TURN]).to_pylist()
     assert row == {LIFE: 5, TURN: 3}
-    assert with_sessions(in_turn(rows, ONCE))[SESSION_MARK].to_pylist() == session_marks(pa.array(["s"])).tolist()
+    assert with_sessions(with_turn(rows, ONCE))[SESSION_MARK].to_pylist() == session_marks(pa.array(["s"])).tolist()

@@ -103,7 +103,7 @@ def test_links_have_no_encoded_characters_though_the_temporary_folder_has(
 @pytest.mark.parametrize("part", ["a%20b", "a[b]", "a|b", "a^b", "a\\b", "a\nb"])
 def test_a_home_whose_tables_could_not_be_opened_is_refused_before_it_is_made(tmp_path: Path, part: str) -> None:
     home = tmp_path / part / "home"
-    with pytest.raises(MachineError, match=r"delta-rs cannot open tables.*SESSIONLAKE_HOME"):
+    with pytest.raises(MachineError, match=r"delta-rs cannot open the tables.*SESSIONLAKE_HOME"):
         require_home(Settings(home=home))
     assert not home.parent.exists()
 

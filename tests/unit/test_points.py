@@ -36,10 +36,10 @@ from sessionlake.gold.fold.pack import (
     owners_of,
     place_of,
     shard_field,
-    taken_apart,
+    split_place,
 )
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, Kept, points_in, recompute, tail_length
+from sessionlake.gold.fold.shard import GoldFold, TrackedAverages, points_in, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
 from sessionlake.gold.making import states
 from sessionlake.protocol.arrow import dense
@@ -87,7 +87,7 @@ class Gold:
     ) -> None:
         self.shards, self.series, self.schema = shards, series, schema
         self.packer = packer or ChangePacker(Declared(METRICS), owners_of(series))
-        self.fold = GoldFold(Declared(METRICS), tuple(map(Kept, series)), (), idle_ms, resting_ms or idle_ms)
+        self.fold = GoldFold(Declared(METRICS), tuple(map(TrackedAverages, series)), (), idle_ms, resting_ms or idle_ms)
         self.states: dict[int, bytes] = {}
         self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
         self.restated: list[Change] = []
@@ -261,7 +261,7 @@ def test_a_message_s_place_is_one_number_and_taken_apart_again():
     partition, offset = np.array([0, 1, 65_535]), np.array([0, (1 << 47) - 1, 7])
     place = place_of(partition, offset)
     assert (np.diff(place) > 0).all()
-    assert {name: found.tolist() for name, found in taken_apart(place).items()} == {
+    assert {name: found.tolist() for name, found in split_place(place).items()} == {
         "partition": partition.tolist(),
         "offset": offset.tolist(),
     }
@@ -275,7 +275,7 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
         shard: pa.table({"mark": marks_of([SEPARATOR.join(owner)]), "newest": [newest]})
         for shard, owner, newest in ((0, ("capture.a", "s", "0"), 4000), (1, ("capture.a", "t", "1"), 9000))
     }
-    gold.fold = GoldFold(Declared(METRICS), (Kept(BY_SESSION, "anew", known.__getitem__),), (), HOUR, HOUR)
+    gold.fold = GoldFold(Declared(METRICS), (TrackedAverages(BY_SESSION, "anew", known.__getitem__),), (), HOUR, HOUR)
     after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
     new = [change("t", "r", 9 + i, i * 1000, price=float(i)) for i in range(4)]  # the table has it in another shard
     for batch in after:
@@ -298,7 +298,7 @@ def test_of_what_a_table_was_made_anew_each_shard_reads_its_own(tmp_path: Path, 
     (folder,) = states.folder(settings).iterdir()
     assert folder.name == f"{BY_SESSION.name}.b"
     for shard in range(6):
-        found = states._Held(str(folder))(shard)
+        found = states._StoredOwners(str(folder))(shard)
         own = [i for i in np.argsort(marks) if shards[i] == shard]
         assert (found["mark"].to_pylist(), found["newest"].to_pylist()) == (marks[own].tolist(), own)
 
@@ -433,7 +433,9 @@ def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {shard_field(0): 0}], _SCHEMA).select(names)
     packed = next(ChangePacker(Declared(()), owners_of([BY_SESSION]))([batch]))
-    state, out = GoldFold(Declared(()), (Kept(BY_SESSION),), (), HOUR, HOUR)(0, None, packed["chunk"].to_pylist())
+    state, out = GoldFold(Declared(()), (TrackedAverages(BY_SESSION),), (), HOUR, HOUR)(
+        0, None, packed["chunk"].to_pylist()
+    )
     assert state is None
     assert [kind for kind, _ in out] == [SeriesOutput.REPORT]
     assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {}, {("capture.a", 0): 0})

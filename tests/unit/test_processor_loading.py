@@ -13,10 +13,10 @@ from sessionlake.errors import ConfigError, LakeError, ProcessorError, Sessionla
 from sessionlake.examples.logins import Logins
 from sessionlake.operations.pipeline import Layer, Pipeline, parts_of
 from sessionlake.processors import Row
-from sessionlake.processors.job import configured, load
+from sessionlake.processors.job import load, processor_settings
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
-from sessionlake.processors.typed import module_of
+from sessionlake.processors.typed import types_module
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 
 LOGINS = "sessionlake.examples.logins:Logins"
@@ -60,7 +60,7 @@ def test_a_class_of_a_module_in_the_working_folder_is_found(tmp_path, monkeypatc
     (tmp_path / "my_own_module.py").write_text(GOOD)
     monkeypatch.chdir(tmp_path)
     settings = Settings(home=tmp_path, processors=[{"name": "mine", "class": "my_own_module:Good"}])
-    assert type(load(settings, "mine").workings.processor).__name__ == "Good"
+    assert type(load(settings, "mine").loaded_processor.processor).__name__ == "Good"
 
 
 def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
@@ -76,7 +76,10 @@ def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"nope": 1}, r"does not take them \(.*'nope'\); it takes \(longest_hours"), ({"longest_hours": "x"}, "refuses")],
+    [
+        ({"nope": 1}, r"does not accept them \(.*'nope'\)\. Give options that it accepts: \(longest_hours"),
+        ({"longest_hours": "x"}, "does not accept them: "),
+    ],
 )
 def test_options_that_do_not_fit_are_told_with_those_that_do(options, said):
     with pytest.raises(ConfigError, match=rf"processors\.mine\.options: .*{said}"):
@@ -124,7 +127,7 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
 @pytest.mark.parametrize(
     ("layer", "name", "error", "said"),
     [
-        (Layer.PROCESSOR, "three", ConfigError, "there is none named 'three'; configured: one, two"),
+        (Layer.PROCESSOR, "three", ConfigError, "there is none named 'three'. Name one that is configured: one, two"),
         (Layer.SILVER, "one", UsageError, "only `run processor` takes a name"),
     ],
 )
@@ -171,8 +174,8 @@ def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
 
 def test_a_processor_cannot_write_into_a_table_of_the_lake_s_own():
     settings = Settings(processors=[{"name": "quarantine", "class": LOGINS}])
-    with pytest.raises(ConfigError, match=r"processors\.quarantine\.table: .* is a table of the lake's own"):
-        configured(settings, "quarantine")
+    with pytest.raises(ConfigError, match=r"processors\.quarantine\.table: .* is a table of sessionlake itself"):
+        processor_settings(settings, "quarantine")
 
 
 def test_every_declared_type_has_a_column():
@@ -189,7 +192,7 @@ def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tm
     columns = {"price": "double", "qty": "bigint", "class": "string", "on": "boolean"}
     settings = Settings(home=tmp_path, capture=CaptureSettings(columns=columns))
     made: dict[str, Any] = {}
-    exec(module_of(settings), made)  # noqa: S102 - the text is our own
+    exec(types_module(settings), made)  # noqa: S102 - the text is our own
     hints = get_type_hints(made["Values"])
     assert hints == {"price": float | None, "qty": int | None, "class": str | None, "on": bool | None}
     change = get_type_hints(made["Change"])

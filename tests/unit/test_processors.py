@@ -11,7 +11,7 @@ import pytest
 
 from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorError
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
-from sessionlake.processors.memory import FORMAT, Kept, ProcessorMemory, StateCodec
+from sessionlake.processors.memory import FORMAT, ProcessorMemory, SessionState, StateCodec
 from sessionlake.processors.testing import TOPIC, Sent, fold, run
 from sessionlake.protocol.arrow import session_key
 from sessionlake.settings.model import CaptureSettings, OnViolation
@@ -394,9 +394,9 @@ def test_an_old_state_is_migrated_on_read():
     ("state", "version", "said"),
     [
         ({"messages": 1}, 2, r"processor p: the state of session 's' is of version 2, .* version 3 .*no idea of 2"),
-        ({}, 1, r"cannot migrate it \(KeyError: 'messages'\): correct migrate\(\)"),
-        ({"count": 1}, 4, "is of version 4, the class is of version 3: run the newer class again"),
-        ({"count": "1"}, 3, r"cannot be read as Newer \(.*\): raise `version` to 4 and write migrate\(\)"),
+        ({}, 1, r"cannot migrate it \(KeyError: 'messages'\)\. Correct migrate\(\)"),
+        ({"count": 1}, 4, r"is of version 4, the class is of version 3\. Run the newer class again"),
+        ({"count": "1"}, 3, r"cannot be read as Newer \(.*\)\. Raise `version` to 4 and write migrate\(\)"),
     ],
 )
 def test_a_state_that_cannot_be_read_is_told_with_session_version_and_remedy(state, version, said):
@@ -408,7 +408,7 @@ KEY = session_key("t", 0, "s")
 
 
 def test_a_memory_of_another_format_is_refused_by_name():
-    stored = ProcessorMemory(sessions={KEY: Kept(1, b"", 0, 0, 0)}).encode("p", 4)
+    stored = ProcessorMemory(sessions={KEY: SessionState(1, b"", 0, 0, 0)}).encode("p", 4)
     assert ProcessorMemory.decode(stored).sessions[KEY].life == 0
     with pytest.raises(LakeError, match=r"processor p: its state is of format 'sessionlake.processor/9'"):
         ProcessorMemory.decode(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))

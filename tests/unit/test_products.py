@@ -255,7 +255,7 @@ def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
         ({"aggregates": {"mean": "mean", "Mean": "mean"}}, "columns 'mean' and 'Mean' differ only in case"),
         ({"aggregates": {"a": "median"}}, "aggregates.a"),
         ({"bucket": "0 s"}, "bucket"),
-        ({"name": "metrics_1m"}, "gold.metrics_1m is a table of every lake's"),
+        ({"name": "metrics_1m"}, "gold declares a table gold.metrics_1m"),
         ({"retention": "1 day", "bucket": None}, "what is kept for a time has a bucket, and topic among its keys"),
         ({"retention": "1 day", "bucket": "1 hour", "keys": ["metric"]}, "and topic among its keys"),
         ({"retention": "59 minutes", "bucket": "1 minute"}, "retention"),

@@ -238,10 +238,10 @@ OWN = Product("own", ("customer",), {{"n": Count(), "paid": Sum("price")}}, sour
     own = {"name": "own", "python": "of_fills:OWN", "source": "silver.fills", "keys": ["customer"]}
     for changed, rows, more, said in (
         ({}, "time='at'", "bucket_ms=60_000", None),
-        ({}, "", "bucket_ms=60_000", "needs the `time` of its Rows"),
-        ({}, "", "lateness_ms=0", "no below, lateness_ms or retention_ms"),
-        ({"source": "silver.others"}, "", "", "has the source silver.fills, the configuration silver.others"),
-        ({"keys": ["venue"]}, "", "", "has the keys customer, the configuration venue"),
+        ({}, "", "bucket_ms=60_000", "needs a `time` in its Rows"),
+        ({}, "", "lateness_ms=0", "leave out below, lateness_ms and retention_ms"),
+        ({"source": "silver.others"}, "", "", "has the source silver.fills, but the configuration says silver.others"),
+        ({"keys": ["venue"]}, "", "", "has the keys customer, but the configuration says venue"),
     ):
         (tmp_path / "of_fills.py").write_text(code.format(rows=rows, more=more))
         sys.modules.pop("of_fills", None)

@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.names import ROWS as ROWS_TABLE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import tables_of
-from sessionlake.gold.tables.notes import hold_feeds
+from sessionlake.gold.tables.notes import set_change_feeds
 from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
 from sessionlake.publish.job import Publication, require_feed
 from sessionlake.publish.outlets import outlets
@@ -209,10 +209,10 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
     with pytest.raises(LakeError, match=r"gold.own has no change feed yet: gold switches it on"):
         require_feed(spark, lake, "gold.own")
     own = [one for one in tables_of(ours) if one.table == "gold.own"]
-    hold_feeds(spark, lake, ours, own)
+    set_change_feeds(spark, lake, ours, own)
     require_feed(spark, lake, "gold.own")
     version = lake.last_commit(spark, "gold.own").version
-    hold_feeds(spark, lake, ours, own)
+    set_change_feeds(spark, lake, ours, own)
     assert lake.last_commit(spark, "gold.own").version == version
 
 

@@ -121,7 +121,9 @@ def test_a_protobuf_schema_comes_as_a_descriptor_with_google_s_own_files_known(r
 
 def test_a_registry_that_gives_source_text_only_is_told_apart(registry: Registry) -> None:
     registry.schemas[5] = {"schemaType": "PROTOBUF", "schema": 'syntax = "proto3";'}
-    with pytest.raises(RegistryError, match=r"source text only; name descriptor sets in capture.payload.schema_files"):
+    with pytest.raises(
+        RegistryError, match=r"source text only; .* name descriptor sets in capture.payload.schema_files"
+    ):
         schemas(registry, PayloadFormat.PROTOBUF).definitions([5])
 
 
@@ -159,7 +161,7 @@ def test_what_is_no_registry_s_answer_is_an_error_and_no_unknown_schema(
     registry: Registry, answer: tuple[int, bytes]
 ) -> None:
     registry.answer = answer
-    with pytest.raises(RegistryError, match=f"schema registry {registry.url}: .*nothing of the batch was committed"):
+    with pytest.raises(RegistryError, match=f"schema registry {registry.url}: .*Nothing of the batch was committed"):
         schemas(registry).definitions([3])
     assert len(registry.asked) == (3 if answer[0] in {503, 429} else 1)
     registry.answer = None

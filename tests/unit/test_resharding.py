@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sessionlake.errors import LakeError
 from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.resharding import GoldResharder, MarkedShards
-from sessionlake.gold.fold.shard import Kept
+from sessionlake.gold.fold.shard import TrackedAverages
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.integrity.state import ShardState
@@ -24,9 +24,9 @@ from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.operations.resharding.reshard import _Plan
 from sessionlake.processors.load import ProcessorRef
-from sessionlake.processors.memory import ProcessorMemory, shards_of
-from sessionlake.processors.session import Limits, workings
-from sessionlake.processors.shard import MessageByMessage
+from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
+from sessionlake.processors.session import Limits, prepare_processor
+from sessionlake.processors.shard import MessageProcessor
 from sessionlake.processors.testing import Result, _folded, _keep
 from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.fold.pack import Packer
@@ -86,10 +86,10 @@ class Processing:
 
     def batch(self, messages: list[KafkaMessage]) -> None:
         shards, recorder = len(self.states), test_processor_law.Recorder()
-        each = MessageByMessage(
+        each = MessageProcessor(
             ProcessorRef("test", "Recorder"), self._rules.declared, self._rules, Limits(1 << 20, 1_000), None, shards
         )
-        each.loaded = workings("test", recorder, each.limits)
+        each.loaded = prepare_processor("test", recorder, each.limits)
         packed = Packer(rules_of(self._rules), shards, times=self._times).pack(raw_table(messages, shards))
         fold = SilverFold(self._rules.declared, self._rules, processor=each)
         reports = _keep(self.result, "test", list(_folded(fold, [packed], self.states)))
@@ -102,7 +102,7 @@ class Processing:
         found = []
         for state in self.states.values():
             judging, memory = split(state)
-            assert memory is None or shards_of(memory) == len(self.states)
+            assert memory is None or stored_shard_count(memory) == len(self.states)
             clock = ShardState.decode(judging, self._rules.declared).clock
             found.append((ProcessorMemory.decode(memory), clock.now))
         return found
@@ -197,7 +197,7 @@ def test_what_a_table_was_made_anew_of_goes_to_the_new_shard_of_each_though_its_
     former, new = [[shard_of("capture.a", name[-1:].encode(), n) for name in names] for n in (3, 4)]
     rows = pa.table({"shard": pa.array(former, pa.int32()), "newest": range(8), "mark": pa.array(marks, pa.uint64())})
     rows = rows.sort_by("mark")
-    kept = Kept(series, "made", lambda shard: rows.filter(pc.field("shard") == shard))
+    kept = TrackedAverages(series, "made", lambda shard: rows.filter(pc.field("shard") == shard))
     marked = MarkedShards.of(pa.table({"shard": pa.array(new, pa.int32()), "mark": pa.array(marks, pa.uint64())}))
     # One shard has a state, of a making before.
     stale = encode_states({series.name: GoldShardState.empty("before", METRICS).encode()})

@@ -25,7 +25,7 @@ from sessionlake.errors import (
 )
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, Raised, failure_of, parse
+from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, Raised, parse, parse_failure
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import explain, readable, refused
@@ -196,7 +196,7 @@ def test_a_worker_s_traceback_is_found_in_the_text_of_a_job() -> None:
 def test_a_job_s_failure_tells_its_cause() -> None:
     kafka = "org.apache.kafka.common.errors.RecordTooLargeException"
     text = f": org.apache.spark.SparkException: Job aborted.\n\tat a.B.c(B.scala:3)\nCaused by: {kafka}: 5 bytes\n"
-    assert str(failure_of(PassedError(text))) == f"{kafka}: 5 bytes"
+    assert str(parse_failure(PassedError(text))) == f"{kafka}: 5 bytes"
     query = PublishQuery("publish", NOWHERE, "rows")
     told = query._explain(PassedError(text))
     assert (type(told), str(told).partition(".")[0]) == (BrokerError, "publish: a row is larger than topic rows takes")
@@ -232,7 +232,7 @@ def test_what_packing_raises_says_whose_messages_they_were() -> None:
     with pytest.raises(KeyError) as raised:
         Packer(None, 1).pack(raw)
     places = "topic a, partition 0, offsets 3 to 5; topic b, partition 1, offsets 9 to 9"
-    assert failure_of(raised.value).raised.places == (f"{places}; topic c, partition 0, offsets 0 to 0; 1 more",)
+    assert parse_failure(raised.value).raised.places == (f"{places}; topic c, partition 0, offsets 0 to 0; 1 more",)
 
 
 def test_an_error_of_this_package_stays_as_it_is() -> None:
@@ -273,7 +273,7 @@ REFUSED = "Total size of serialized results of 1 tasks (4.6 MiB) is bigger than 
     ],
 )
 def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to_say_so(said, too_big):
-    assert RESULT_TOO_BIG.fits(failure_of(PassedError(TOO_BIG.format(said=said)))) is too_big
+    assert RESULT_TOO_BIG.fits(parse_failure(PassedError(TOO_BIG.format(said=said)))) is too_big
 
 
 def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
@@ -305,4 +305,4 @@ def test_what_has_nothing_to_do_with_spark_passes_as_it_is(error: Exception) -> 
 
 
 def test_where_in_delta_rs_a_fault_was_is_not_told() -> None:
-    assert str(failure_of(ValueError("Json error\n   0: <unknown>\n   1: <unknown>"))) == "ValueError: Json error"
+    assert str(parse_failure(ValueError("Json error\n   0: <unknown>\n   1: <unknown>"))) == "ValueError: Json error"

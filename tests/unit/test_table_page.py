@@ -26,7 +26,7 @@ DECLARED_PARAMETERS = BY_PARAMETER | {
     "gold.batch.final": "final.table",
     "gold.references.step": "table.table",
     "gold.references.writing": "reference.table",
-    "gold.references.taken": "reference.taken",
+    "gold.references.applied": "reference.applied_table",
 }
 
 

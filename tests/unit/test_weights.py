@@ -111,7 +111,7 @@ class Captured:
 captured_of = cache(Captured)
 
 
-@pytest.mark.parametrize(("seed", "integrity"), long_beyond(CASES[: len(CASES) // 2], CASES))
+@pytest.mark.parametrize(("seed", "integrity"), long_beyond(CASES[: len(CASES) // 4], CASES))
 def test_the_tables_kept_at_intervals_have_less_than_two_rows_for_each_change(seed: int, integrity: Integrity) -> None:
     captured = captured_of(seed, integrity)
     for session, kept in captured.kept.items():
@@ -119,7 +119,7 @@ def test_the_tables_kept_at_intervals_have_less_than_two_rows_for_each_change(se
         assert sum(rows) < max(1, 2 * len(captured.changes.get(session, [])))
 
 
-@pytest.mark.parametrize(("seed", "integrity"), long_beyond(CASES[: len(CASES) // 2], CASES))
+@pytest.mark.parametrize(("seed", "integrity"), long_beyond(CASES[: len(CASES) // 4], CASES))
 def test_behind_a_kept_table_come_no_more_changes_than_it_has_rows_and_those_of_an_interval(
     seed: int, integrity: Integrity
 ) -> None:

@@ -18,7 +18,7 @@ from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import on_platform
+from sessionlake.spark.session import on_databricks
 from sessionlake.streaming.checkpoint import last_planned, way_on
 from sessionlake.streaming.query import LayerQuery
 
@@ -151,7 +151,7 @@ class Kinesis:
         Raises:
             ConfigError: This is not a Databricks runtime.
         """
-        if not on_platform():
+        if not on_databricks():
             raise ConfigError(
                 "bronze.source is kinesis, but this is not a Databricks runtime",
                 why="Only Databricks' runtime has the Kinesis connector",

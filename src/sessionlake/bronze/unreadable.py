@@ -19,7 +19,7 @@ from sessionlake.errors import LakeError, UnreadableMessageError
 from sessionlake.ledger.absent import Run
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import KnownFailure, failure_of
+from sessionlake.spark.failures import KnownFailure, parse_failure
 from sessionlake.streaming import manifest
 from sessionlake.streaming.generations import Generation
 
@@ -100,14 +100,14 @@ def explain_unreadable(
     if found is None:
         return None
     (topic, partition), offset = found
-    unreadable = Unreadable(topic, partition, offset + shifts.get(topic, 0), str(failure_of(error)))
+    unreadable = Unreadable(topic, partition, offset + shifts.get(topic, 0), str(parse_failure(error)))
     manifest.note_stop(settings, unreadable, BRONZE)
     return UnreadableMessageError(str(unreadable))
 
 
 def is_unreadable(error: BaseException) -> bool:
     """Returns True if Spark's error is about a message that cannot be delivered, not about reaching Kafka."""
-    failure = failure_of(error)
+    failure = parse_failure(error)
     return _UNREADABLE.fits(failure) and not _NO_CONSUMER.fits(failure)
 
 

@@ -34,7 +34,7 @@ from sessionlake.ledger.topics import latest_generations, read_topics
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import failure_of
+from sessionlake.spark.failures import parse_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -162,7 +162,7 @@ class _Sides:
         try:
             return hashed(to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
-            raise BrokerError(f"Kafka's messages could not be read: {failure_of(error)}") from error
+            raise BrokerError(f"Kafka's messages could not be read: {parse_failure(error)}") from error
 
     def _complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
         """Returns the offset from which Kafka still has every message, by topic-partition."""

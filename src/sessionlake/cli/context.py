@@ -73,10 +73,10 @@ def running_spark(
 
     try:
         with read_at_once():
-            with stop.raising() if stop else nullcontext():
+            with stop.raise_on_signal() if stop else nullcontext():
                 spark = spark_session(settings, app=app, lasting=lasting)
             if stop:
-                stop.take()
+                stop.install_handlers()
             yield spark
     finally:
         stop_spark()

@@ -34,7 +34,7 @@ from sessionlake.operations.preflight import Subject, layers_of, require_in_all,
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
-from sessionlake.spark.session import on_platform
+from sessionlake.spark.session import on_databricks
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import readable
 from sessionlake.streaming.generations import Generations
@@ -87,7 +87,7 @@ def examine(file: Path | None = None) -> list[Finding]:
         return [Finding(Level.FAIL, "config", str(error))]
     capture = settings.capture
     said = f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
-    machine = [] if on_platform() else [_finding("java", _java), _finding("jars", _jars), _home_of(settings)]
+    machine = [] if on_databricks() else [_finding("java", _java), _finding("jars", _jars), _home_of(settings)]
     findings = [Finding(Level.OK, "config", said), *machine, _finding("broker", lambda: _broker(settings))]
     findings.append(_finding("operations", lambda: _operations(settings)))
     findings.append(_finding("checkpoints", lambda: _checkpoints(settings)))
@@ -103,13 +103,13 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
         commands: of the command line, whose words jobs give.
     """
     from sessionlake.cli.job import refusal
-    from sessionlake.databricks.bundle.rules import bundle_faults, models_are_here
+    from sessionlake.databricks.bundle.rules import bundle_faults, models_are_installed
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
     faults = bundle_faults(folder, given, partial(refusal, commands))
     found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
-    if not models_are_here():
+    if not models_are_installed():
         text = "keys of resources are not checked: install databricks-bundles (`uv sync`)"
         found.append(Finding(Level.WARN, "models", text))
     return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]
@@ -141,10 +141,10 @@ def _jars() -> str:
 
 
 def _home_of(settings: Settings) -> Finding:
-    from sessionlake.local.home import require_home, wider_rights
+    from sessionlake.local.home import require_home, rights_for_others
 
     found = _finding("home", lambda: str(require_home(settings)))
-    rights = None if found.level is Level.FAIL else wider_rights(settings)
+    rights = None if found.level is Level.FAIL else rights_for_others(settings)
     if rights is None:
         return found
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"

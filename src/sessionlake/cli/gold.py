@@ -13,9 +13,9 @@ from sessionlake.delta.schemas.names import GOLD
 from sessionlake.errors import UsageError
 from sessionlake.gold.changes import refuse_shorter
 from sessionlake.gold.declared.tables import GoldTable, tables_of, with_finals
-from sessionlake.gold.job import make_tables
-from sessionlake.gold.tables.expiry import floors_in, told
-from sessionlake.gold.tables.notes import whole
+from sessionlake.gold.job import rebuild_tables
+from sessionlake.gold.tables.expiry import describe_floors, read_floors
+from sessionlake.gold.tables.notes import complete_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.settings.model import Settings
@@ -31,13 +31,13 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     require_uninterrupted(settings, GOLD)
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
         products = tables_of(settings)
-        complete = whole(spark, Lake(settings), products)
+        complete = complete_tables(spark, Lake(settings), products)
         found = verify_gold(spark, settings, complete)
-        begins = floors_in(Lake(settings).reader(spark), _tables(complete))
+        begins = read_floors(Lake(settings).reader(spark), _tables(complete))
     for one in found:
         say(str(one))
     for table, floors in begins.items():
-        say(f"{told(table, floors)}, and not compared")
+        say(f"{describe_floors(table, floors)}, and not compared")
     for product in products:
         if product not in complete:
             say(f"{product.table} is not compared: it is yet to be made, by `sessionlake run gold`")
@@ -73,11 +73,11 @@ def _rebuild_kept_up(
     with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         if not shorten:
             refuse_shorter(Lake(settings), spark)
-        for name, made in make_tables(spark, settings, chosen).items():
+        for name, made in rebuild_tables(spark, settings, chosen).items():
             what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"
             say(f"{name} is made anew: {made.rows:,} rows; {what}")
-        for name, floors in floors_in(Lake(settings).reader(spark), _tables(chosen)).items():
-            say(told(name, floors))
+        for name, floors in read_floors(Lake(settings).reader(spark), _tables(chosen)).items():
+            say(describe_floors(name, floors))
 
 
 def _of_tables(settings: Settings) -> list[ProductProcessor]:

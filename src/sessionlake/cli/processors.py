@@ -13,7 +13,7 @@ from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.operations.rebuild import processors
 from sessionlake.processors import keyed
 from sessionlake.processors.difference import Difference
-from sessionlake.processors.job import configured
+from sessionlake.processors.job import processor_settings
 from sessionlake.processors.verify import verify_product
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
@@ -28,7 +28,7 @@ def cancel(spark: SparkSession, settings: Settings, name: str, say: Say) -> None
     settings = narrowed(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"gives up a rebuild of processor {name}", CLAIM):
         processors.cancel(spark, settings, name)
-    say(f"the interrupted rebuild is given up: {configured(settings, name).into} is as it was before")
+    say(f"the interrupted rebuild is given up: {processor_settings(settings, name).into} is as it was before")
 
 
 def rebuild(
@@ -41,7 +41,7 @@ def rebuild(
     """
     everything, settings = settings, narrowed(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
-        if (own := configured(settings, name)).key:
+        if (own := processor_settings(settings, name)).key:
             require_uninterrupted(settings, SILVER)  # the source may be a table of silver's
             rows, different = keyed.rebuild(spark, settings, own)
             say(f"{own.into} is rebuilt from {own.source}: {rows} rows; beside the table before it: {different}")
@@ -80,7 +80,7 @@ def show_difference(spark: SparkSession, settings: Settings, name: str, form: Ou
     """Shows how the table would differ, of the same history, if the class as it is now had made it."""
     settings = narrowed(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
-        own = configured(settings, name)
+        own = processor_settings(settings, name)
         found = keyed.compared(spark, settings, own) if own.key else processors.compared(spark, settings, name)
     say(f"as the class is now, of the same history: {found}")
     _show(found, form)

@@ -15,13 +15,13 @@ from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.sql.definitions import METRICS_BETWEEN, create_metrics_between
 from sessionlake.gold.sql.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.sql.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
-from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 from sessionlake.spark.reading_plan import Name, Reads, reads_of
-from sessionlake.spark.session import own_session
+from sessionlake.spark.session import separate_session
 from sessionlake.streaming.errors import refused
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat
     kept = [one.table for one in settings.gold.products] + [tier.table for tier in TIERS]
     through = [tier.table for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
     named = [table for table in kept if table in {*read, *through}]
-    for table, floors in floors_in(Lake(settings).reader(spark), named).items():
-        say(told(table, floors))
+    for table, floors in read_floors(Lake(settings).reader(spark), named).items():
+        say(describe_floors(table, floors))
 
 
 def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
@@ -178,7 +178,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
         raise _refuse_now(other[0])
     point = as_of_batch(spark, settings, batch)
-    own = own_session(spark)  # its views hide nothing from others
+    own = separate_session(spark)  # its views hide nothing from others
     try:
         for table in named:
             point.read(own, f"silver.{table}").createOrReplaceTempView(table)

@@ -32,10 +32,10 @@ def load(
     """Put rows in: each ends what held before of its key, and holds from valid_from [now] on."""
     settings = settings_of(config)
     from sessionlake.gold.declared.references import references_of
-    from sessionlake.gold.references.writing import reference_named, rows_of_file
+    from sessionlake.gold.references.writing import find_reference, read_rows_file
 
-    reference = reference_named(references_of(settings), name)
-    rows = rows_of_file(reference, file)
+    reference = find_reference(references_of(settings), name)
+    rows = read_rows_file(reference, file)
 
     def work(spark: SparkSession) -> None:
         from sessionlake.delta.lake import Lake
@@ -46,7 +46,7 @@ def load(
         if not lake.exists(spark, reference.table):
             lake.ensure(spark, [reference.table])
         done = write_reference(spark, lake, reference, rows, datetime.now(UTC))
-        say(f"{reference.table}: {rows.num_rows} rows read, {done.rows} written, {done.gone} removed")
+        say(f"{reference.table}: {rows.num_rows} rows read, {done.rows} written, {done.removed} removed")
 
     with_spark(settings, work)
 
@@ -62,16 +62,16 @@ def _rows(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
     from sessionlake.delta.lake import Lake
     from sessionlake.errors import LakeError
     from sessionlake.gold.declared.references import references_of
-    from sessionlake.gold.references.taken import waiting
+    from sessionlake.gold.references.applied import pending_rows
 
     found: list[tuple[object, ...]] = []
     for one in references_of(settings):
-        if not reader.exists(one.table) or not reader.exists(one.taken):
+        if not reader.exists(one.table) or not reader.exists(one.applied_table):
             found.append((one.name, None, "not there yet", None, None, "`sessionlake run gold` makes it"))
             continue
         rows = reader.size(one.table).rows
         try:
-            rest, faults = waiting(Lake(settings), reader, one)
+            rest, faults = pending_rows(Lake(settings), reader, one)
         except LakeError as error:
             found.append((one.name, rows, "rests", None, None, str(error)))
             continue

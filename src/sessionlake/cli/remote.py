@@ -181,12 +181,12 @@ def _operate(client: WorkspaceClient, job: DeployedJob, words: list[str]) -> Non
     Raises:
         RemoteError: it failed.
     """
-    from sessionlake.databricks.remote.runs import awaited, start
+    from sessionlake.databricks.remote.runs import start, wait_for_run
     from sessionlake.errors import RemoteError
 
     run = start(client, job, words)
     say(f"{job.name}: run {run} is started; interrupted, it goes on (`sessionlake remote logs {job.word} --run {run}`)")
-    status = awaited(client, run, say)
+    status = wait_for_run(client, run, say)
     _write_outputs(client, run)
     if not status.done:
         raise RemoteError(f"run {run} of {job.name} ended as {status.state}: {status.says}; {status.page}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.cli import sql_reading
 from sessionlake.cli.query import FUNCTIONS, placed, tables
 from sessionlake.databricks.remote.deployment import DeployedJob, job_environment
-from sessionlake.databricks.remote.statements import Answer, answer_of, warehouse_id
+from sessionlake.databricks.remote.statements import Answer, run_statement, warehouse_id
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.settings.model import ENV_PREFIX, SchemaSettings, Settings
@@ -34,7 +34,7 @@ def asked(
         RemoteError: the statement fails.
     """
     own = next(iter(jobs.values())).warehouse
-    return answer_of(client, warehouse_id(client, warehouse, own), _placed(client, settings, jobs.values(), sql))
+    return run_statement(client, warehouse_id(client, warehouse, own), _placed(client, settings, jobs.values(), sql))
 
 
 def require_reading(settings: Settings, sql: str) -> None:

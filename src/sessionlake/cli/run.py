@@ -5,7 +5,7 @@ from __future__ import annotations
 from sessionlake.cli.context import say
 from sessionlake.errors import UsageError
 from sessionlake.operations.pipeline import Layer
-from sessionlake.processors.job import configured
+from sessionlake.processors.job import processor_settings
 from sessionlake.settings.model import Settings
 
 
@@ -19,7 +19,7 @@ def narrowed(settings: Settings, layer: Layer, processor: str | None) -> Setting
     if processor is not None:
         if layer is not Layer.PROCESSOR:
             raise UsageError(f"run {layer} {processor}: only `run processor` takes a name")
-        return settings.model_copy(update={"processors": (configured(settings, processor),)})
+        return settings.model_copy(update={"processors": (processor_settings(settings, processor),)})
     if layer is Layer.PROCESSOR and not settings.processors:
         raise UsageError("run processor: none is configured; processors are named in sessionlake.yml")
     return settings

@@ -9,6 +9,6 @@ from sessionlake.cli.show import write_line
 def types(config: Config = None) -> None:
     """Print a Python module with the types of the rows that processors are given, out of capture.columns."""
     settings = settings_of(config)
-    from sessionlake.processors.typed import module_of
+    from sessionlake.processors.typed import types_module
 
-    write_line(module_of(settings).rstrip("\n"))
+    write_line(types_module(settings).rstrip("\n"))

@@ -46,7 +46,7 @@ from sessionlake.delta.storage.spark_writes import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Combine, Upsert
-from sessionlake.local.home import claim, require_home, turn
+from sessionlake.local.home import claim, hold_lock, require_home
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
@@ -325,7 +325,7 @@ class FolderStorage(Storage):
 
     def commit_lock(self, table: str) -> AbstractContextManager[None]:
         """Holds others off: on a local disk, Spark renames its commit over one that came first."""
-        return turn(self._settings, f"commit-{table}")
+        return hold_lock(self._settings, f"commit-{table}")
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
         with self.commit_lock(table):

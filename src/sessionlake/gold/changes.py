@@ -31,7 +31,7 @@ def declared_in(settings: Settings) -> Declared:
     return Declared(numbers, tuple(column.name for column in columns if column.sql == "string"))
 
 
-def marks(declared: Declared, once: OnceTopics) -> list[Column]:
+def change_columns(declared: Declared, once: OnceTopics) -> list[Column]:
     """The columns of a change, as `gold.fold.pack` has them: what orders changes under `once` as silver has it."""
     from pyspark.sql import functions as F
 
@@ -51,7 +51,7 @@ def marks(declared: Declared, once: OnceTopics) -> list[Column]:
     ]
 
 
-def changes_of(rows: DataFrame, settings: Settings, *more: Column) -> DataFrame:
+def select_changes(rows: DataFrame, settings: Settings, *more: Column) -> DataFrame:
     """Changes as `gold.aggregate.sources` has them.
 
     Args:
@@ -61,7 +61,7 @@ def changes_of(rows: DataFrame, settings: Settings, *more: Column) -> DataFrame:
     from pyspark.sql import functions as F
 
     declared, once = declared_in(settings), OnceTopics(settings.capture)
-    changes, position = rows.select(*marks(declared, once), *more), F.col("position")
+    changes, position = rows.select(*change_columns(declared, once), *more), F.col("position")
     if not once.may_be_any:
         return changes.withColumns({LIFE: F.lit(NO_LIFE).cast("bigint"), TURN: position})
     is_once = F.col("topic").isin(once.of([row[0] for row in rows.select("topic").distinct().collect()]))
@@ -83,7 +83,7 @@ def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, nu
     """One row for each number, or text, that was set: `metric`, or `column`, its name, and `value`.
 
     Args:
-        changes: as `changes_of` has them.
+        changes: as `select_changes` has them.
         kept: columns of the changes that the events have, too.
     """
     from pyspark.sql import functions as F
@@ -102,14 +102,14 @@ def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, nu
 
 
 def is_late(product: Product) -> Column:
-    """Whether a change comes too late for the product, by SQL: see `gold.aggregate.late`."""
+    """Whether a change comes too late for the product, by SQL: see `gold.aggregate.late_condition`."""
     from pyspark.sql import functions as F
 
-    return F.expr(late(product))
+    return F.expr(late_condition(product))
 
 
-def late(product: Product) -> str:
-    """The condition, in SQL over the columns of `changes_of`, that a change comes too late for the product."""
+def late_condition(product: Product) -> str:
+    """The condition, in SQL over the columns of `select_changes`, that a change comes too late for the product."""
     if product.lateness_ms is None:
         return "false"
     length, passed = int(product.bucket_ms or 1), f"({APPLIED} - {int(product.lateness_ms)}L)"
@@ -126,8 +126,8 @@ def _where_set(column: str) -> Column:
     return F.when(was_set, F.col(quote(column)))
 
 
-def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
-    """All changes that gold has read, as `gold.changes.changes_of` has them; None before its first batch.
+def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
+    """All changes that gold has read, as `gold.changes.select_changes` has them; None before its first batch.
 
     Raises:
         LakeError: gold has stopped within a version of the table.
@@ -135,10 +135,10 @@ def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     version = version_read(settings)
     if version is None:
         return None
-    return gathered(changes_of(lake.read(spark, CHANGES, version), settings))
+    return gathered(select_changes(lake.read(spark, CHANGES, version), settings))
 
 
-def refuse_removed(lake: Lake, spark: SparkSession) -> None:
+def require_all_changes(lake: Lake, spark: SparkSession) -> None:
     """Returns if every change that gold has read is still there.
 
     Raises:
@@ -156,7 +156,7 @@ def refuse_shorter(lake: Lake, spark: SparkSession) -> None:
         LakeError: retention has removed changes that it was made of; naming how to have it so all the same.
     """
     try:
-        refuse_removed(lake, spark)
+        require_all_changes(lake, spark)
     except LakeError as error:
         raise LakeError(
             f"{error}. --shorten-gold has it computed from what is left, so that it begins later"

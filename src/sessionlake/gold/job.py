@@ -19,8 +19,8 @@ from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import Finals
 from sessionlake.gold.batch.products import ProductMerger, write_late
-from sessionlake.gold.batch.rows import BatchRows, Part
-from sessionlake.gold.changes import declared_in, marks
+from sessionlake.gold.batch.rows import BatchRows, FoldResult
+from sessionlake.gold.changes import change_columns, declared_in
 from sessionlake.gold.declared.tables import (
     GoldTable,
     averages_of,
@@ -29,23 +29,23 @@ from sessionlake.gold.declared.tables import (
     tables_of,
     with_finals,
 )
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, Kept
-from sessionlake.gold.making.states import kept, shard_of
-from sessionlake.gold.making.tables import Made, make_anew
-from sessionlake.gold.references.keeping import AccompaniedQuery, References, make_ready
-from sessionlake.gold.sql.definitions import keep_definitions
-from sessionlake.gold.tables.expiry import Expiry, begun_expiry
+from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
+from sessionlake.gold.making.states import shard_of, tracked_averages
+from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
+from sessionlake.gold.references.runtime import QueryWithBackground, ReferenceRuntime, prepare_tables
+from sessionlake.gold.sql.definitions import create_definitions
+from sessionlake.gold.tables.expiry import Expiry, start_expiry
 from sessionlake.gold.tables.notes import (
-    hold_properties,
-    hold_shards,
-    left_out,
+    complete_tables,
     mark_incomplete,
-    note_kept_up,
-    tables_to_make,
-    whole,
+    require_same_shards,
+    set_table_properties,
+    skipped_tables,
+    store_maintained,
+    tables_to_rebuild,
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings, milliseconds
@@ -64,10 +64,10 @@ LAYER = GOLD
 # Silver forgets a session at twice its timeout, too.
 _IDLE_TIMEOUTS = 2
 # A row that tells something once a day is not looked up each time.
-_RESTING = timedelta(days=7)
+_ROW_IDLE = timedelta(days=7)
 
 
-def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> AccompaniedQuery:
+def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackground:
     """Starts the gold stream.
 
     Args:
@@ -80,16 +80,16 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
     with lake.storage.caching():
         _prepare(spark, lake)
-        new = tables_to_make(spark, lake, tables)
+        new = tables_to_rebuild(spark, lake, tables)
         lake.ensure(spark, [table.table for table in with_finals(table for table in tables if table not in new)])
         if new:
-            _make(spark, lake, new)
-        hold_properties(spark, lake, tables)
-        keep_definitions(spark, lake)
-        return _run(spark, lake, tables, once=once)
+            _rebuild(spark, lake, new)
+        set_table_properties(spark, lake, tables)
+        create_definitions(spark, lake)
+        return _start_stream(spark, lake, tables, once=once)
 
 
-def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, Made]:
+def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
     """Makes tables of all that silver holds, once all others that are whole have it.
 
     Raises:
@@ -98,7 +98,7 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     lake = Lake(settings, schemas_of(settings))
     with lake.storage.caching():
         _prepare(spark, lake)
-        return _make(spark, lake, tables)
+        return _rebuild(spark, lake, tables)
 
 
 def _prepare(spark: SparkSession, lake: Lake) -> None:
@@ -106,57 +106,57 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
     require_uninterrupted(lake.settings, LAYER)
     lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
-    make_ready(spark, lake, lake.settings)
-    hold_shards(spark, lake, lake.settings.gold.shards)
+    prepare_tables(spark, lake, lake.settings)
+    require_same_shards(spark, lake, lake.settings.gold.shards)
 
 
-def _make(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, Made]:
+def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
     """Makes tables anew, behind a run of the stream that brings all others up to the same changes."""
     settings = lake.settings
     for table in tables:
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         reset_rules(spark, lake)
-    others = whole(spark, lake, tables_of(settings))
-    missed = left_out(spark, lake, others)  # the next start makes these anew
+    others = complete_tables(spark, lake, tables_of(settings))
+    missed = skipped_tables(spark, lake, others)  # the next start makes these anew
     others = [one for one in others if one not in missed]
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        _run(spark, lake, others, once=True, asks=False).wait()
-    if any(isinstance(table, Enriched) for table in tables):
-        References(spark, lake, settings, others, asks=False).catch_up()
-    made = {table.table: make_anew(spark, lake, settings, table) for table in tables}
-    note_kept_up(spark, lake, [*others, *tables])
+        _start_stream(spark, lake, others, once=True, asks=False).wait()
+    if any(isinstance(table, EnrichedTable) for table in tables):
+        ReferenceRuntime(spark, lake, settings, others, asks=False).apply_all()
+    made = {table.table: rebuild_table(spark, lake, settings, table) for table in tables}
+    store_maintained(spark, lake, [*others, *tables])
     return made
 
 
-def _run(
+def _start_stream(
     spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, asks: bool = True
-) -> AccompaniedQuery:
+) -> QueryWithBackground:
     """Starts the stream that keeps tables up, and what is done beside it.
 
     Args:
         asks: whether lookups ask for what reference tables lack.
     """
     settings, begin = lake.settings, in_force(lake.settings, LAYER)
-    note_kept_up(spark, lake, tables)
-    query = AccompaniedQuery(LAYER, settings.checkpoint(LAYER))
-    references = References(spark, lake, settings, tables, asks=asks)
-    expiry = begun_expiry(spark, lake, tables, is_new=begin is None and last_planned(query.checkpoint) is None)
+    store_maintained(spark, lake, tables)
+    query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
+    references = ReferenceRuntime(spark, lake, settings, tables, asks=asks)
+    expiry = start_expiry(spark, lake, tables, is_new=begin is None and last_planned(query.checkpoint) is None)
     batch = _GoldBatch(spark, lake, tables, references, expiry)
-    averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
+    averages = [tracked_averages(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
     first_batch = 0 if begin is None else begin.first_batch
     query.start(
-        folded(spark, lake, settings, averages, begin),
+        folded_stream(spark, lake, settings, averages, begin),
         batch,
         trigger=settings.gold.trigger,
         once=once,
         txn=lambda name, number: Txn(name, first_batch + number),
     )
-    return query.accompany(references.beside, once=once)
+    return query.start_background(references.background, once=once)
 
 
-def folded(
-    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[Kept], begin: Handover | None
+def folded_stream(
+    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], begin: Handover | None
 ) -> DataFrame:
     """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
     declared, owners = declared_in(settings), owners_of(one.series for one in averages)
@@ -172,10 +172,10 @@ def folded(
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.may_be_any else None)
-    packed = read.select(*shards, *marks(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
+    packed = read.select(*shards, *change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
-    resting_ms = max(idle_ms, milliseconds(_RESTING))
-    fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, resting_ms)
+    row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
+    fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, row_idle_ms)
     if begin is not None:
         fold = HandedOver(fold, str(folder(settings, LAYER)))
     return fold_shards(packed, fold, Files.of(lake.storage.scratch, LAYER))
@@ -185,7 +185,7 @@ class _GoldBatch:
     """Commits one micro-batch: table by table, then the ledger row."""
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: References, expiry: Expiry
+        self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry
     ) -> None:
         self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
         self._files = Files.of(lake.storage.scratch, LAYER)
@@ -198,12 +198,12 @@ class _GoldBatch:
         # Rules read all of these: batches of which one misses something are made up for by all rules being new.
         self._rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
 
-    def __call__(self, folded: DataFrame, txn: Txn) -> None:
-        started, spark = datetime.now(UTC), folded.sparkSession
+    def __call__(self, folded_stream: DataFrame, txn: Txn) -> None:
+        started, spark = datetime.now(UTC), folded_stream.sparkSession
         inline, few = self._lake.limits.inline_bytes, self._lake.limits.few_changes
-        folded.persist()
+        folded_stream.persist()
         try:
-            part = Part.collect(folded, inline)
+            part = FoldResult.collect(folded_stream, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
             with interpreted(spark, when=part.report.read.changes <= few):
                 averages = writer.write(self._averages)
@@ -216,7 +216,7 @@ class _GoldBatch:
                 if self._rules is not None:
                     outputs += self._rules(spark, rows, txn)
         finally:
-            folded.unpersist()
+            folded_stream.unpersist()
             self._files.clear()
         report = part.report
         entry = LedgerEntry(

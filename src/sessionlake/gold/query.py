@@ -16,8 +16,8 @@ from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, Span, answer_by, spans
-from sessionlake.gold.tables.expiry import floors_in, told
-from sessionlake.gold.tables.notes import whole
+from sessionlake.gold.tables.expiry import describe_floors, read_floors
+from sessionlake.gold.tables.notes import complete_tables
 from sessionlake.settings.model import Settings, milliseconds
 
 if TYPE_CHECKING:
@@ -70,40 +70,42 @@ def metrics(
     """
     begin, end = _ms("since", since), _ms("until", until)
     length = None if step is None else milliseconds(step)
-    _checked(begin, end, by, of or {}, length)
+    _check_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
-    tiers = whole(spark, lake, TIERS)
+    tiers = complete_tables(spark, lake, TIERS)
     if METRICS_1M not in tiers:
         raise LakeError(f"{METRICS_1M.table} is not there yet, or not whole: `sessionlake run gold` makes it")
     conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
     reader, wanted = lake.reader(spark), [*spans(begin, end, length, tiers)]
-    _refuse_gone(reader, wanted, (of or {}).get("topic"))
-    return answered(reader, answer_by(by, length), wanted, conditions)
+    _refuse_expired(reader, wanted, (of or {}).get("topic"))
+    return read_answer(reader, answer_by(by, length), wanted, conditions)
 
 
-def answered(reader: TableReader, answer: Product, wanted: Sequence[Span], conditions: Sequence[Condition]) -> Figures:
+def read_answer(
+    reader: TableReader, answer: Product, wanted: Sequence[Span], conditions: Sequence[Condition]
+) -> Figures:
     """Reads spans of tiers and puts them together.
 
     Args:
         answer: see `answer_by`.
         conditions: on the tiers' keys.
     """
-    read, waiting, parts = dict.fromkeys((span.tier.table for span in wanted), 0), 0, [answer.schema().empty_table()]
+    read, buffered, parts = dict.fromkeys((span.tier.table for span in wanted), 0), 0, [answer.schema().empty_table()]
     for span in wanted:
         for rows in _rows(reader, span, conditions):
             read[span.tier.table] += rows.num_rows
-            waiting += rows.num_rows
+            buffered += rows.num_rows
             parts.append(answer.of_finer(rows))
-            if waiting > max(_AT_ONCE, parts[0].num_rows):
-                parts, waiting = [answer.merged(pa.concat_tables(parts))], 0
+            if buffered > max(_AT_ONCE, parts[0].num_rows):
+                parts, buffered = [answer.merged(pa.concat_tables(parts))], 0
     merged = answer.merged(pa.concat_tables(parts))
     rows = merged.select([*answer.row_keys, *answer.results])
     in_order = rows.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else rows
     return Figures(in_order, read, _files(reader, wanted, conditions))
 
 
-def _refuse_gone(reader: TableReader, wanted: Sequence[Span], topics: Collection[str] | None) -> None:
-    known = floors_in(reader, {span.tier.table for span in wanted})
+def _refuse_expired(reader: TableReader, wanted: Sequence[Span], topics: Collection[str] | None) -> None:
+    known = read_floors(reader, {span.tier.table for span in wanted})
     for span in wanted:
         floors = {
             topic: floor
@@ -112,8 +114,9 @@ def _refuse_gone(reader: TableReader, wanted: Sequence[Span], topics: Collection
         }
         if floors:
             raise LakeError(
-                f"{told(span.tier.table, floors)}: ask from then on, for topics that begin earlier, or for whole hours "
-                "or days where these are kept longer"
+                f"{describe_floors(span.tier.table, floors)}",
+                fix="Choose a later start, only topics that go back further, or, where hours or days are kept longer, "
+                "a range of whole hours or days",
             )
 
 
@@ -149,7 +152,9 @@ def _ms(name: str, moment: datetime) -> int:
     return passed // 1000
 
 
-def _checked(begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None) -> None:
+def _check_arguments(
+    begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None
+) -> None:
     if begin >= end:
         raise UsageError("the range is empty: it begins when it ends, or later")
     if strange := [name for name in (*by, *of) if name not in KEYS]:

@@ -61,15 +61,15 @@ def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: 
     """
     declared, chance = _declared(changes), random.Random(seed)  # noqa: S311 - not for secrets
     rows = [_row(declared, change, place) for place, change in enumerate(changes)]
-    whole = _by_key(product, product.of_changes(_table(declared, rows), declared))
+    expected = _by_key(product, product.of_changes(_table(declared, rows), declared))
     for _ in range(ways):
         order = chance.sample(rows, len(rows)) if chance.random() < 1 / 2 else rows
         batches = list(_batches(order, chance))
         held = product.schema().empty_table()
         for batch in batches:
             held = _kept_up(product, held, product.of_changes(_table(declared, batch), declared))
-        _require_same(product, whole, _by_key(product, held), batches)
-    return list(whole.values())
+        _require_same(product, expected, _by_key(product, held), batches)
+    return list(expected.values())
 
 
 def _declared(changes: Iterable[Change]) -> Declared:
@@ -112,14 +112,14 @@ def _by_key(product: Product, rows: pa.Table) -> dict[Any, Row]:
     return {tuple(row[name] for name in product.row_keys): row for row in rows.to_pylist()}
 
 
-def _require_same(product: Product, whole: dict[Any, Row], found: dict[Any, Row], batches: Sequence[Any]) -> None:
-    for key in whole.keys() | found.keys():
-        should, is_ = whole.get(key), found.get(key)
-        if should is None or is_ is None or not all(_same(should[name], is_[name]) for name in product.results):
+def _require_same(product: Product, expected: dict[Any, Row], found: dict[Any, Row], batches: Sequence[Any]) -> None:
+    for key in expected.keys() | found.keys():
+        wanted, is_ = expected.get(key), found.get(key)
+        if wanted is None or is_ is None or not all(_same(wanted[name], is_[name]) for name in product.results):
             lengths = ", ".join(str(len(batch)) for batch in batches)
             raise AssertionError(
                 f"{product.table}: {dict(zip(product.row_keys, key, strict=True))} is {is_} after batches of {lengths} "
-                f"changes; all at once make {should}"
+                f"changes; all at once make {wanted}"
             )
 
 

@@ -20,11 +20,11 @@ from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
-from sessionlake.gold.changes import changes_of, declared_in, events_of, is_late, with_seq_order
+from sessionlake.gold.changes import declared_in, events_of, is_late, select_changes, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, tables_of
-from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
+from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import floors_in, told
+from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import earliest_after_rebuild
 from sessionlake.ledger.progress import changes_read
@@ -150,7 +150,7 @@ def explain(
         raise LakeError(f"{table} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
     rows, reader = _rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
-        begins = "".join(f"; {told(*found)}" for found in floors_in(reader, [table]).items())
+        begins = "".join(f"; {describe_floors(*found)}" for found in read_floors(reader, [table]).items())
         raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
     changes = _taken_in(spark, lake, reader)
     logic = lake.storage.properties(spark, table).get(LOGIC)
@@ -239,7 +239,7 @@ def _explained(
 
 def _is_whole(table: GoldTable, row: Row, events: int) -> bool:
     """Whether the row itself says that it is made of so many events."""
-    if isinstance(table, Enriched):
+    if isinstance(table, EnrichedTable):
         return events == 1
     return isinstance(table, RollingAverage) and bool(events == row["points"])
 
@@ -274,8 +274,8 @@ def _of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
     """The events that a row is made of."""
     from pyspark.sql import functions as F
 
-    if isinstance(table, Enriched):
-        own = (F.col(SOURCES.get(name, name)).alias(name) for name in table.row_keys)
+    if isinstance(table, EnrichedTable):
+        own = (F.col(SILVER_NAMES.get(name, name)).alias(name) for name in table.row_keys)
         found = changes.rows.select(*own, F.col(BATCH).alias("batch"))
         return found.where(reduce(and_, (F.col(quote(name)) == F.lit(row[name]) for name in table.row_keys)))
     if isinstance(table, RollingAverage):
@@ -311,7 +311,7 @@ def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
     for name in names:
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
-    found = changes_of(found, changes.settings)
+    found = select_changes(found, changes.settings)
     return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
 
 

@@ -1,1 +1,1 @@
-"""Kafka's clients, admin and security."""
+"""Access to Kafka and the schema registry: client options, security, admin questions and transactions."""

@@ -1,4 +1,4 @@
-"""Client options of the two Kafka clients in use, Spark's (Java) and librdkafka's, from the one configuration."""
+"""Options of the two Kafka clients, Spark's Java client and librdkafka, and a check that the broker is reachable."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ import socket
 
 from sessionlake.errors import AccessError, BrokerError, ConfigError, SessionlakeError
 from sessionlake.kafka.security import (
-    credentials_in,
     java_security,
     librdkafka_security,
-    setting,
+    parse_credentials,
+    setting_names,
     without_secrets,
 )
-from sessionlake.kafka.tls import speaks_tls, tls_fault, tls_greeting
-from sessionlake.local.probe import NoAnswer, addresses, is_loopback, unanswered
+from sessionlake.kafka.tls import probe_tls, tls_fault, uses_tls
+from sessionlake.local.probe import NoAnswer, addresses, is_loopback, request_metadata
 from sessionlake.settings.kafka import Mechanism
 from sessionlake.settings.model import Settings, milliseconds
-from sessionlake.spark.session import on_platform
+from sessionlake.spark.session import on_databricks
 
 _CONNECT_SECONDS = 2.0
 _METADATA_SECONDS = 5.0
 _LONGEST = 300
 _LOGIN = ("sasl.", "security.protocol")
-# Databricks' runtime has Kafka's Java client under another name.
+# Databricks' runtime has Kafka's Java client in a renamed package.
 PACKAGE, PLATFORM_PACKAGE = "org.apache.kafka", "kafkashaded.org.apache.kafka"
 
-# What a consumer decompresses at a time at most: of few messages, of many, and after an unfinished batch.
-# Spark asks the broker twice for its offsets with each poll, so small polls of many messages take half of bronze's CPU
-# time. By default a consumer takes 500 records. Each topic-partition that is read at once holds two polls in memory.
+# Limits of the bytes that one poll of a consumer decompresses: for few messages, for many, and after a failed batch.
+# Spark asks the broker for its offsets twice per poll, so small polls of many messages take half of bronze's CPU time.
+# By default a poll has up to 500 records. Each topic-partition that is being read has two polls in memory.
 POLLED_BYTES = 320 * 1024 * 1024
 POLLED_BYTES_OF_MANY = 5_000 * 1024 * 1024
 POLLED_BYTES_AFTER_FAILURE = 80 * 1024 * 1024
-# Then, of all topic-partitions together: twice so much is in memory.
+# Limit for all topic-partitions together after a failed batch. Twice as much is in memory.
 POLLED_BYTES_IN_ALL = 320 * 1024 * 1024
 _KAFKA_POLLED = 500
 
 READ_COMMITTED = {"isolation.level": "read_committed"}
-"""How every consumer reads: records of aborted transactions are no messages, those of open ones not yet."""
+"""Option of every consumer: it skips records of aborted transactions and stops before those of open ones."""
 
-# What both clients call the same, or nearly. All else in `kafka.options` tunes Spark's consumer, and librdkafka
-# refuses properties it does not know.
+# Options that both clients have, with librdkafka's names. Other keys of `kafka.options` are for Spark's consumer only,
+# because librdkafka rejects properties it does not know.
 _SHARED = {
     "client.id": "client.id",
     "client.dns.lookup": "client.dns.lookup",
@@ -56,130 +56,137 @@ _SHARED = {
 
 
 def java_client_options(settings: Settings) -> dict[str, str]:
-    """How a Kafka client of the JVM reaches the broker.
+    """Returns the options with which a Java client connects to the broker.
 
     Raises:
-        ConfigError: a certificate or key cannot be used.
+        ConfigError: A certificate or key cannot be used.
     """
     refresh = str(milliseconds(settings.bronze.topic_refresh))
     options, security = {"metadata.max.age.ms": refresh, **settings.kafka.options}, settings.kafka.security
     if security is not None:
-        options |= java_security(security, PLATFORM_PACKAGE if on_platform() else PACKAGE)
+        options |= java_security(security, PLATFORM_PACKAGE if on_databricks() else PACKAGE)
     return options | {"bootstrap.servers": settings.kafka.bootstrap_servers}
 
 
 def spark_kafka_options(settings: Settings) -> dict[str, str]:
-    """Options of Spark's Kafka source and sink that say how to reach the broker: the client's, each prefixed `kafka.`.
+    """Returns the connection options of Spark's Kafka source and sink: the Java client's, each prefixed with `kafka.`.
 
-    What to read and from where (`subscribePattern`, `startingOffsets`) is the reader's to add. With a service
-    credential the platform logs in, and refuses a login of the client's own.
+    The caller adds what to read and from where (`subscribePattern`, `startingOffsets`). With a service credential,
+    Databricks logs in itself and rejects login options of the client, so they are left out.
     """
     options, credential = java_client_options(settings), settings.kafka.service_credential
     if credential is None:
         return {f"kafka.{key}": value for key, value in options.items()}
-    kept = {f"kafka.{key}": value for key, value in options.items() if not key.startswith(_LOGIN)}
-    return kept | {"databricks.serviceCredential": credential}
+    without_login = {f"kafka.{key}": value for key, value in options.items() if not key.startswith(_LOGIN)}
+    return without_login | {"databricks.serviceCredential": credential}
 
 
 def spark_source_options(settings: Settings, polled_bytes: int = POLLED_BYTES) -> dict[str, str]:
-    """`spark_kafka_options` for reading: only records of committed transactions, and few large ones at a time.
+    """Returns the options of Spark's Kafka source: `spark_kafka_options`, `read_committed`, and a limit for each poll.
 
     Args:
-        polled_bytes: that a poll may have, if every message is as large as `capture.max_message_bytes`.
+        settings: The pipeline's settings.
+        polled_bytes: Limit of a poll in bytes, if every message is as large as `capture.max_message_bytes`.
     """
-    at_once = max(1, polled_bytes // settings.capture.max_message_bytes)
-    own = {"kafka.max.poll.records": str(min(at_once, _KAFKA_POLLED))}
-    return own | spark_kafka_options(settings) | {f"kafka.{key}": value for key, value in READ_COMMITTED.items()}
+    records = max(1, polled_bytes // settings.capture.max_message_bytes)
+    limit = {"kafka.max.poll.records": str(min(records, _KAFKA_POLLED))}
+    return limit | spark_kafka_options(settings) | {f"kafka.{key}": value for key, value in READ_COMMITTED.items()}
 
 
 def consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:
-    """`client_config` for a consumer that reads what bronze reads, and commits no offsets.
+    """Returns the librdkafka properties of a consumer that reads the same records as bronze and commits no offsets.
 
     Args:
-        group: the consumer group, by which a broker's log names the client.
+        settings: The pipeline's settings.
+        group: Suffix of the consumer group's name, which appears in the broker's log.
     """
-    own: dict[str, str | int | bool] = {"group.id": f"sessionlake-{group}", "enable.auto.commit": False}
-    own["log_level"] = 2  # errors are raised
-    return {**client_config(settings), **READ_COMMITTED, **own}
+    consumer: dict[str, str | int | bool] = {"group.id": f"sessionlake-{group}", "enable.auto.commit": False}
+    consumer["log_level"] = 2  # errors are raised as exceptions, so they need not be logged
+    return {**client_config(settings), **READ_COMMITTED, **consumer}
 
 
 def client_config(settings: Settings) -> dict[str, str]:
-    """The configured connection as librdkafka properties, for `confluent_kafka` clients.
+    """Returns the configured connection as librdkafka properties, for `confluent_kafka` clients.
 
-    Security options are translated; the consumer tuning meant for Spark is left out.
+    Security options are translated. Options that tune Spark's consumer are left out.
 
     Raises:
-        ConfigError: a key or trust store is a Java one, which librdkafka cannot read; or a file cannot be used.
+        ConfigError: A file cannot be used, or a key store or trust store has a format that only Java reads.
     """
     options = settings.kafka.options
     config = {"bootstrap.servers": settings.kafka.bootstrap_servers}
     config |= {_SHARED[key]: value for key, value in options.items() if key in _SHARED}
     if config.get("ssl.endpoint.identification.algorithm") == "":
-        config["ssl.endpoint.identification.algorithm"] = "none"  # Java says it with an empty value
-    login = credentials_in(options.get("sasl.jaas.config", ""))
+        config["ssl.endpoint.identification.algorithm"] = "none"  # for the same, Java has an empty value
+    login = parse_credentials(options.get("sasl.jaas.config", ""))
     config |= {f"sasl.{name}": login[name] for name in ("username", "password") if name in login}
     security = settings.kafka.security
     return config | _stores(options) | ({} if security is None else librdkafka_security(security))
 
 
 def require_broker(settings: Settings) -> None:
-    """Returns at once if a Kafka broker answers at `kafka.bootstrap_servers`, and lets this client in.
+    """Checks that a Kafka broker answers at `kafka.bootstrap_servers` and accepts this client.
 
     Raises:
-        BrokerError: none does, within seconds.
-        AccessError: it does not let this client in, or cannot show who it is.
-        ConfigError: the key holds no `host:port`, or the settings of a secured broker cannot be used.
+        BrokerError: No broker answers within seconds.
+        AccessError: The broker rejects this client, or its certificate is not trusted.
+        ConfigError: `kafka.bootstrap_servers` is not `host:port`, or the security settings cannot be used.
     """
-    host, port = _listening(settings)
-    unheard = _asked(settings)
-    if unheard is None:
+    host, port = _first_listener(settings)
+    failure = _request_metadata(settings)
+    if failure is None:
         return
-    if unheard.refused:
-        raise refused(settings, unheard.told)
-    greeting, tls = tls_greeting(host, port, _CONNECT_SECONDS), speaks_tls(java_client_options(settings))
+    if failure.refused:
+        raise rejected_error(settings, failure.message)
+    greeting, tls = probe_tls(host, port, _CONNECT_SECONDS), uses_tls(java_client_options(settings))
     if greeting is not None and not tls:
         raise BrokerError(
-            f"Kafka at {host}:{port} speaks TLS, and {setting(settings, 'protocol')} does not say so: "
-            "set SSL, or SASL_SSL with a login"
+            f"Kafka at {host}:{port} requires TLS, but {setting_names(settings, 'protocol')} does not enable it",
+            fix="Set SSL, or SASL_SSL with a login",
         )
     if greeting == "certificate":
         raise AccessError(
-            f"Kafka at {host}:{port} wants a certificate of this client that it trusts: "
-            f"correct {setting(settings, 'certificate', 'key')}"
+            f"Kafka at {host}:{port} requires a client certificate that it trusts",
+            fix=f"Correct {setting_names(settings, 'certificate', 'key')}",
         )
-    raise _unreachable(settings, "something listens there but does not answer as Kafka does")
+    raise _unreachable_error(settings, "something listens there but does not answer as Kafka does")
 
 
 def require_listener(settings: Settings) -> None:
-    """Returns at once if anything listens at `kafka.bootstrap_servers`, by the TLS that is configured.
+    """Checks that a server listens at `kafka.bootstrap_servers`, with TLS if that is configured.
 
     Raises:
-        BrokerError: nothing does, within seconds, or not by TLS.
-        AccessError: it cannot show that it is the server that is meant.
-        ConfigError: the key holds no `host:port`, or a certificate cannot be used.
+        BrokerError: Nothing listens, or the server does not use TLS.
+        AccessError: The server's certificate is not trusted, or is for another host.
+        ConfigError: `kafka.bootstrap_servers` is not `host:port`, or a certificate cannot be used.
     """
-    _listening(settings)
+    _first_listener(settings)
 
 
-def refused(settings: Settings, told: str) -> AccessError:
-    """The error of a client that Kafka has answered, and does not let in.
+def rejected_error(settings: Settings, message: str) -> AccessError:
+    """Returns the error for a client that Kafka rejects, with the setting to correct.
 
     Args:
-        told: what the client says.
+        settings: The pipeline's settings.
+        message: The Kafka client's error text. Secrets in it are hidden.
     """
-    servers, said = settings.kafka.bootstrap_servers, without_secrets(settings, told)[:_LONGEST]
+    servers, shown = settings.kafka.bootstrap_servers, without_secrets(settings, message)[:_LONGEST]
     security = settings.kafka.security
-    if re.search("certificate verify failed|certification path|No (?:subject alternative|name matching)", said):
-        remedy = f"its certificate does not convince this client: correct {setting(settings, 'ca')}, or the host name"
+    why = ""
+    if re.search("certificate verify failed|certification path|No (?:subject alternative|name matching)", shown):
+        why = "This client does not trust the server's certificate"
+        fix = f"Correct {setting_names(settings, 'ca')}, or the host name"
     elif security is None:
-        remedy = f"correct {setting(settings, 'protocol')}, or let it describe topics"
+        fix = f"Correct {setting_names(settings, 'protocol')}, or grant this client the right to describe topics"
     elif security.mechanism is None:
-        remedy = f"it wants another certificate: correct {setting(settings, 'certificate', 'key')}"
+        why = "Kafka requires another client certificate"
+        fix = f"Correct {setting_names(settings, 'certificate', 'key')}"
     elif security.mechanism is Mechanism.OAUTHBEARER:
-        remedy = f"correct {setting(settings, 'token_url', 'client_id', 'client_secret')}"
+        fix = f"Correct {setting_names(settings, 'token_url', 'client_id', 'client_secret')}"
     else:
-        remedy = f"correct {setting(settings, 'username', 'password')}, or let {security.username} describe topics"
-    return AccessError(f"Kafka at {servers} refuses this client ({said}): {remedy}")
+        login = setting_names(settings, "username", "password")
+        fix = f"Correct {login}, or grant {security.username} the right to describe topics"
+    return AccessError(f"Kafka at {servers} refuses this client ({shown})", why=why, fix=fix)
 
 
 def _stores(options: dict[str, str]) -> dict[str, str]:
@@ -192,8 +199,8 @@ def _stores(options: dict[str, str]) -> dict[str, str]:
         usable = "PEM" if store == "truststore" else "PKCS12"
         if kind != usable:
             raise ConfigError(
-                f"kafka.options: ssl.{store}.location is a {kind} store, which only Java reads; convert it to {usable} "
-                f"and set ssl.{store}.type: {usable}"
+                f"kafka.options: ssl.{store}.location is a {kind} store, which only Java reads",
+                fix=f"Convert it to {usable} and set ssl.{store}.type: {usable}",
             )
         config[target] = location
         if store == "keystore" and "ssl.keystore.password" in options:
@@ -201,8 +208,8 @@ def _stores(options: dict[str, str]) -> dict[str, str]:
     return config
 
 
-def _listening(settings: Settings) -> tuple[str, int]:
-    """The first server that listens, by the TLS that is configured."""
+def _first_listener(settings: Settings) -> tuple[str, int]:
+    """Returns the first configured server that accepts a connection, after checking its TLS if that is configured."""
     failures = []
     for host, port in addresses(settings):
         failure = _connect(host, port)
@@ -210,7 +217,7 @@ def _listening(settings: Settings) -> tuple[str, int]:
             _require_tls(settings, host, port)
             return host, port
         failures.append(f"{host}:{port} {failure}")
-    raise _unreachable(settings, "; ".join(failures))
+    raise _unreachable_error(settings, "; ".join(failures))
 
 
 def _connect(host: str, port: int) -> str | None:
@@ -223,41 +230,42 @@ def _connect(host: str, port: int) -> str | None:
 
 def _require_tls(settings: Settings, host: str, port: int) -> None:
     options = java_client_options(settings)
-    found = tls_fault(host, port, options, _CONNECT_SECONDS) if speaks_tls(options) else None
+    found = tls_fault(host, port, options, _CONNECT_SECONDS) if uses_tls(options) else None
     if found is None:
         return
     fault, why = found
     server, protocol = f"Kafka at {host}:{port}", options["security.protocol"]
     errors: dict[str, SessionlakeError] = {
         "plain": BrokerError(
-            f"{server} does not speak TLS ({why}), and {setting(settings, 'protocol')} is {protocol}: "
-            "correct it, or the port in kafka.bootstrap_servers"
+            f"{server} does not use TLS ({why}), but {setting_names(settings, 'protocol')} is {protocol}",
+            fix="Correct that key, or the port in kafka.bootstrap_servers",
         ),
         "untrusted": AccessError(
-            f"{server} has a certificate that is not to be trusted ({why}): "
-            f"let {setting(settings, 'ca')} have the authority that has signed it"
+            f"{server} has a certificate that is not trusted ({why})",
+            fix=f"Add the authority that signed it to {setting_names(settings, 'ca')}",
         ),
         "other_host": AccessError(
-            f"{server} has a certificate for other hosts ({why}): "
-            "let kafka.bootstrap_servers name it as its certificate does"
+            f"{server} has a certificate for another host name ({why})",
+            fix="Set kafka.bootstrap_servers to a host name in the certificate",
         ),
     }
     raise errors[fault]
 
 
-def _asked(settings: Settings) -> NoAnswer | None:
+def _request_metadata(settings: Settings) -> NoAnswer | None:
     try:
         import confluent_kafka  # noqa: F401  (a Databricks cluster has only Spark's client)
 
         config = client_config(settings)
     except (ImportError, ConfigError):
-        return None  # it listens: the rest Spark's own client will tell
-    return unanswered(config, _METADATA_SECONDS)
+        return None  # the server listens, and Spark's own client reports any other problem
+    return request_metadata(config, _METADATA_SECONDS)
 
 
-def _unreachable(settings: Settings, why: str) -> BrokerError:
+def _unreachable_error(settings: Settings, reason: str) -> BrokerError:
     local = all(is_loopback(host) for host, _ in addresses(settings))
-    start = "start the embedded broker with `sessionlake broker up`, or " if local else "start or unblock it, or "
+    start = "Start the embedded broker with `sessionlake broker up`" if local else "Start the broker or unblock it"
     return BrokerError(
-        f"no Kafka broker at {settings.kafka.bootstrap_servers} ({why}): {start}correct kafka.bootstrap_servers"
+        f"no Kafka broker answers at {settings.kafka.bootstrap_servers} ({reason})",
+        fix=f"{start}, or correct kafka.bootstrap_servers",
     )

@@ -1,9 +1,11 @@
-"""A client of schema registries that answer as Confluent's does, for the one question that readers have.
+"""A client that reads schemas from a registry with Confluent's API.
 
-A schema is asked for when its id is first seen by a process, and kept: an id never changes its meaning. An id that
-there is not is taken as that for a minute. Every id is asked for, whoever made it up: a message's fate must not depend
-on those beside it. What the registry does not know when it is asked is in quarantine, until silver is rebuilt. So is
-what names a schema beyond the bounds below: whoever may register schemas must not be able to stop silver for good.
+- A process asks for a schema when it first sees its id, and caches the answer, since an id never changes its meaning.
+  An unknown id is cached as unknown for a minute.
+- Every id is asked for, even an invented one, because the result for a message must not depend on other messages.
+- A message whose schema the registry does not know goes to quarantine and stays there until silver is rebuilt.
+- The same holds for a schema that exceeds the limits below. Otherwise anyone who may register schemas could stop silver
+  for good.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from sessionlake.errors import RegistryError
 from sessionlake.protocol.payload import Definition, PayloadFormat
 
 _TIMEOUT_SECONDS = 10.0
-# An answer is whole within so many seconds: one that comes byte by byte would never run into the other bound.
+# Limit for a complete answer. An answer that arrives byte by byte would never exceed the timeout above.
 _ANSWER_SECONDS = 30.0
-# Waits before another try, when the registry is away or busy for a moment.
+# Seconds to wait before each retry when the registry does not answer or is busy.
 _PAUSES = (0.2, 1.0)
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_REFERENCES = 100
@@ -37,22 +39,24 @@ _MAX_KNOWN = 1024
 _MAX_UNKNOWN = 65_536
 _AT_A_TIME = 8
 _UNKNOWN_SECONDS = 60.0
-# Registries count schemas in 32 bits with a sign, and take a greater id for a wrong address, not for an unknown schema.
+# Registries use signed 32-bit schema ids, and answer a larger one as a wrong address instead of an unknown schema.
 _GREATEST_ID = 2**31 - 1
 _NO_SCHEMA = {40401, 40402, 40403}  # no such subject, version, schema
 _OK, _NOT_FOUND, _BUSY, _BROKEN = 200, 404, 429, 500
 
 
 class _NoSuchSchemaError(Exception):
-    """There is none, or none within the bounds."""
+    """The registry does not have the schema, or the schema exceeds the limits."""
 
 
 @dataclass(frozen=True)
 class RegistrySchemas:
-    """Schemas of a registry.
+    """Reads schemas from a registry.
 
     Attributes:
-        auth: `user:password`, or a bearer token.
+        format: Format of the schemas; others count as unknown.
+        url: Base URL of the registry.
+        auth: `user:password`, or a bearer token; None for a registry without login.
     """
 
     format: PayloadFormat
@@ -60,16 +64,16 @@ class RegistrySchemas:
     auth: str | None = field(default=None, repr=False)
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """The definitions of these schema ids; one that is unknown is absent.
+        """Returns the definitions of the schema ids. Unknown ids are absent.
 
         Raises:
-            RegistryError: the registry does not answer, or not as a registry does.
+            RegistryError: The registry does not answer, or its answer is not valid.
         """
         return _cache(self).definitions(ids)
 
 
 class _Cache:
-    """What one process knows of a registry; bounded, so that ids made up by someone cannot fill the memory."""
+    """Cache of a registry's schemas in one process. Its size is limited so that invented ids cannot fill the memory."""
 
     def __init__(self, ask: Callable[[int], Definition | None]) -> None:
         self._ask = ask
@@ -77,31 +81,31 @@ class _Cache:
         self._unknown: OrderedDict[int, float] = OrderedDict()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """The definitions of these schema ids; what is not known yet is asked for, a few at a time."""
-        lately = time.monotonic() - _UNKNOWN_SECONDS
+        """Returns the definitions of the schema ids. Ids that are not cached are requested, a few at a time."""
+        oldest = time.monotonic() - _UNKNOWN_SECONDS
         found = {schema: self._known[schema] for schema in ids if schema in self._known}
         for schema in found:
             self._known.move_to_end(schema)
-        ask = [s for s in dict.fromkeys(ids) if s not in found and self._unknown.get(s, lately) <= lately]
+        ask = [s for s in dict.fromkeys(ids) if s not in found and self._unknown.get(s, oldest) <= oldest]
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             try:
                 for schema, definition in zip(ask, pool.map(self._ask, ask), strict=True):
-                    self._note(schema, definition)
+                    self._store(schema, definition)
                     if definition is not None:
                         found[schema] = definition
             finally:
                 pool.shutdown(cancel_futures=True)
         return found
 
-    def _note(self, schema: int, definition: Definition | None) -> None:
+    def _store(self, schema: int, definition: Definition | None) -> None:
         if definition is None:
             self._unknown.pop(schema, None)
             self._unknown[schema] = time.monotonic()
         else:
             self._known[schema] = definition
-        for kept, most in ((self._known, _MAX_KNOWN), (self._unknown, _MAX_UNKNOWN)):
-            if len(kept) > most:
-                kept.popitem(last=False)
+        for cached, limit in ((self._known, _MAX_KNOWN), (self._unknown, _MAX_UNKNOWN)):
+            if len(cached) > limit:
+                cached.popitem(last=False)
 
 
 _caches: dict[RegistrySchemas, _Cache] = {}
@@ -114,39 +118,39 @@ def _cache(source: RegistrySchemas) -> _Cache:
 
 
 @contextmanager
-def _ended_after(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
-    """Ends the connection when the time is over: whoever waits for its bytes gets an error then.
+def _closed_after(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+    """Closes the connection after a time limit, so that a read from it in the block fails.
 
     Raises:
-        TimeoutError: the time was over before the block was left.
+        TimeoutError: The block took longer than the limit.
     """
-    over = threading.Event()
+    expired = threading.Event()
 
-    def end() -> None:
-        over.set()
+    def close() -> None:
+        expired.set()
         if connection.sock is not None:
             with suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds, close)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-    if over.is_set():
+    if expired.is_set():
         raise TimeoutError
 
 
 class _Client:
     def __init__(self, source: RegistrySchemas) -> None:
         self._source = source
-        # Registries keep Protobuf schemas as source text; in this form no compiler is needed to read them.
+        # Registries store Protobuf schemas as source text. The serialized form needs no compiler.
         self._query = "?format=serialized" if source.format is PayloadFormat.PROTOBUF else ""
 
     def definition(self, schema: int) -> Definition | None:
-        """A schema with those it refers to; None if there is none of the format."""
+        """Returns a schema with the schemas it refers to; None if the id is unknown or has another format."""
         if schema > _GREATEST_ID:
             return None
         try:
@@ -154,44 +158,44 @@ class _Client:
             if answer.get("schemaType", "AVRO") != self._source.format.upper():
                 return None
             parts: dict[str, bytes] = {}
-            self._follow(answer, parts)
+            self._add_references(answer, parts)
         except _NoSuchSchemaError:
             return None
         return (*parts.values(), self._text(answer, f"schema-{schema}.proto"))
 
-    def _follow(self, answer: dict[str, Any], parts: dict[str, bytes]) -> None:
-        """Adds what a schema refers to, each after what it refers to itself."""
+    def _add_references(self, answer: dict[str, Any], parts: dict[str, bytes]) -> None:
+        """Adds the schemas that a schema refers to, each after the schemas that it refers to itself."""
         for name, subject, version in self._references(answer):
             if name in parts:
                 continue
             if len(parts) >= _MAX_REFERENCES:
                 raise _NoSuchSchemaError
             inner = self._get(f"/subjects/{subject}/versions/{version}")
-            parts[name] = b""  # seen: references that lead back end here
-            self._follow(inner, parts)
+            parts[name] = b""  # marks the name as seen, so that circular references end here
+            self._add_references(inner, parts)
             del parts[name]
             parts[name] = self._text(inner, name)
 
     def _references(self, answer: dict[str, Any]) -> list[tuple[str, str, int]]:
-        """Name, subject (quoted for a URL) and version of each schema that this one refers to."""
+        """Returns name, subject (quoted for a URL) and version of each schema that this one refers to."""
         try:
             return [
                 (str(one["name"]), quote(str(one["subject"]), safe=""), int(one["version"]))
                 for one in answer.get("references") or ()
             ]
         except (ArithmeticError, LookupError, TypeError, ValueError):
-            raise self._error("it gave a reference without name, subject and version") from None
+            raise self._error("it sent a reference without name, subject or version") from None
 
     def _text(self, answer: dict[str, Any], name: str) -> bytes:
         text = answer.get("schema")
         if not isinstance(text, str):
-            raise self._error("it gave a schema without its text")
+            raise self._error("it sent a schema without its text")
         if self._source.format is PayloadFormat.PROTOBUF:
             return self._descriptor(text, name)
         try:
             return text.encode()
         except UnicodeEncodeError:
-            raise self._error("it gave a schema that is no text: half a surrogate pair is in it") from None
+            raise self._error("it sent a schema that is not valid text, with half of a surrogate pair in it") from None
 
     def _descriptor(self, text: str, name: str) -> bytes:
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -201,17 +205,18 @@ class _Client:
             file = FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
         except (ValueError, DecodeError):
             raise self._error(
-                "it gives Protobuf schemas as source text only; name descriptor sets in capture.payload.schema_files"
+                "it sends Protobuf schemas as source text only; instead of it, name descriptor sets in "
+                "capture.payload.schema_files"
             ) from None
         file.name = name
         return file.SerializeToString()
 
     def _get(self, path: str) -> dict[str, Any]:
-        """The answer to a question, as JSON.
+        """Requests a path and returns the answer's JSON object.
 
         Raises:
-            _NoSuchSchemaError: the registry says that there is none, or its answer is beyond the bounds.
-            RegistryError: it says nothing of use.
+            _NoSuchSchemaError: The registry does not have the schema, or its answer exceeds the limits.
+            RegistryError: The registry does not answer, or its answer is not valid.
         """
         for pause in (*_PAUSES, None):
             status, body = self._exchange(path, final=pause is None)
@@ -232,7 +237,7 @@ class _Client:
         raise self._error(f"it answered {path} with {status}")
 
     def _exchange(self, path: str, *, final: bool) -> tuple[int, bytes]:
-        """Status and body; 0 if there is no answer and another try is left."""
+        """Sends a request and returns status and body; status 0 if there is no answer and a retry is left."""
         parts = urlsplit(self._source.url)
         connection: http.client.HTTPConnection
         if parts.scheme == "https":
@@ -241,7 +246,7 @@ class _Client:
         else:
             connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_SECONDS)
         try:
-            with _ended_after(connection, _ANSWER_SECONDS):
+            with _closed_after(connection, _ANSWER_SECONDS):
                 connection.request("GET", parts.path + path + self._query, headers=self._headers())
                 response = connection.getresponse()
                 body = response.read(_MAX_BYTES + 1)
@@ -255,7 +260,7 @@ class _Client:
         if len(body) > _MAX_BYTES:
             if response.status == _OK:
                 raise _NoSuchSchemaError
-            body = b""  # of an error, the status alone counts
+            body = b""  # for an error, only the status matters
         return response.status, body
 
     def _headers(self) -> dict[str, str]:
@@ -268,6 +273,7 @@ class _Client:
 
     def _error(self, why: str) -> RegistryError:
         return RegistryError(
-            f"schema registry {self._source.url}: {why}; nothing of the batch was committed. Start the registry, or "
-            "correct capture.payload.registry_url and registry_auth, and run again"
+            f"schema registry {self._source.url}: {why}",
+            why="Nothing of the batch was committed",
+            fix="Start the registry, or correct capture.payload.registry_url and registry_auth, and run again",
         )

@@ -1,4 +1,4 @@
-"""How a secured broker is reached, in the words of the two Kafka clients in use; and what may not be in a text."""
+"""Translates `kafka.security` into options of the two Kafka clients, and removes secrets from texts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _MODULES = {
     Mechanism.SCRAM_SHA_512: "common.security.scram.ScramLoginModule",
     Mechanism.OAUTHBEARER: f"{_OAUTH}.OAuthBearerLoginModule",
 }
-# Names of options whose values are secrets, or hold some.
+# An option whose name has one of these words has a secret in its value.
 _SECRET_OPTIONS = ("password", "jaas", "secret", "keystore.key", "token")
 _OPTION = re.compile(r'\b(?P<name>\w+)\s*=\s*"(?P<value>(?:[^"\\]|\\.)*)"')
 HIDDEN = "(hidden)"
 
 
 def java_security(security: KafkaSecurity, package: str) -> dict[str, str]:
-    """Options of a Java client.
+    """Returns the security options of a Java client.
 
     Args:
-        package: that the client's classes are in: a platform may have them under another name.
+        security: The settings in `kafka.security`.
+        package: Package of the client's classes. It has another name in Databricks' runtime.
 
     Raises:
-        ConfigError: a file cannot be read, or a key is not as Java reads it.
+        ConfigError: A file cannot be read, or the key has a format that Java cannot read.
     """
     options = {"security.protocol": str(security.protocol)}
     if security.mechanism is not None:
@@ -54,10 +55,10 @@ def java_security(security: KafkaSecurity, package: str) -> dict[str, str]:
 
 
 def librdkafka_security(security: KafkaSecurity) -> dict[str, str]:
-    """Properties of a librdkafka client.
+    """Returns the security properties of a librdkafka client.
 
     Raises:
-        ConfigError: a file cannot be read, or a key is not as Java reads it.
+        ConfigError: A file cannot be read, or the key has a format that Java cannot read.
     """
     given: dict[str, str | SecretStr | None] = {
         "security.protocol": str(security.protocol),
@@ -77,25 +78,29 @@ def librdkafka_security(security: KafkaSecurity) -> dict[str, str]:
     return {name: _revealed(value) for name, value in given.items() if value is not None}
 
 
-def credentials_in(login: str) -> dict[str, str]:
-    """The options of a login as `sasl.jaas.config` has it."""
+def parse_credentials(login: str) -> dict[str, str]:
+    """Returns the options, such as user name and password, in a value of `sasl.jaas.config`."""
     return {found["name"]: re.sub(r"\\(.)", r"\1", found["value"]) for found in _OPTION.finditer(login)}
 
 
-def setting(settings: Settings, *keys: str) -> str:
-    """What to correct, for people: keys of `kafka.security`, or `kafka.options`, where Kafka's own words stand."""
-    in_kafka_words = any(name.startswith(("sasl.", "ssl.", "security.")) for name in settings.kafka.options)
-    if settings.kafka.security is None and in_kafka_words:
+def setting_names(settings: Settings, *keys: str) -> str:
+    """Names the settings to correct, for error texts.
+
+    Returns:
+        The keys in `kafka.security`, or only `kafka.options` if the configuration sets Kafka's own options instead.
+    """
+    uses_kafka_options = any(name.startswith(("sasl.", "ssl.", "security.")) for name in settings.kafka.options)
+    if settings.kafka.security is None and uses_kafka_options:
         return "kafka.options"
     *others, last = keys
     return f"{', '.join(others)} and {last} in kafka.security" if others else f"kafka.security.{last}"
 
 
 def without_secrets(settings: Settings, text: str) -> str:
-    """A text of a client's, which may repeat what it was given."""
+    """Returns a Kafka client's text with all configured secrets hidden. A client may repeat its options in errors."""
     security, options = settings.kafka.security, settings.kafka.options
     secrets = [value for name, value in options.items() if any(word in name for word in _SECRET_OPTIONS)]
-    login = credentials_in(options.get("sasl.jaas.config", ""))
+    login = parse_credentials(options.get("sasl.jaas.config", ""))
     secrets += [value for name, value in login.items() if name.lower().endswith(("password", "secret"))]
     if security is not None:
         own = (security.password, security.client_secret, security.key, security.key_password)
@@ -125,17 +130,19 @@ def _quoted(value: str) -> str:
 
 
 def _text(key: str, given: str) -> str:
-    """PEM as it stands in the settings, or in the file that they name."""
+    """Returns PEM text that is given directly, or read from the file that is given."""
     if given.lstrip().startswith(PEM):
         return given
     try:
         text = Path(given).read_text(encoding="ascii")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
-        shown = HIDDEN if key == "key" else given  # a key that is not in PEM is no path, either
-        raise ConfigError(f"kafka.security.{key}: {shown} cannot be read ({why}): name a PEM file") from None
+        reason = getattr(error, "strerror", None) or "it is not text"
+        shown = HIDDEN if key == "key" else given  # the value may be a key in another format instead of a path
+        raise ConfigError(f"kafka.security.{key}: {shown} cannot be read ({reason})", fix="Name a PEM file") from None
     if PEM not in text:
-        raise ConfigError(f"kafka.security.{key}: {given} is not PEM, which has lines that begin with {PEM}…")
+        raise ConfigError(
+            f"kafka.security.{key}: {given} is not a PEM file", why=f"PEM files have lines that begin with {PEM}…"
+        )
     return text
 
 
@@ -144,7 +151,8 @@ def _key(security: KafkaSecurity) -> str:
     text = _text("key", given)
     if "PRIVATE KEY-----" not in text or not any(f"{PEM}{kind}" in text for kind in ("PRIVATE", "ENCRYPTED PRIVATE")):
         raise ConfigError(
-            "kafka.security.key is not a private key in PKCS#8, the one form that Java reads from PEM "
-            f"({PEM}PRIVATE KEY or ENCRYPTED PRIVATE KEY): convert it with `openssl pkcs8 -topk8 -nocrypt -in KEY`"
+            "kafka.security.key is not a private key in PKCS#8",
+            why=f"Java reads no other format from PEM ({PEM}PRIVATE KEY or ENCRYPTED PRIVATE KEY)",
+            fix="Convert it with `openssl pkcs8 -topk8 -nocrypt -in KEY`",
         )
     return text

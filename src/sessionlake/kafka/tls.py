@@ -1,4 +1,4 @@
-"""Whether a server's TLS is what the settings say, asked by a handshake: no Kafka client tells that plainly."""
+"""Checks a server's TLS by a handshake, because Kafka's clients do not report TLS problems clearly."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from contextlib import suppress
 from pathlib import Path
 
 # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH, _EMAIL_MISMATCH and _IP_ADDRESS_MISMATCH.
-_OTHER_HOST = {62, 63, 64}
+_HOST_MISMATCH = {62, 63, 64}
 _ALERT_SECONDS = 1.0
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"}
 
 
-def speaks_tls(options: Mapping[str, str]) -> bool:
-    """Whether a Java client with these options does."""
+def uses_tls(options: Mapping[str, str]) -> bool:
+    """Returns True if a Java client with these options uses TLS."""
     return options.get("security.protocol", "").upper() in {"SSL", "SASL_SSL"}
 
 
-def tls_greeting(host: str, port: int, seconds: float) -> str | None:
-    """What a server answers to a client that speaks TLS and shows no certificate.
+def probe_tls(host: str, port: int, seconds: float) -> str | None:
+    """Tries a TLS handshake without a client certificate.
 
     Returns:
-        `open`, or `certificate` if it wants one; None if it does not speak TLS.
+        `open` if the server accepts it, `certificate` if it requires a client certificate; None if it does not use TLS.
     """
     try:
-        with socket.create_connection((host, port), seconds) as plain, _anybody().wrap_socket(plain) as secured:
+        with socket.create_connection((host, port), seconds) as plain, _trust_all().wrap_socket(plain) as secured:
             secured.settimeout(_ALERT_SECONDS)
             with suppress(TimeoutError):
-                secured.recv(1)  # by TLS 1.3, a refusal comes behind the handshake
+                secured.recv(1)  # in TLS 1.3 the server rejects a client after the handshake
             return "open"
     except ssl.SSLError as error:
         return "certificate" if "ALERT" in (error.reason or "") else None
@@ -38,39 +38,42 @@ def tls_greeting(host: str, port: int, seconds: float) -> str | None:
 
 
 def tls_fault(host: str, port: int, options: Mapping[str, str], seconds: float) -> tuple[str, str] | None:
-    """What is wrong with a server's TLS.
+    """Checks a server's TLS and certificate by a handshake.
 
     Args:
-        options: of a Java client. Where they name no authorities in PEM, a certificate is for the clients to judge, as
-            is the client's own certificate always.
+        host: Host to connect to.
+        port: Port to connect to.
+        options: Options of a Java client. If they name no authorities in PEM, the server's certificate is not checked.
+        seconds: Timeout of the connection.
 
     Returns:
-        `plain`, `untrusted` or `other_host`, with what OpenSSL says; None if nothing is, or it cannot be said.
+        `plain` (no TLS), `untrusted` or `other_host`, each with OpenSSL's message. None if no fault was found. A fault
+        of the client's own certificate is not found here.
     """
-    context = _judge(options)
+    context = _verifying(options)
     try:
         with socket.create_connection((host, port), seconds) as plain, context.wrap_socket(plain, server_hostname=host):
             return None
     except ssl.SSLCertVerificationError as error:
-        return "other_host" if error.verify_code in _OTHER_HOST else "untrusted", error.verify_message.rstrip(".")
+        return "other_host" if error.verify_code in _HOST_MISMATCH else "untrusted", error.verify_message.rstrip(".")
     except ssl.SSLError as error:
-        return ("plain", "it does not answer as TLS does") if error.reason in _NO_TLS else None
+        return ("plain", "its answer is not TLS") if error.reason in _NO_TLS else None
     except ConnectionResetError:
-        return "plain", "it breaks the connection"
+        return "plain", "it resets the connection"
     except OSError:
-        return None  # that it does not answer at all is found elsewhere
+        return None  # another check reports a server that does not answer
 
 
-def _anybody() -> ssl.SSLContext:
+def _trust_all() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
-def _judge(options: Mapping[str, str]) -> ssl.SSLContext:
+def _verifying(options: Mapping[str, str]) -> ssl.SSLContext:
     trusted = options.get("ssl.truststore.certificates")
     location = options.get("ssl.truststore.location")
-    context = _anybody()
+    context = _trust_all()
     try:
         if location is not None and options.get("ssl.truststore.type", "").upper() == "PEM":
             trusted = Path(location).read_text(encoding="ascii")
@@ -81,5 +84,5 @@ def _judge(options: Mapping[str, str]) -> ssl.SSLContext:
         return context
     context.verify_mode = ssl.CERT_REQUIRED
     context.check_hostname = options.get("ssl.endpoint.identification.algorithm", "https") != ""
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as Java, for which each certificate it trusts is a root
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # like Java, accept every trusted certificate as a root
     return context

@@ -1,15 +1,15 @@
-"""Shows which Kafka offsets hold no message because of transactions: markers, and records of aborted ones.
+"""Finds Kafka offsets that have no message because of transactions: markers, and records of aborted transactions.
 
-Kafka tells no client directly. Two Java consumers show it, by a rule that lost messages cannot meet:
+Kafka has no API for this. Two Java consumers find out, by a rule that lost messages cannot satisfy:
 
-- With a fetch size of one byte the broker sends one record batch at a time. A `read_uncommitted` consumer that stands
-  at an offset then either gets a record of just this offset, or passes exactly one offset without a record: that is a
-  transaction marker. Where messages are lost, it gets a record of a later offset, or passes several.
-- Where it gets records, a `read_committed` consumer that starts at the same offset passes them without a record: they
-  were aborted.
+- With a fetch size of one byte, the broker sends one record batch at a time. A `read_uncommitted` consumer at an offset
+  then either gets a record with this offset, or advances by exactly one offset without a record. In the second case the
+  offset has a transaction marker. If messages are lost, the consumer gets a record with a later offset, or advances by
+  several offsets.
+- If it gets records, and a `read_committed` consumer at the same offset skips them, their transaction was aborted.
 
-Producers that commit many small transactions leave a marker every few offsets. Only the first of them are looked at
-one by one. For the others a `read_committed` consumer counts the messages of the whole range, if the topic is not
+Producers that commit many small transactions leave a marker every few offsets. Only the first of them are checked one
+by one. For the others, a `read_committed` consumer counts the messages of the whole range, unless the topic is
 compacted.
 """
 
@@ -26,7 +26,7 @@ from sessionlake.kafka.admin import KafkaAdmin, kafka_package
 from sessionlake.kafka.clients import READ_COMMITTED, java_client_options
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import failure_of
+from sessionlake.spark.failures import parse_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,18 +43,20 @@ _OPTIONS = {
 }
 _MANY = {"max.poll.records": "10000"}
 FEW_RUNS = 64
-"""Of a topic-partition in a batch; up to so many, each run is looked at by itself, which takes some milliseconds."""
+"""How many runs of a topic-partition are checked one by one. Each check takes some milliseconds."""
 _ONE_BATCH = {"max.partition.fetch.bytes": "1", "fetch.max.bytes": "1", "isolation.level": "read_uncommitted"}
 
 
 def without_message(
     spark: SparkSession, settings: Settings, runs: Mapping[TopicPartition, Iterable[Run]]
 ) -> dict[TopicPartition, list[Run]]:
-    """The runs of offsets, of those given, that hold no message because of transactions.
+    """Returns those of the given runs of offsets that have no message because of transactions.
 
     Args:
-        runs: offsets below the last stable offset. Where a topic-partition has more than `FEW_RUNS` of them, they
-            ascend, and every offset between two of them has a message.
+        spark: The session whose JVM has Kafka's client.
+        settings: The pipeline's settings.
+        runs: Runs of offsets below the last stable offset. If a topic-partition has more than `FEW_RUNS` runs, they
+            must ascend, and every offset between two of them must have a message.
 
     Raises:
         BrokerError: Kafka does not answer.
@@ -74,16 +76,16 @@ def without_message(
 
 
 def _are_without(spark: SparkSession, settings: Settings, place: TopicPartition, runs: Sequence[Run]) -> bool:
-    """Whether Kafka gives as many messages as there are offsets between the runs, and so none in them.
+    """Returns True if Kafka has exactly one message per offset between the runs, and so none in the runs.
 
-    Kafka takes messages out of the middle of a partition by compaction alone: of a topic that is not compacted, all
-    other offsets without a message are of transactions. False for a topic that may be compacted.
+    Only compaction removes messages from the middle of a partition. In a topic that is not compacted, all other offsets
+    without a message belong to transactions. Returns False if the topic is compacted or its settings are not readable.
     """
     try:
         with closing(KafkaAdmin(spark, settings)) as admin:
             if admin.is_compacted(place[0]):
                 return False
-    except AccessError:  # reading messages takes no right to read the topic's settings
+    except AccessError:  # a client that may read messages need not have the right to read the topic's settings
         return False
     first, end = runs[0][0], runs[-1][1]
     with _consumer(spark, settings, READ_COMMITTED | _MANY) as committed:
@@ -125,22 +127,22 @@ class _Consumer:
         self._at = 0
 
     def assign(self, place: TopicPartition) -> int:
-        """Reads this topic-partition from now on; returns the first offset that Kafka holds of it."""
+        """Switches to a topic-partition and returns the first offset that Kafka has of it."""
         self._place = self._kafka.common.TopicPartition(*place)
         places = self._jvm.java.util.Collections.singletonList(self._place)
         self._consumer.assign(places)
         return int(self._consumer.beginningOffsets(places)[self._place])
 
     def seek(self, offset: int) -> None:
-        """Reads from this offset on."""
+        """Continues reading at this offset."""
         self._consumer.seek(self._place, offset)
         self._at = offset
 
     def count(self, first: int, end: int) -> int:
-        """How many records there are at offsets `[first, end)`.
+        """Returns the number of records with offsets in `[first, end)`.
 
         Raises:
-            BrokerError: as `poll`.
+            BrokerError: The position has not advanced for some seconds.
         """
         self.seek(first)
         found, records = 0, None
@@ -149,15 +151,18 @@ class _Consumer:
             found += records.count()
         if records is None or records.isEmpty():
             return found
-        last = records.records(self._place)  # ascending, some of them perhaps beyond the end
+        last = records.records(self._place)  # in ascending order; some may be at or after the end
         inside = bisect_left(range(last.size()), end, key=lambda number: last[number].offset())
         return found - last.size() + inside
 
     def poll(self) -> tuple[list[int], int]:
-        """The offsets of the next records, which may be none, and the position behind them, which has moved on.
+        """Waits until the position has advanced.
+
+        Returns:
+            Offsets of the records read, possibly none, and the new position.
 
         Raises:
-            BrokerError: it has not moved for some seconds.
+            BrokerError: The position has not advanced for some seconds.
         """
         records = self._next_records()
         offsets = [] if records.isEmpty() else [record.offset() for record in records.records(self._place)]
@@ -171,14 +176,17 @@ class _Consumer:
             if position != self._at:
                 self._at = position
                 return records
-        raise BrokerError(f"Kafka gave nothing of {self._place.toString()} at offset {self._at} for {_SECONDS:.0f} s")
+        raise BrokerError(
+            f"Kafka sent nothing of {self._place.toString()} at offset {self._at} for {_SECONDS:.0f} s",
+            fix="Check that the broker runs, and run again",
+        )
 
 
 @contextmanager
 def _consumer(spark: SparkSession, settings: Settings, options: Mapping[str, str]) -> Iterator[_Consumer]:
     from py4j.protocol import Py4JError
 
-    jvm: Any = spark._jvm  # noqa: SLF001  (the way to the JVM that Spark and Delta take themselves)
+    jvm: Any = spark._jvm  # noqa: SLF001  (Spark and Delta access the JVM in the same way)
     kafka = kafka_package(jvm)
     properties = jvm.java.util.Properties()
     for key, value in {**java_client_options(settings), **_OPTIONS, **options}.items():
@@ -191,4 +199,6 @@ def _consumer(spark: SparkSession, settings: Settings, options: Mapping[str, str
         finally:
             consumer.close(jvm.java.time.Duration.ZERO)
     except Py4JError as error:
-        raise BrokerError(f"Kafka does not say what its offsets without a message are: {failure_of(error)}") from error
+        raise BrokerError(
+            f"Kafka does not answer what its offsets without a message are: {parse_failure(error)}"
+        ) from error

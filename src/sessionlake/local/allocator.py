@@ -1,8 +1,8 @@
-"""How much memory allocators keep for threads that have freed it: without a limit, that grows for days.
+"""Limits on the memory that allocators keep after it is freed. Without them a long-running process grows for days.
 
-Each thread that allocates while others do is given an arena of its own, up to eight a core of glibc's and four a core
-of jemalloc's, which delta-rs brings. delta-rs starts a thread for each file that it reads, Spark's RocksDB has some,
-too: so what a process that lasts holds is the number of arenas times the most that any of these threads ever needed.
+A thread that allocates while others do gets its own arena. glibc allows eight arenas per core, and jemalloc, which
+delta-rs uses, allows four. delta-rs starts a thread for each file that it reads, and RocksDB in Spark has threads too.
+A process keeps up to the number of arenas times the largest amount that any of these threads ever needed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import sys
 
 _M_ARENA_MAX = -8  # as in <malloc.h>
 _VARIABLE = "MALLOC_ARENA_MAX"
-_OF_DELTA_RS = "_RJEM_MALLOC_CONF"
-# What a thread has freed goes back at once if it is large, else within a second of it.
-_GIVING_BACK = "tcache_max:4096,dirty_decay_ms:1000,muzzy_decay_ms:0"
+_JEMALLOC_VARIABLE = "_RJEM_MALLOC_CONF"
+# Large freed blocks return to the system at once, others after a second.
+_JEMALLOC_DECAY = "tcache_max:4096,dirty_decay_ms:1000,muzzy_decay_ms:0"
 
 
 def limit_arenas(most: int) -> None:
-    """Has this process, and those that it starts from now on, share so many arenas; arenas that are there stay.
+    """Limits this process, and processes that it starts later, to `most` arenas. Existing arenas stay.
 
-    A limit that was given from outside (`MALLOC_ARENA_MAX`, `_RJEM_MALLOC_CONF`) stands. delta-rs reads its own when it
-    is loaded. Other systems' allocators than glibc have no arenas.
+    A limit already set in the environment (`MALLOC_ARENA_MAX`, `_RJEM_MALLOC_CONF`) is kept. delta-rs reads its limit
+    when it is loaded. Only glibc has arenas; with other C libraries only the limit for delta-rs is set.
     """
-    os.environ.setdefault(_OF_DELTA_RS, f"narenas:{most},{_GIVING_BACK}")
+    os.environ.setdefault(_JEMALLOC_VARIABLE, f"narenas:{most},{_JEMALLOC_DECAY}")
     if _VARIABLE in os.environ or not sys.platform.startswith("linux"):
         return
     os.environ[_VARIABLE] = str(most)

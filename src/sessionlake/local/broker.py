@@ -1,7 +1,7 @@
-"""The embedded broker: a real single-node Kafka (KRaft) as a background process that keeps its data in the home.
+"""The embedded broker: a single-node Kafka (KRaft) in a background process, with its data in the home folder.
 
-The process outlives the command that started it. Its folder `home/kafka` holds the pid file, the configuration
-written at each start, the log and the data.
+The process continues after the command that started it ends. Its folder `home/kafka` has the pid file, the
+configuration (written at each start), the log and the data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sessionlake.local.broker_config import DATA, server_properties
 from sessionlake.local.home import require_home
 from sessionlake.local.jars import broker_jars
 from sessionlake.local.java import java_environment, logging_flags, require_java
-from sessionlake.local.probe import addresses, answers, is_loopback
+from sessionlake.local.probe import addresses, broker_answers, is_loopback
 from sessionlake.settings.model import Settings
 
 START_SECONDS = 60.0
@@ -38,14 +38,14 @@ State = Literal["running", "starting", "stopped", "foreign", "outside"]
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """How the configured broker stands.
+    """State of the configured broker.
 
     Attributes:
-        state: `running`, `starting` (alive, not answering yet) and `stopped` speak of this home's embedded broker;
-            `foreign`: another process holds the port; `outside`: an outside broker is configured.
-        bootstrap_servers: where clients find it.
-        pid: of the embedded broker, while it lives.
-        folder: its data, configuration and log.
+        state: `running`, `starting` (its process runs but does not answer yet) or `stopped` for the embedded broker of
+            this home; `foreign` if another process uses the port; `outside` if an external broker is configured.
+        bootstrap_servers: Address that clients connect to.
+        pid: Process id of the embedded broker; None if it does not run.
+        folder: Folder with the embedded broker's data, configuration and log.
     """
 
     state: State
@@ -55,22 +55,22 @@ class BrokerStatus:
 
     @property
     def log(self) -> Path:
-        """The broker's own log."""
+        """Path of the broker's log file."""
         return self.folder / "broker.log"
 
 
 def up(settings: Settings) -> BrokerStatus:
-    """Starts the embedded broker unless it runs, and waits until it answers.
+    """Starts the embedded broker unless it already runs, and waits until it answers.
 
     Raises:
-        UsageError: an outside broker is configured, so there is nothing to start.
-        BrokerError: the port is taken, or the broker died or did not answer in time.
-        MachineError: no Java, no jars, or no writable home.
+        UsageError: The configuration names an external broker, so there is nothing to start.
+        BrokerError: The port is in use, or the broker stopped or did not answer in time.
+        MachineError: Java or the jars are missing, or the home cannot be written.
     """
     host, port = _embedded_address(settings)
     folder = require_home(settings, "kafka") / "kafka"
-    with _one_at_a_time(folder):
-        process = _alive(folder)
+    with _locked(folder):
+        process = _running_broker(folder)
         if process is None:
             _require_free(host, port)
             process = _start(settings, folder, host, port)
@@ -81,16 +81,16 @@ def up(settings: Settings) -> BrokerStatus:
 
 
 def down(settings: Settings) -> bool:
-    """Stops this home's embedded broker and waits until it is gone.
+    """Stops the embedded broker of this home and waits until its process has ended.
 
     Returns:
-        Whether there was one to stop.
+        True if a broker was running.
     """
     folder = settings.home / "kafka"
     if not folder.is_dir():
         return False
-    with _one_at_a_time(folder):
-        process = _alive(folder)
+    with _locked(folder):
+        process = _running_broker(folder)
         if process is not None:
             _stop(process)
         _pid_file(folder).unlink(missing_ok=True)
@@ -98,31 +98,32 @@ def down(settings: Settings) -> bool:
 
 
 def status(settings: Settings) -> BrokerStatus:
-    """How the configured broker stands now; changes nothing."""
+    """Returns the current state of the configured broker. Changes nothing."""
     folder, servers = settings.home / "kafka", settings.kafka.bootstrap_servers
-    process = _alive(folder)
+    process = _running_broker(folder)
     if process is not None:
         config = {"bootstrap.servers": _recorded_address(folder) or servers}
-        state: State = "running" if answers(config, 2.0) else "starting"
+        state: State = "running" if broker_answers(config, 2.0) else "starting"
         return BrokerStatus(state, config["bootstrap.servers"], process.pid, folder)
     where = addresses(settings)
     if len(where) != 1 or not is_loopback(where[0][0]):
         return BrokerStatus("outside", servers, None, folder)
-    return BrokerStatus("stopped" if _bindable(*where[0]) else "foreign", servers, None, folder)
+    return BrokerStatus("stopped" if _is_free(*where[0]) else "foreign", servers, None, folder)
 
 
 def _embedded_address(settings: Settings) -> tuple[str, int]:
     where = addresses(settings)
     if len(where) != 1 or not is_loopback(where[0][0]):
         raise UsageError(
-            f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers}, an outside broker: there is nothing to "
-            "start; for the embedded broker set one loopback address, as in 127.0.0.1:9092"
+            f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers}, which is an external broker",
+            why="There is no embedded broker to start",
+            fix="To use the embedded broker, set one loopback address, such as 127.0.0.1:9092",
         )
     return where[0]
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -136,8 +137,11 @@ def _config_file(folder: Path) -> Path:
     return folder / "server.properties"
 
 
-def _alive(folder: Path) -> psutil.Process | None:
-    """The process of the pid file, if it still is this home's broker: pids are reused, command lines tell."""
+def _running_broker(folder: Path) -> psutil.Process | None:
+    """Returns the running broker of this home, or None.
+
+    The system reuses pids, so the process's command line must name this home's configuration file.
+    """
     try:
         pid = int(_pid_file(folder).read_text(encoding="ascii").split()[0])
         process = psutil.Process(pid)
@@ -159,16 +163,17 @@ def _require_same_address(settings: Settings, folder: Path) -> None:
     if recorded != settings.kafka.bootstrap_servers:
         raise BrokerError(
             f"this home's broker already runs at {recorded}, but kafka.bootstrap_servers is "
-            f"{settings.kafka.bootstrap_servers}: set the key back, or stop it first with `sessionlake broker down`"
+            f"{settings.kafka.bootstrap_servers}",
+            fix="Set kafka.bootstrap_servers to the running broker's address, or stop the broker first with "
+            "`sessionlake broker down`",
         )
 
 
-def _bindable(host: str, port: int) -> bool:
+def _is_free(host: str, port: int) -> bool:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the broker does: closing connections are no user
+        # The broker sets this option too: connections that are closing do not keep the port from being used.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError:
@@ -177,10 +182,11 @@ def _bindable(host: str, port: int) -> bool:
 
 
 def _require_free(host: str, port: int) -> None:
-    if not _bindable(host, port):
+    if not _is_free(host, port):
         raise BrokerError(
-            f"port {port} on {host} is in use by a process that is not this home's broker: stop that process, or "
-            "choose another port with kafka.bootstrap_servers (SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS=127.0.0.1:PORT)"
+            f"port {port} on {host} is in use by a process that is not this home's broker",
+            fix="Stop that process, or choose another port with kafka.bootstrap_servers "
+            "(SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS=127.0.0.1:PORT)",
         )
 
 
@@ -192,26 +198,26 @@ def _start(settings: Settings, folder: Path, host: str, port: int) -> psutil.Pro
     with output.open("wb") as out:
         if not (folder / DATA / "meta.properties").exists():
             _format([*java, "kafka.tools.StorageTool"], config, out.fileno(), output)
-        # A session of its own: Ctrl-C in the terminal that started it must not stop it.
+        # A new process session: Ctrl-C in the terminal that started the broker must not stop it.
         started = subprocess.Popen(
             [*java, "kafka.Kafka", str(config)],
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, env=java_environment(),
             start_new_session=True,
         )  # fmt: skip
-    _started.append(started)
+    _started_processes.append(started)
     partial = _pid_file(folder).with_suffix(".partial")
     partial.write_text(f"{started.pid} {settings.kafka.bootstrap_servers}\n", encoding="ascii")
     partial.replace(_pid_file(folder))
     return psutil.Process(started.pid)
 
 
-# Kept so that Python does not complain of processes that are meant to outlive their handle.
-_started: list[subprocess.Popen[bytes]] = []
+# These references stop Python from warning that a process still runs when its Popen object is collected.
+_started_processes: list[subprocess.Popen[bytes]] = []
 
 
 def _java_command(folder: Path) -> list[str]:
     jars = os.pathsep.join(str(jar) for jar in broker_jars())
-    # A small heap and one collector thread: the cores are for Spark, and the page cache does the work.
+    # A small heap and one garbage collector thread leave the cores to Spark. The page cache serves the reads.
     flags = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
     return [str(require_java()), *flags, *logging_flags(folder / "broker.log"), "-cp", jars]
 
@@ -229,7 +235,9 @@ def _format(tool: list[str], config: Path, out: int, output: Path) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise BrokerError(f"the broker's storage could not be prepared ({_last_line(output)}): see {output}")
+        raise BrokerError(
+            f"the embedded broker's storage could not be formatted ({_last_line(output)})", fix=f"See {output}"
+        )
 
 
 def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process) -> None:
@@ -237,19 +245,22 @@ def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process)
     host, port = addresses(settings)[0]
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
-        if not _runs(process):
-            raise BrokerError(f"the broker stopped while starting ({_last_line(folder / 'broker.log')}): see {folder}")
-        if not _bindable(host, port) and answers(config, 5.0):
+        if not _is_running(process):
+            raise BrokerError(
+                f"the embedded broker stopped while it was starting ({_last_line(folder / 'broker.log')})",
+                fix=f"See the logs in {folder}",
+            )
+        if not _is_free(host, port) and broker_answers(config, 5.0):
             return
         time.sleep(_POLL_SECONDS)
     raise BrokerError(
-        f"the broker (process {process.pid}) does not answer after {START_SECONDS:.0f} s: see {folder / 'broker.log'}, "
-        "stop it with `sessionlake broker down` and try again"
+        f"the embedded broker (process {process.pid}) does not answer after {START_SECONDS:.0f} s",
+        fix=f"See {folder / 'broker.log'}, stop the broker with `sessionlake broker down` and try again",
     )
 
 
-def _runs(process: psutil.Process) -> bool:
-    # Not by the command line, which is empty for a moment while a process begins.
+def _is_running(process: psutil.Process) -> bool:
+    # The command line cannot be compared here: it is empty for a moment after a process starts.
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -273,5 +284,5 @@ def _last_line(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return "it left no log"
-    said = [line for line in lines if line and not line.startswith(("\t", " "))]
-    return said[-1][:300] if said else "it left no log"
+    messages = [line for line in lines if line and not line.startswith(("\t", " "))]
+    return messages[-1][:300] if messages else "it left no log"

@@ -1,4 +1,4 @@
-"""How the embedded broker is configured: one node, everything kept, idle at no cost."""
+"""Configuration of the embedded broker: one node, no retention limits, and almost no work while idle."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from contextlib import suppress
 
 from sessionlake.settings.model import Settings
 
-_PORTS = range(20_000, 32_000)  # beneath those that systems give to connections
+_PORTS = range(20_000, 32_000)  # below the ports that systems assign to outgoing connections
 _ANY_AGE = str(2**63 - 1)
 DATA = "data"
-"""The folder of log segments and KRaft metadata, within the one that the broker runs in: a relative path holds no
-character that a list of paths, or a file that Java reads as Latin-1, would change."""
+"""Folder of log segments and KRaft metadata, relative to the broker's working folder.
+
+An absolute path could have characters that break a list of paths, or a file that Java reads as Latin-1.
+"""
 _YEAR_MS = 365 * 24 * 3600 * 1000
 _PROPERTIES = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-    # One node: nothing to replicate, nobody to wait for.
+    # One node has no replicas and no group members to wait for.
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.replication.factor": "1",
@@ -30,13 +32,14 @@ _PROPERTIES = {
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "true",
     "num.partitions": "2",
-    # Captures are kept until the home is removed, and may be old. Spark cannot read a timestamp that is far enough off.
+    # Messages stay until the home is removed, and their timestamps may be old. Spark cannot read a timestamp far
+    # outside this range.
     "log.retention.ms": "-1",
     "log.retention.bytes": "-1",
     "log.message.timestamp.type": "CreateTime",
     "log.message.timestamp.before.max.ms": str(100 * _YEAR_MS),
     "log.message.timestamp.after.max.ms": str(_YEAR_MS),
-    # Few threads and no idle metadata records: beside Spark, an idle broker should cost nothing.
+    # Few threads and no metadata records while idle, so that the broker takes no CPU from Spark.
     "num.network.threads": "2",
     "num.io.threads": "4",
     "background.threads": "2",
@@ -47,14 +50,16 @@ _PROPERTIES = {
 
 
 def server_properties(settings: Settings, host: str, port: int) -> str:
-    """Text of the broker's `server.properties`.
+    """Returns the text of the broker's `server.properties`.
 
     Args:
-        host: loopback host that clients connect to; an IPv6 one without brackets.
+        settings: The pipeline's settings.
+        host: Loopback host that clients connect to. An IPv6 address has no brackets.
+        port: Port that clients connect to.
     """
     shown = f"[{host}]" if ":" in host else host
     controller = f"127.0.0.1:{free_port(other_than=port)}"
-    # Beyond what the pipeline accepts, so that a message it must quarantine as too large can be sent at all.
+    # Larger than the pipeline's own limit, so that producers can send a message that the pipeline then quarantines.
     largest = max(12 * 1024 * 1024, settings.capture.max_message_bytes + 2 * 1024 * 1024)
     own = {
         "controller.quorum.voters": f"1@{controller}",
@@ -68,7 +73,11 @@ def server_properties(settings: Settings, host: str, port: int) -> str:
 
 
 def free_port(other_than: int = 0) -> int:
-    """A port that nobody listens on, and that is given to no connection before somebody does."""
+    """Returns a free port on 127.0.0.1, outside the range that the system assigns to outgoing connections.
+
+    Args:
+        other_than: A port that is not returned even if it is free.
+    """
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe, suppress(OSError):  # it is in use

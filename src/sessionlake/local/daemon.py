@@ -1,8 +1,11 @@
-"""The process that Spark forks its Python workers from: `python -m sessionlake.local.daemon pyspark.worker`.
+"""The process from which Spark forks its Python workers: `python -m sessionlake.local.daemon pyspark.worker`.
 
-Spark's own puts archives of pyspark on the module path, and every task reads their directories anew: about half of
-the Python time of a small batch. And it imports pandas, Arrow and the folds in each worker, where once is enough. After
-every task a worker collects garbage: what was imported is none, and is not looked at again.
+It replaces `pyspark.daemon` because that one costs more, in three ways:
+
+- It puts archives of pyspark on the module path, and every task reads their directories again. That is about half of
+  the Python time of a small batch.
+- Each worker imports pandas, Arrow and the folds. Here the parent process imports them once.
+- After every task a worker collects garbage and scans all imported modules. Here they are frozen and not scanned.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ _SHARED = (
 
 
 def main() -> None:
-    """Serves Spark until its end."""
+    """Forks workers for Spark until Spark ends."""
     sys.path[:] = [place for place in sys.path if not place.endswith((".zip", ".jar"))]
     sys.path_importer_cache.clear()
     for name in _SHARED:

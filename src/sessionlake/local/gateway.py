@@ -1,9 +1,10 @@
-"""The JVM that a local Spark lives in, started by hand where that was tested.
+"""Starts and stops the JVM of a local Spark session.
 
-pyspark's own way runs two shell scripts and a second JVM that only composes the command line, and asks for an
-incubating module that Spark SQL does not use and the JVM warns about. Starting `SparkSubmit` directly saves both, but
-rests on what Spark promises nobody: its class, the packages it needs opened, and how it tells port and secret. So it is
-done with versions that it was tested with. Any other is started by pyspark, through public settings: slower, and right.
+pyspark starts its JVM through two shell scripts and a second JVM that only composes the command line. It also asks for
+an incubating module that Spark SQL does not use and that makes the JVM print a warning. Starting `SparkSubmit` directly
+avoids both, but depends on Spark internals: the class's name, the packages that must be opened, and the file with port
+and secret. It is done only with versions in `TESTED_SPARK`. With other versions pyspark starts the JVM, which is
+slower but uses public settings only.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sessionlake.errors import MachineError
 from sessionlake.local.java import java_environment
 
 TESTED_SPARK = ("4.0.2",)
-"""Versions of pyspark whose JVM is started here; `tests/spark/test_session.py` is what tests it."""
+"""Versions of pyspark whose JVM this module starts directly. `tests/spark/test_session.py` tests it."""
 
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
@@ -34,7 +35,7 @@ GIVE_UP_SECONDS = 1.0
 _POLL_SECONDS = 0.02
 _LENGTH = struct.Struct("!i")
 
-# What Spark 4.0 reaches into, as its launcher opens it.
+# JDK packages that Spark 4.0 accesses by reflection; its launcher opens the same ones.
 _OPENED = {
     "java.base": (
         "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent "
@@ -51,15 +52,15 @@ _FLAGS = (
 
 @dataclass(frozen=True)
 class Jvm:
-    """A JVM to be started.
+    """How to start a JVM.
 
     Attributes:
-        java: the program.
-        memory: the most that its heap takes, as in `2g`.
-        flags: its other options.
-        spark: folder of Spark's own jars.
-        jars: folder of those that Spark is to have besides.
-        output: file for what the JVM itself prints.
+        java: Path of the `java` program.
+        memory: Maximum size of the heap, for example `2g`.
+        flags: Other JVM options.
+        spark: Folder of Spark's own jars.
+        jars: Folder of additional jars.
+        output: File for what the JVM itself prints.
     """
 
     java: Path
@@ -70,15 +71,16 @@ class Jvm:
     output: Path
 
 
-def starting(jvm: Jvm) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
-    """How the JVM of the installed pyspark is started.
+def prepare_start(jvm: Jvm) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
+    """Decides how the JVM of the installed pyspark is started.
 
     Returns:
-        What the session's builder must be given for it, and a context in which the session is to be made.
+        Settings for the session's builder, and a context manager in whose block the session must be built. For a tested
+        version the context manager starts the JVM. For others it does nothing, and pyspark starts the JVM.
     """
     found = version("pyspark")
     if found in TESTED_SPARK:
-        return {}, _started(jvm)
+        return {}, _running_jvm(jvm)
     tested = ", ".join(TESTED_SPARK)
     sys.stderr.write(f"sessionlake: pyspark {found} starts Spark itself, which takes longer (tested: {tested})\n")
     settings = {
@@ -90,37 +92,38 @@ def starting(jvm: Jvm) -> tuple[Mapping[str, str], AbstractContextManager[None]]
 
 
 @contextmanager
-def _started(jvm: Jvm) -> Iterator[None]:
-    """Starts the JVM; inside the block pyspark finds it and makes its session there.
+def _running_jvm(jvm: Jvm) -> Iterator[None]:
+    """Starts the JVM. A session that pyspark builds in the block uses it.
 
-    Ctrl-C does not reach it, so that Python stops Spark in order; it ends with this process however that ends,
-    since it reads from a pipe that only this process holds.
+    Ctrl-C does not reach the JVM, so that Python can stop Spark in order. The JVM reads from a pipe that only this
+    process holds open, so it ends when this process ends, even if this process is killed.
 
     Raises:
-        MachineError: it did not start, or gave no answer in time.
+        MachineError: The JVM did not start, or did not answer in time.
     """
     with tempfile.TemporaryDirectory(prefix="sessionlake-") as folder:
         answer = Path(folder) / "gateway"
         jars = os.pathsep.join(f"{folder}/*" for folder in (jvm.spark, jvm.jars))
         options = [f"-Xmx{jvm.memory}", *jvm.flags, *_FLAGS, "-cp", jars]
         command = [str(jvm.java), *options, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"]
-        with _given_up_if_interrupted():
-            with ThreadPoolExecutor(1) as beside:  # where nothing interrupts it between the process and its handle
-                process = beside.submit(_start, command, jvm.output, answer).result()
-            port, secret = _connection(process, jvm.output, answer)
-    told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(told)
+        with _stop_jvm_on_interrupt():
+            # In a thread, Ctrl-C cannot come between the start of the process and the assignment of its handle.
+            with ThreadPoolExecutor(1) as starter:
+                process = starter.submit(_start, command, jvm.output, answer).result()
+            port, secret = _wait_for_gateway(process, jvm.output, answer)
+    variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(variables)
     try:
-        with _given_up_if_interrupted():
+        with _stop_jvm_on_interrupt():
             yield
     finally:
-        for name in told:
+        for name in variables:
             os.environ.pop(name, None)
 
 
 @contextmanager
-def _given_up_if_interrupted() -> Iterator[None]:
-    """Ends a JVM whose start is interrupted: in the middle of it, it would not notice for seconds."""
+def _stop_jvm_on_interrupt() -> Iterator[None]:
+    """Stops the JVM if its start is interrupted. While it starts it would notice the closed pipe only after seconds."""
     try:
         yield
     except KeyboardInterrupt:
@@ -135,14 +138,14 @@ def _given_up_if_interrupted() -> Iterator[None]:
         raise
 
 
-def end_jvm(foreign: subprocess.Popen[bytes] | None = None) -> None:
-    """Ends the JVM and waits until it is gone; Spark must have been stopped before.
+def stop_jvm(started_by_pyspark: subprocess.Popen[bytes] | None = None) -> None:
+    """Stops the JVM and waits until its process has ended. Spark must have been stopped before.
 
     Args:
-        foreign: the one that pyspark has started, if it has.
+        started_by_pyspark: The JVM that pyspark started, or None.
     """
-    if foreign is not None:
-        _running.append(foreign)
+    if started_by_pyspark is not None:
+        _running.append(started_by_pyspark)
     while _running:
         jvm = _running.pop()
         if jvm.stdin is not None:
@@ -154,20 +157,20 @@ def end_jvm(foreign: subprocess.Popen[bytes] | None = None) -> None:
             jvm.wait()
 
 
-# The handles keep the pipes open that the JVMs live by.
+# Each handle keeps a pipe open; a JVM ends when its pipe closes.
 _running: list[subprocess.Popen[bytes]] = []
 _outputs: dict[int, Path] = {}
-_NOTICED_SECONDS = 2.0
+_EXIT_SECONDS = 2.0
 
 
-def death_of_jvm() -> str | None:
-    """How the JVM has ended, if it has: its signal or exit code, what it said, and the file that has it all."""
+def jvm_failure() -> str | None:
+    """Returns how the JVM ended: signal or exit code, its error message and its output file. None if it still runs."""
     for jvm in _running:
-        with suppress(subprocess.TimeoutExpired):  # its sockets close before the process is gone
-            code = jvm.wait(_NOTICED_SECONDS)
+        with suppress(subprocess.TimeoutExpired):  # a JVM's sockets close before its process ends
+            code = jvm.wait(_EXIT_SECONDS)
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             output = _outputs.get(jvm.pid)
-            return f"{how}; {_reason(output)}: see {output}" if output is not None and output.exists() else how
+            return f"{how}; {_error_line(output)}: see {output}" if output is not None and output.exists() else how
     return None
 
 
@@ -182,23 +185,23 @@ def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Pop
     return jvm
 
 
-def _connection(jvm: subprocess.Popen[bytes], output: Path, answer: Path) -> tuple[int, str]:
-    """Port and secret of the gateway, which Spark writes to a file and renames into place."""
+def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) -> tuple[int, str]:
+    """Waits for the file with the gateway's port and secret, which Spark renames into place, and returns both."""
     end = time.monotonic() + START_SECONDS
     while not answer.exists():
         if jvm.poll() is not None:
-            raise MachineError(f"Spark's JVM did not start ({_reason(output)}): see {output}")
+            raise MachineError(f"Spark's JVM did not start ({_error_line(output)})", fix=f"See {output}")
         if time.monotonic() > end:
             jvm.kill()
-            raise MachineError(f"Spark's JVM gave no answer within {START_SECONDS:.0f} seconds: see {output}")
+            raise MachineError(f"Spark's JVM did not answer within {START_SECONDS:.0f} seconds", fix=f"See {output}")
         time.sleep(_POLL_SECONDS)
     content = answer.read_bytes()
     (port,), (length,) = _LENGTH.unpack_from(content), _LENGTH.unpack_from(content, _LENGTH.size)
     return port, content[2 * _LENGTH.size :][:length].decode()
 
 
-def _reason(output: Path) -> str:
-    """The line of a JVM's output that says what is wrong: the first that names an error, else the last."""
-    said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    telling = (line for line in said if "Error" in line or "Exception" in line)
-    return next(telling, said[-1] if said else "no reason given")[:300]
+def _error_line(output: Path) -> str:
+    """Returns the first line of a JVM's output that names an error, else the last line."""
+    lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    errors = (line for line in lines if "Error" in line or "Exception" in line)
+    return next(errors, lines[-1] if lines else "no reason given")[:300]

@@ -1,4 +1,4 @@
-"""The home folder, checked before anything costly starts, and the locks in it."""
+"""The home folder: the check that it is usable, and the lock files in it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from sessionlake.errors import ClaimedError, MachineError
 from sessionlake.local.paths import private_folder
 from sessionlake.settings.model import Settings
 
-# delta-rs decodes the first twice, and refuses the others (delta-kernel-rs, issue 918).
+# delta-rs decodes `%XX` twice, and rejects the other characters (delta-kernel-rs, issue 918).
 _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\x00-\x1f\x7f]")
 
 
-class _Held(threading.local):
-    """The lock files of `turn` that this thread holds."""
+class _HeldLocks(threading.local):
+    """Lock files of `hold_lock` that this thread holds."""
 
     def __init__(self) -> None:
         self.paths: set[Path] = set()
 
 
-_held = _Held()
+_held_locks = _HeldLocks()
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that does what no other may do meanwhile.
+    """The process that holds an exclusive lock or lease.
 
     Attributes:
-        process: which one, and on which machine.
-        doing: as in "runs silver".
+        process: Machine name and process id.
+        doing: What the process does, for example "runs silver".
+        since: When it took the lock.
     """
 
     process: str
@@ -49,38 +50,40 @@ class Holder:
     since: datetime
 
     @classmethod
-    def here(cls, doing: str) -> Holder:
-        """This process, from now on."""
+    def this_process(cls, doing: str) -> Holder:
+        """Returns this process as the holder, starting now."""
         return cls(f"{socket.gethostname()}, process {os.getpid()}", doing, datetime.now(UTC))
 
     def __str__(self) -> str:
         return f"{self.process}, since {self.since:%Y-%m-%d %H:%M:%S}Z"
 
 
-def refusal(settings: Settings, holder: Holder | None, name: str, way_on: str) -> ClaimedError:
-    """What is told to the second one.
+def claimed_error(settings: Settings, holder: Holder | None, name: str, fix: str) -> ClaimedError:
+    """Returns the error for a process that cannot take a lock because another process holds it.
 
     Args:
-        holder: None if it has not said yet who it is.
-        name: of what it holds.
-        way_on: what there is to do.
+        settings: The pipeline's settings.
+        holder: The other process; None if it has not written its name into the lock file yet.
+        name: Name of the lock.
+        fix: What the operator can do.
     """
-    said = f"has {name}" if holder is None else holder.doing
+    activity = f"has {name}" if holder is None else holder.doing
     who = "" if holder is None else f" ({holder})"
-    return ClaimedError(f"another process {said} over {settings.place}{who}: {way_on}")
+    return ClaimedError(f"another process {activity} over {settings.place}{who}", fix=fix)
 
 
 def require_home(settings: Settings, *folders: str) -> Path:
-    """Makes the home, which nobody else can read, and the named folders in it. One that is there keeps its rights.
+    """Creates the home, readable by its owner only, and the named folders in it. Existing folders keep their rights.
 
     Args:
-        folders: paths below the home, made if missing.
+        settings: The pipeline's settings.
+        folders: Paths below the home, created if missing.
 
     Returns:
         The home.
 
     Raises:
-        MachineError: the home cannot be made or written, or delta-rs could not open its tables.
+        MachineError: The home cannot be created or written, or its path has characters that delta-rs cannot open.
     """
     home = settings.home
     _refuse_unreadable(home)
@@ -91,14 +94,14 @@ def require_home(settings: Settings, *folders: str) -> Path:
                 pass
     except OSError as error:
         raise MachineError(
-            f"home {home} cannot be written ({error.strerror or error}): make it writable, "
-            "or name another folder with SESSIONLAKE_HOME"
+            f"home {home} cannot be written ({error.strerror or error})",
+            fix="Make it writable, or name another folder with SESSIONLAKE_HOME",
         ) from None
     return home
 
 
-def wider_rights(settings: Settings) -> str | None:
-    """The rights of the home, as `chmod` takes them, if others than its owner have any; None if they have none."""
+def rights_for_others(settings: Settings) -> str | None:
+    """Returns the home's rights as an octal number if group or others have any; None if only the owner has rights."""
     rights = stat.S_IMODE(settings.home.stat().st_mode)
     return f"{rights:o}" if rights & (stat.S_IRWXG | stat.S_IRWXO) else None
 
@@ -107,64 +110,67 @@ def _refuse_unreadable(home: Path) -> None:
     found = _UNREADABLE.search(str(home.resolve()))
     if found:
         raise MachineError(
-            f"home {home} has {found[0]!r} in its path ({home.resolve()}), with which delta-rs cannot open tables: it "
-            "takes `%` before two hexadecimal digits for another character, and refuses brackets, `|`, `^`, backslash "
-            "and control characters. Name another folder with SESSIONLAKE_HOME, or rename that one"
+            f"home {home} has {found[0]!r} in its path ({home.resolve()}), so delta-rs cannot open the tables in it",
+            why="delta-rs decodes `%` with two hexadecimal digits as another character, and rejects brackets, `|`, "
+            "`^`, backslash and control characters",
+            fix="Name another folder with SESSIONLAKE_HOME, or rename that one",
         )
 
 
 @contextmanager
 def claim(settings: Settings, name: str, doing: str) -> Iterator[None]:
-    """Keeps a second process of this machine from doing the same over the same home.
+    """Takes an exclusive lock in the home for the block, or fails at once if another process has it.
 
-    The lock is the system's: it ends with the process, however that ends. The file says who has it.
+    The operating system releases the lock when the process ends, even if it is killed. The lock file names the holder.
 
     Args:
-        name: of the lock file.
-        doing: what this process does, as in "runs silver".
+        settings: The pipeline's settings.
+        name: Name of the lock file.
+        doing: What this process does, for example "runs silver".
 
     Raises:
-        ClaimedError: another holds it, and who that is.
+        ClaimedError: Another process of this machine holds the lock. The text names it.
     """
     with (require_home(settings, "locks") / "locks" / name).open("a+b") as lock:
         lock.seek(0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            way_on = "stop it first, or name another home with SESSIONLAKE_HOME"
-            raise refusal(settings, _holder(lock.read()), name, way_on) from None
+            fix = "Stop it first, or name another home with SESSIONLAKE_HOME"
+            raise claimed_error(settings, _read_holder(lock.read()), name, fix) from None
         lock.truncate()
-        lock.write(msgspec.json.encode(Holder.here(doing)))
+        lock.write(msgspec.json.encode(Holder.this_process(doing)))
         lock.flush()
         yield
 
 
-def _holder(said: bytes) -> Holder | None:
+def _read_holder(content: bytes) -> Holder | None:
     try:
-        return msgspec.json.decode(said, type=Holder)
+        return msgspec.json.decode(content, type=Holder)
     except msgspec.MsgspecError:
-        return None  # it has the lock, and has not written yet
+        return None  # the holder has taken the lock but not written its name yet
 
 
 @contextmanager
-def turn(settings: Settings, name: str) -> Iterator[None]:
-    """Waits until no other thread or process of this machine is in a block of the same name.
+def hold_lock(settings: Settings, name: str) -> Iterator[None]:
+    """Holds an exclusive lock for the block, and waits while another thread or process of this machine holds it.
 
-    A block inside a block of the same name and thread does not wait.
+    The lock is reentrant: a thread that holds it enters an inner block without waiting.
 
     Args:
-        name: of the lock file.
+        settings: The pipeline's settings.
+        name: Name of the lock file.
     """
     locks = private_folder(settings.home) / "locks"
     locks.mkdir(exist_ok=True)
     path = locks / name
-    if path in _held.paths:
+    if path in _held_locks.paths:
         yield
         return
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _held.paths.add(path)
+        _held_locks.paths.add(path)
         try:
             yield
         finally:
-            _held.paths.remove(path)
+            _held_locks.paths.remove(path)

@@ -1,8 +1,9 @@
-"""The jars that Spark and the embedded broker need beside pyspark's own: resolved once, cached, offline afterwards.
+"""Downloads and caches the jars that Spark and the embedded broker need in addition to pyspark's own jars.
 
-pyspark ships Ivy, so no build tool is asked for. A set of jars lives in `<cache>/jars/<set>-<fingerprint>/`;
-its manifest, put there last, says that the set is whole, so an interrupted resolution is simply repeated. What each
-jar must be is listed in `jars.sha256`, in the form of `sha256sum`: another one is not loaded.
+The download uses the Ivy that pyspark ships, so no build tool is needed. After it, no network is needed. A set of jars
+is stored in `<cache>/jars/<set>-<fingerprint>/`. Its manifest is written last and marks the set as complete, so that an
+interrupted download is repeated. `jars.sha256` lists the expected hash of each jar; a jar with another hash is not
+loaded.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from sessionlake.local.java import java_environment, require_java
 
 CACHE_VARIABLE = "SESSIONLAKE_CACHE"
 MANIFEST = "MANIFEST"
-_SECONDS = 900  # a slow line needs minutes for 60 MB; a dead one is noticed by Ivy's own timeouts
+_SECONDS = 900  # a slow connection needs minutes for 60 MB; Ivy's own timeouts detect a dead one
 _JAR_VERSION = re.compile(r"-\d[^/]*\.jar$")
 
 
 @dataclass(frozen=True)
 class JarSet:
-    """Maven modules resolved together, with everything they depend on.
+    """Maven modules that are resolved together with their dependencies.
 
     Attributes:
+        name: Name of the set, used in its folder's name.
         modules: `group:artifact:version` coordinates.
-        provided: artifact names that the class path has already, left out with what they alone need.
-        pinned: the SHA-256 of each jar, by file name.
+        provided: Names of artifacts that the class path already has. They and their dependencies are left out.
+        pinned: Expected SHA-256 of each jar, by file name.
     """
 
     name: str
@@ -49,7 +51,7 @@ class JarSet:
 
     @property
     def descriptor(self) -> str:
-        """The Ivy module file that asks for the set."""
+        """The Ivy module file that requests the set."""
         wanted = [module.split(":") for module in self.modules]
         lines = [f'<dependency org="{g}" name="{a}" rev="{v}" conf="default->default"/>' for g, a, v in wanted]
         lines += [f'<exclude module="{artifact}"/>' for artifact in self.provided]
@@ -57,110 +59,115 @@ class JarSet:
 
     @property
     def folder(self) -> str:
-        """Folder name: another version of anything is another folder."""
+        """Name of the set's folder. It differs if any coordinate differs."""
         return f"{self.name}-{hashlib.sha256(self.descriptor.encode()).hexdigest()[:12]}"
 
 
-# The connector is 4.0.0 under Spark 4.0.2: not every mirror has the later ones' token provider; they are compatible.
+# The connector is 4.0.0 although Spark is 4.0.2. They are compatible, and not every mirror has the token provider that
+# later connectors need.
 _SPARK = ("io.delta:delta-spark_4.0_2.13:4.4.0", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0")
-# Kafka's module leaves the choice of a logger to its distribution.
+# Kafka's module does not depend on a logger; the second coordinate adds one.
 _BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3")
 
 
 def spark_jars() -> list[Path]:
-    """Jars of Delta and the Kafka source that pyspark lacks, in a stable order.
+    """Returns the jars of Delta and of the Kafka source, which pyspark lacks, in a stable order.
 
     Raises:
-        MachineError: they are not cached and cannot be fetched, or there is no Java to fetch them with.
+        MachineError: The jars are not cached and cannot be downloaded, or there is no Java to download them with.
     """
     own = sorted({_JAR_VERSION.sub("", jar.name) for jar in pyspark_jars().glob("*.jar")})
-    return resolve(JarSet("spark", _SPARK, tuple(own), pinned()))
+    return resolve(JarSet("spark", _SPARK, tuple(own), pinned_hashes()))
 
 
 def broker_jars() -> list[Path]:
-    """Jars of a whole Kafka broker, in a stable order.
+    """Returns the jars of a Kafka broker, in a stable order.
 
     Raises:
-        MachineError: as `spark_jars`.
+        MachineError: The jars are not cached and cannot be downloaded, or there is no Java to download them with.
     """
-    return resolve(JarSet("broker", _BROKER, pinned=pinned()))
+    return resolve(JarSet("broker", _BROKER, pinned=pinned_hashes()))
 
 
-def pinned() -> dict[str, str]:
-    """The SHA-256 that each jar must have, by file name."""
+def pinned_hashes() -> dict[str, str]:
+    """Returns the expected SHA-256 of each jar, by file name."""
     lines = Path(__file__).with_name("jars.sha256").read_text(encoding="ascii").splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
 
 
 def cache_folder() -> Path:
-    """Where things fetched once are kept: `SESSIONLAKE_CACHE`, else `~/.cache/sessionlake`."""
+    """Returns the folder for downloads: `SESSIONLAKE_CACHE`, else `~/.cache/sessionlake`."""
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/sessionlake").expanduser().absolute()
 
 
 def pyspark_jars() -> Path:
-    """Folder of the jars that came with pyspark itself.
+    """Returns the folder of the jars that are part of pyspark.
 
     Raises:
         MachineError: pyspark is not installed.
     """
-    spec = find_spec("pyspark")  # importing it takes longer than all else here
+    spec = find_spec("pyspark")  # importing pyspark would take much longer
     if spec is None or spec.origin is None:
-        raise MachineError("pyspark is not installed: pip install 'sessionlake[local]'")
+        raise MachineError("pyspark is not installed", fix="Run `pip install 'sessionlake[local]'`")
     return Path(spec.origin).parent / "jars"
 
 
 def resolve(jars: JarSet) -> list[Path]:
-    """The set's jars from the cache, fetched first if the cache has not all of them.
+    """Returns the jars of a set from the cache, and downloads the set first if it is incomplete.
 
-    Two processes may ask at once: one fetches, the other waits for it.
+    If two processes need the same set at once, one downloads it and the other waits.
 
     Raises:
-        MachineError: as `spark_jars`; or a jar is not the one that is pinned.
+        MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar does not have its
+            pinned hash.
     """
     folder = cache_folder() / "jars" / jars.folder
-    found = _whole(folder)
-    if found is not None:
-        _require_pinned(jars, found, folder)
-        return found
+    cached = _cached_jars(folder)
+    if cached is not None:
+        _require_pinned(jars, cached, folder)
+        return cached
     with _locked(folder):
-        found = _whole(folder)
-        if found is None:
-            _fetch(jars, folder)
-            found = _whole(folder)
-    if found is None:
-        raise MachineError(f"{folder} changed while it was filled: remove it and run again")
-    _require_pinned(jars, found, folder)
-    return found
+        cached = _cached_jars(folder)
+        if cached is None:
+            _download(jars, folder)
+            cached = _cached_jars(folder)
+    if cached is None:
+        raise MachineError(f"{folder} changed while it was filled", fix="Remove it and run again")
+    _require_pinned(jars, cached, folder)
+    return cached
 
 
-def _require_pinned(jars: JarSet, found: Iterable[Path], folder: Path) -> None:
-    """Returns if each jar is the one that is pinned.
+def _require_pinned(jars: JarSet, files: Iterable[Path], folder: Path) -> None:
+    """Checks that each jar has its pinned hash.
 
     Raises:
-        MachineError: naming one that is not, both hashes, and what to remove.
+        MachineError: A jar has another hash. The text has both hashes and the folder to remove.
     """
-    for jar in found:
-        known, told = jars.pinned.get(jar.name), jar.stat()
-        digest = _digest(jar, told.st_size, told.st_mtime_ns)
-        if digest != known:
-            wanted = f"must have {known}" if known else "is not among the jars that this version of sessionlake knows"
+    for jar in files:
+        expected, stat = jars.pinned.get(jar.name), jar.stat()
+        digest = _digest(jar, stat.st_size, stat.st_mtime_ns)
+        if digest != expected:
+            expectation = (
+                f"must have {expected}" if expected else "is not among the jars that this version of sessionlake knows"
+            )
             raise MachineError(
-                f"{jar} has SHA-256 {digest} and {wanted}: it is damaged or was replaced, so it is not loaded. Remove "
-                f"the set with `rm -r {shlex.quote(str(folder))}*` and run again, which fetches it once more; if that "
-                "gives the same, the server or proxy that it comes from delivers another file"
+                f"{jar} has SHA-256 {digest} and {expectation}",
+                why="The jar is damaged or was replaced, so it is not loaded",
+                fix=f"Remove the set with `rm -r {shlex.quote(str(folder))}*` and run again to download it again. If "
+                "the error stays, the server or proxy delivers another file",
             )
 
 
 @cache
 def _digest(jar: Path, size: int, modified: int) -> str:
-    """The SHA-256 of a file of this size and time; read once a process."""
+    """Returns the SHA-256 of a file. Size and modification time are part of the cache's key, so it is read once."""
     del size, modified
     with jar.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _whole(folder: Path) -> list[Path] | None:
-    """The jars of the manifest, or None unless each is there with its size."""
+def _cached_jars(folder: Path) -> list[Path] | None:
+    """Returns the jars in the folder's manifest, or None if one is missing or has another size."""
     try:
         lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
         listed = [(folder / name, int(size)) for size, name in (line.split(" ", 1) for line in lines)]
@@ -176,34 +183,39 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = (folder.parent / f"{folder.name}.lock").open("w")
     except OSError as error:
         raise MachineError(
-            f"cache {cache_folder()} cannot be written ({error.strerror}): make it writable, "
-            f"or name another folder with {CACHE_VARIABLE}"
+            f"cache {cache_folder()} cannot be written ({error.strerror})",
+            fix=f"Make it writable, or name another folder with {CACHE_VARIABLE}",
         ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _fetch(jars: JarSet, folder: Path) -> None:
+def _download(jars: JarSet, folder: Path) -> None:
     java, partial = require_java(), folder.with_suffix(".partial")
     sys.stderr.write(f"sessionlake: fetching the jars of {', '.join(jars.modules)} (once, into {folder.parent}) …\n")
     for leftover in (partial, folder):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         partial.mkdir()
-        _run_ivy(java, jars, partial, _downloads(folder))
+        _run_ivy(java, jars, partial, _ivy_cache(folder))
         names = sorted(jar.name for jar in partial.glob("*.jar"))
         _require_pinned(jars, [partial / name for name in names], folder)
         manifest = "".join(f"{(partial / name).stat().st_size} {name}\n" for name in names)
         (partial / MANIFEST).write_text(manifest, encoding="utf-8")
         partial.rename(folder)
-        shutil.rmtree(_downloads(folder), ignore_errors=True)
+        shutil.rmtree(_ivy_cache(folder), ignore_errors=True)
     except OSError as error:
-        raise MachineError(f"cache {folder.parent}: {error.strerror or error}; free or correct it, run again") from None
+        raise MachineError(
+            f"cache {folder.parent}: {error.strerror or error}", fix="Free space or correct its rights, and run again"
+        ) from None
 
 
-def _downloads(folder: Path) -> Path:
-    """Ivy's own cache, one a set, since Ivy does not lock it; after an interruption it spares what was fetched."""
+def _ivy_cache(folder: Path) -> Path:
+    """Returns the folder of Ivy's own cache. Each set has its own, because Ivy does not lock it.
+
+    After an interruption, jars that are already in it are not downloaded again.
+    """
     return folder.with_suffix(".ivy")
 
 
@@ -213,7 +225,7 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
     module.write_text(jars.descriptor, encoding="utf-8")
     command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{pyspark_jars()}/*"]
     command += ["org.apache.ivy.Main", "-settings", str(settings), "-ivy", str(module), "-confs", "default"]
-    # Where to, relatively: in a path, brackets would be part of the pattern.
+    # A relative target: brackets in an absolute path would be read as part of the pattern.
     command += ["-retrieve", "[artifact]-[revision](-[classifier]).[ext]", "-types", "jar", "bundle"]
     try:
         with log.open("wb") as out:
@@ -225,14 +237,15 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
         done = False
     if not done:
         raise MachineError(
-            f"the jars of {', '.join(jars.modules)} could not be fetched from Maven Central ({_cause(log)}): check the "
-            "network and run again (behind a proxy set JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=… -Dhttps.proxyPort=…), or "
-            f"copy {partial.parent} from a machine that has it; Ivy's whole output is in {log}"
+            f"the jars of {', '.join(jars.modules)} could not be downloaded from Maven Central ({_cause(log)})",
+            fix="Check the network and run again (behind a proxy set "
+            "JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=… -Dhttps.proxyPort=…), or "
+            f"copy {partial.parent} from a machine that has it. Ivy's full output is in {log}",
         )
 
 
 def _cause(log: Path) -> str:
-    """The most telling line of Ivy's output: a network error if there is one, else what was not found."""
+    """Returns the cause in Ivy's output: a network error if there is one, else the module that was not found."""
     text = log.read_text(encoding="utf-8", errors="replace")
     for pattern in (
         r"HttpClientHandler: (.+?)(?: url=|$)",
@@ -255,7 +268,7 @@ _IVY_MODULE = """<ivy-module version="2.0">
 </ivy-module>
 """
 
-# Ivy's own default chain would ask ~/.m2 first, where a pom without its jar makes it give up.
+# Ivy's default resolvers include ~/.m2, where a pom without its jar makes the whole resolution fail.
 _IVY_SETTINGS = """<ivysettings>
 <settings defaultResolver="central"/>
 <timeout-constraints>

@@ -1,7 +1,8 @@
-"""Paths as URIs, and URIs as paths: the only place where characters of a path are encoded or decoded.
+"""Conversions between paths and URIs, and private temporary folders. No other module encodes or decodes a path.
 
-Delta's log names files by URIs (protocol, "Add File and Remove File"), as do delta-rs and Java's own settings. Hadoop,
-Spark and Parquet's readers take plain paths: what is encoded for them names another file.
+Delta's log, delta-rs and Java's settings name files by URIs, in which special characters are encoded (Delta protocol,
+"Add File and Remove File"). Hadoop, Spark and Parquet readers take plain paths: to them an encoded path names
+another file.
 """
 
 from __future__ import annotations
@@ -13,59 +14,63 @@ from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 _SCHEME = "file:"
-# Where the user's own temporary folder has characters that URIs encode, which links in it are to be without.
-_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - a private folder is made there
+# Used if the path of the user's temporary folder has characters that URIs encode.
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - a private folder is created in it
 
 
 def uri_of(path: Path) -> str:
-    """The `file:` URI of a path; every character that could mean something in a URI is encoded."""
+    """Returns the `file:` URI of a path, with every character encoded that has a meaning in URIs."""
     return path.absolute().as_uri()
 
 
 def path_of(uri: str) -> Path:
-    """The path that a `file:` URI names, with one slash or three."""
+    """Returns the path that a `file:` URI names. The scheme may be followed by one slash or three."""
     return Path(_decoded(urlsplit(uri).path))
 
 
 def log_path(path: str) -> str:
-    """A file's path within its table, as an action of Delta's log has it."""
+    """Returns a file's path within its table in the encoding that actions of Delta's log use."""
     return quote(os.fsencode(path))
 
 
 def relative_path(named: str) -> str:
-    """The path within its table of a file that an action of Delta's log names; absolute if the action names a URI."""
+    """Returns the path of a file that an action of Delta's log names.
+
+    The path is relative to the table's folder, or absolute if the action has a `file:` URI.
+    """
     return str(path_of(named)) if named.startswith(_SCHEME) else _decoded(named)
 
 
 def file_of(table: Path, named: str) -> Path:
-    """Where the file is that an action of a table's log names.
+    """Returns the full path of a file that an action of a table's Delta log names.
 
     Args:
-        table: its folder.
-        named: the action's `path`.
+        table: The table's folder.
+        named: The action's `path`.
     """
     return table / relative_path(named)
 
 
 def plain_link(folder: Path) -> Path:
-    """Another name of a folder, without characters that URIs encode, as long as this process lives.
+    """Returns a symbolic link to a folder whose path has no characters that URIs encode.
 
-    For readers that encode a path once more than they decode it. A folder whose path has none is returned as it is.
+    This is for readers that encode a path once more often than they decode it. The link lasts as long as this process.
+    A folder whose own path has no such characters is returned unchanged.
     """
     return folder if quote(os.fsencode(folder)) == str(folder) else process_folder() / _link(folder)
 
 
 @cache
 def process_folder() -> Path:
-    """A folder for what lasts as long as this process, which nobody else can read."""
+    """Returns a temporary folder that only the owner can read and that is deleted when this process ends."""
     places = (tempfile.gettempdir(), *_TEMPORARY)
     plain = (place for place in places if quote(place) == place and os.access(place, os.W_OK | os.X_OK))
-    _held.append(tempfile.TemporaryDirectory(prefix="sessionlake-", dir=next(plain, None)))
-    return Path(_held[-1].name)
+    _temporary_folders.append(tempfile.TemporaryDirectory(prefix="sessionlake-", dir=next(plain, None)))
+    return Path(_temporary_folders[-1].name)
 
 
 def private_folder(folder: Path) -> Path:
-    """Makes a folder, if it is not there, which nobody else can read."""
+    """Creates a folder that only its owner can read, unless it exists, and returns it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
@@ -77,8 +82,8 @@ def _link(folder: Path) -> str:
     return name
 
 
-_held: list[tempfile.TemporaryDirectory[str]] = []
-"""Removed when the process ends."""
+_temporary_folders: list[tempfile.TemporaryDirectory[str]] = []
+"""Python deletes these folders when the process ends."""
 
 
 def _decoded(text: str) -> str:

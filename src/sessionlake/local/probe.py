@@ -1,4 +1,4 @@
-"""Where brokers are to be found, and whether one answers there: asked with librdkafka, before Spark is started."""
+"""Parses broker addresses, and checks with librdkafka whether a broker answers, before Spark is started."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _SERVER = re.compile(r"(?:\w+://)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):(
 
 
 def addresses(settings: Settings) -> list[tuple[str, int]]:
-    """`kafka.bootstrap_servers` taken apart; an IPv6 host comes without its brackets.
+    """Returns the hosts and ports in `kafka.bootstrap_servers`. IPv6 hosts have no brackets.
 
     Raises:
-        ConfigError: a part is not `host:port`.
+        ConfigError: A part is not `host:port`.
     """
     found = []
     for part in settings.kafka.bootstrap_servers.split(","):
         match = _SERVER.fullmatch(part.strip())
         if match is None or not 0 < int(match["port"]) <= _LAST_PORT:
             raise ConfigError(
-                f"kafka.bootstrap_servers = {settings.kafka.bootstrap_servers!r}: {part.strip()!r} is not host:port, "
-                "as in 127.0.0.1:9092; separate several with commas"
+                f"kafka.bootstrap_servers = {settings.kafka.bootstrap_servers!r}: {part.strip()!r} is not host:port",
+                fix="Write each address like 127.0.0.1:9092, and separate several with commas",
             )
         found.append((match["host"].strip("[]"), int(match["port"])))
     return found
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is this machine's own loopback, without asking a name server."""
+    """Returns True if the host is a loopback address or `localhost`. Asks no name server."""
     if host.lower() == "localhost":
         return True
     try:
@@ -46,39 +46,43 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """Why a broker gave no metadata.
+    """Reason why a broker gave no metadata.
 
     Attributes:
-        refused: whether it has answered, and does not let this client in.
-        told: what librdkafka says; empty if nothing.
+        refused: True if the broker answered but rejected this client.
+        message: Error text of librdkafka; empty if there is none.
     """
 
     refused: bool = False
-    told: str = ""
+    message: str = ""
 
 
-def answers(config: dict[str, str], seconds: float) -> bool:
-    """Whether a broker gives its metadata to a librdkafka client with this configuration in time."""
-    return unanswered(config, seconds) is None
+def broker_answers(config: dict[str, str], seconds: float) -> bool:
+    """Returns True if a broker sends its metadata to a librdkafka client with this configuration in time."""
+    return request_metadata(config, seconds) is None
 
 
-def unanswered(config: dict[str, str], seconds: float) -> NoAnswer | None:
-    """Why a broker gives no metadata to a librdkafka client with this configuration in time; None if it does.
+def request_metadata(config: dict[str, str], seconds: float) -> NoAnswer | None:
+    """Requests a broker's metadata with a librdkafka client, and returns why that failed, or None if it succeeded.
+
+    Args:
+        config: Properties of the client.
+        seconds: How long to wait for an answer. A rejection ends the wait at once.
 
     Raises:
-        ConfigError: librdkafka does not take the configuration.
+        ConfigError: librdkafka rejects the configuration.
     """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
 
-    # What it takes for final; it goes on trying by itself, though nothing will change.
+    # librdkafka keeps trying after these errors, although another attempt cannot succeed.
     final = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}  # noqa: SLF001 - the client names its own errors so
-    said: list[Any] = []
-    quiet: dict[str, Any] = {"log_level": 0, "error_cb": said.append}
+    errors: list[Any] = []
+    quiet: dict[str, Any] = {"log_level": 0, "error_cb": errors.append}
     try:
         client = AdminClient(config | quiet)
     except KafkaException as error:
-        raise ConfigError(f"kafka.security, kafka.options: librdkafka refuses them ({error.args[0].str()})") from None
+        raise ConfigError(f"librdkafka rejects kafka.security or kafka.options ({error.args[0].str()})") from None
     end = time.monotonic() + seconds
     while True:
         left = end - time.monotonic()
@@ -88,7 +92,7 @@ def unanswered(config: dict[str, str], seconds: float) -> NoAnswer | None:
         except KafkaException:
             pass
         client.poll(0)
-        refusals = [error for error in said if error.code() in final]
+        refusals = [error for error in errors if error.code() in final]
         if refusals or left <= 0:
-            told = (refusals or said)[-1:]
-            return NoAnswer(bool(refusals), told[0].str() if told else "")
+            last = (refusals or errors)[-1:]
+            return NoAnswer(bool(refusals), last[0].str() if last else "")

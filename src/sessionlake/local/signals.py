@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a flag that work looks at between its steps, rather than an exception in the middle of one."""
+"""A flag for Ctrl-C and SIGTERM that work checks between its steps, so that no step is interrupted by an exception."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopFlag(threading.Event):
-    """Set by SIGINT or SIGTERM while inside `with`. Only the main thread can take signals; in others it is set by hand.
+    """An event that SIGINT or SIGTERM sets while its `with` block runs.
+
+    Python handles signals in the main thread only. In other threads, callers set the event themselves.
 
     Attributes:
-        signal: the number of the first signal that came, 0 before.
+        signal: Number of the first signal received; 0 before.
     """
 
     def __init__(self) -> None:
@@ -26,7 +28,7 @@ class StopFlag(threading.Event):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self.take()
+        self.install_handlers()
         return self
 
     def __exit__(
@@ -35,19 +37,19 @@ class StopFlag(threading.Event):
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def take(self) -> None:
-        """Takes the signals over (again): starting Spark puts a handler of its own in place."""
+    def install_handlers(self) -> None:
+        """Installs the signal handlers. Call it again after Spark has started, because Spark replaces them."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 before = signal.signal(number, self._note)
                 self._before.setdefault(number, before)
 
     @contextmanager
-    def raising(self) -> Iterator[None]:
-        """Inside, a signal interrupts as well: for what is long to wait for, and can be given up in the middle.
+    def raise_on_signal(self) -> Iterator[None]:
+        """Makes a signal also raise `KeyboardInterrupt` inside the block, for long waits that may be abandoned.
 
         Raises:
-            KeyboardInterrupt: a signal came, inside or before.
+            KeyboardInterrupt: A signal arrived during the block or before it.
         """
         self._raising = True
         try:

@@ -1,1 +1,1 @@
-"""Sessionlake in notebooks."""
+"""Helpers for notebooks: parameters, tables, pictures, and conversion to Jupyter's format."""

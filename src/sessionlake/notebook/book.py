@@ -1,4 +1,4 @@
-"""What a notebook stands on: tables, parameters, and how to show things, on a platform, in Jupyter or plain."""
+"""Access to tables, parameters and output from a notebook on Databricks, in Jupyter, or run as a plain script."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _VARIABLE = "NOTEBOOK_"
 
 
 class Book:
-    """One run of a notebook.
+    """The lake as one run of a notebook sees it.
 
-    On Databricks, `spark`, `dbutils` and `display` are in its namespace, and widgets choose `config` (the deployed
-    settings file), `target` (its section), `catalog`, `schema_prefix` (`dev_<user>_` in a development target) and
-    `checkpoints`. Elsewhere the home of `SESSIONLAKE_HOME` is read, and pictures are shown by Jupyter, or else saved in
-    the home.
+    On Databricks, the notebook's namespace has `spark`, `dbutils` and `display`. Widgets set `config` (path of the
+    deployed settings file), `target` (section of that file), `catalog`, `schema_prefix` (`dev_<user>_` in a development
+    target) and `checkpoints`. Elsewhere the notebook reads the home named by `SESSIONLAKE_HOME`. Jupyter shows pictures
+    in the notebook, and a plain script saves them in the home.
 
     Args:
-        namespace: the notebook's `globals()`.
+        namespace: The notebook's `globals()`.
 
     Attributes:
-        settings: where the lake is, and how it captures.
-        spark: the platform's session, or one made for the home.
-        reader: brings rows to the driver.
+        settings: Settings of the lake.
+        spark: The platform's Spark session, or a new local one.
+        reader: Reads rows into the driver.
     """
 
     settings: Settings
@@ -56,30 +56,34 @@ class Book:
         self.reader = self._lake.reader(self.spark)
 
     def parameter(self, name: str, default: str = "") -> str:
-        """A widget's value on Databricks, else that of the environment variable `NOTEBOOK_<NAME>`; or the default."""
+        """Returns a parameter: on Databricks a widget's value, elsewhere the environment variable `NOTEBOOK_<NAME>`.
+
+        An empty value gives the default.
+        """
         if self._dbutils is None:
             return os.environ.get(f"{_VARIABLE}{name.upper()}") or default
         self._dbutils.widgets.text(name, "")
         return str(self._dbutils.widgets.get(name)) or default
 
     def require(self, *tables: str) -> None:
-        """Returns if these tables are there.
+        """Checks that the tables exist.
 
         Raises:
-            NotThereError: one is not, with what fills it.
+            NotThereError: A table is missing. The text says how to create it.
         """
         if missing := [table for table in tables if not self._lake.exists(self.spark, table)]:
             raise NotThereError(
-                f"{self.settings.place} has no {', '.join(missing)}: run `make demo`, or name another home with "
-                "SESSIONLAKE_HOME; on Databricks, choose catalog and schema_prefix above, and run the jobs"
+                f"{self.settings.place} has no {', '.join(missing)}",
+                fix="Run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the widgets "
+                "catalog and schema_prefix, and run the jobs",
             )
 
     def table(self, name: str) -> DataFrame:
-        """A table by its two-level name, wherever the lake is."""
+        """Returns a table as a Spark frame, by its two-level name such as `silver.session_rows`."""
         return self._lake.read(self.spark, name)
 
     def show(self, rows: Any, most: int = 50) -> None:
-        """The first rows of a frame, Spark's or pandas', as the platform's or Jupyter's table, or as text."""
+        """Shows up to `most` rows of a Spark or pandas frame, as a table in the notebook or as printed text."""
         frame = rows.limit(most).toPandas() if hasattr(rows, "toPandas") else rows.head(most)
         if self._display is not None:
             import pandas as pd
@@ -90,7 +94,7 @@ class Book:
             print(frame.to_string(index=False), "\n")  # noqa: T201 - a notebook's output
 
     def picture(self, figure: Figure, name: str) -> None:
-        """A figure where it is seen: in the notebook, or as a file of the home, which is named."""
+        """Shows a figure in the notebook, or saves it as `<home>/notebooks/<name>.png` and prints the path."""
         if self._display is not None:
             self._display(figure)
             return
@@ -100,19 +104,24 @@ class Book:
         print(f"picture: {path}\n")  # noqa: T201 - a notebook's output
 
     def _deployed(self) -> Settings:
-        """The settings of a deployment, by the widgets; what is secret in them is left out: nothing here needs it.
+        """Returns the settings of the deployment that the widgets name, without secrets, which notebooks do not need.
 
         Raises:
-            ConfigError: the widgets do not say which file, or which of its targets.
+            ConfigError: The widgets name no settings file, or no section of it.
         """
         config = self.parameter("config", os.environ.get(CONFIG_VARIABLE, ""))
         target = self.parameter("target", os.environ.get(TARGET_VARIABLE, ""))
         given = {name: self.parameter(name) for name in ("catalog", "schema_prefix", "checkpoints")}
         if not config:
-            raise ConfigError("the widget config is empty: it has the path of the deployed sessionlake.yml")
+            raise ConfigError(
+                "the widget config is empty", fix="Set it to the path of the deployed sessionlake.yml, and run again"
+            )
         document = read_document(Path(config))
         if (targets := document.content.get(TARGETS)) and target not in targets:
-            raise ConfigError(f"the widget target has {target!r}: {config} has {', '.join(targets)}")
+            raise ConfigError(
+                f"the widget target is {target!r}, but {config} has the targets {', '.join(targets)}",
+                fix="Set the widget to one of them",
+            )
         settings = settings_of(read_settings(document, target))
         catalog = given["catalog"] or settings.catalog or "main"
         schemas = {

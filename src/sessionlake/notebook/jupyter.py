@@ -1,4 +1,4 @@
-"""Notebooks in Databricks' source format for Jupyter: `python -m sessionlake.notebook.jupyter FILE...`."""
+"""Converts notebooks from Databricks' source format to Jupyter's: `python -m sessionlake.notebook.jupyter FILE...`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEXT = "%md"
 
 
 def as_jupyter(source: str) -> dict[str, Any]:
-    """The notebook in Jupyter's format, version 4.5."""
+    """Returns the notebook in Jupyter's format, version 4.5."""
     cells = source.removeprefix(_FIRST).split(_CELL)
     return {
         "cells": [_cell(number, text.strip()) for number, text in enumerate(cells) if text.strip()],
@@ -25,10 +25,11 @@ def as_jupyter(source: str) -> dict[str, Any]:
 
 
 def main(paths: list[str]) -> None:
-    """Writes each notebook beside its source, as .ipynb."""
+    """Writes each notebook as an .ipynb file next to its source."""
     for path in map(Path, paths):
-        made = as_jupyter(path.read_text(encoding="utf-8"))
-        path.with_suffix(".ipynb").write_text(json.dumps(made, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        notebook = as_jupyter(path.read_text(encoding="utf-8"))
+        text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
+        path.with_suffix(".ipynb").write_text(text, encoding="utf-8")
 
 
 def _cell(number: int, text: str) -> dict[str, Any]:
@@ -37,8 +38,8 @@ def _cell(number: int, text: str) -> dict[str, Any]:
         lines[0] = lines[0].removeprefix(_TEXT).strip()
         body = "\n".join(lines).strip()
         return {"cell_type": "markdown", "id": f"cell-{number}", "metadata": {}, "source": body}
-    made = {"cell_type": "code", "id": f"cell-{number}", "metadata": {}, "source": text}
-    return made | {"execution_count": None, "outputs": []}
+    cell = {"cell_type": "code", "id": f"cell-{number}", "metadata": {}, "source": text}
+    return cell | {"execution_count": None, "outputs": []}
 
 
 if __name__ == "__main__":

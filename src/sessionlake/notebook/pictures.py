@@ -1,4 +1,4 @@
-"""The pictures of the notebooks: one function each, from rows to a figure."""
+"""Figures of the notebooks: each function draws one kind from rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which most eyes tell apart, the strongest contrasts first.
+# Okabe and Ito's palette, which people with colour blindness can distinguish too. Strongest contrasts first.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 _INK, _MUTED, _GRID = "#222222", "#666666", "#E3E3E3"
 _LAYERS = {"bronze": "#9C5A1E", "silver": "#6B7A8F", "silver_tables": "#56B4E9", "gold": "#D9A400"}
@@ -29,11 +29,13 @@ _DAY = 86_400
 
 
 def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
-    """A session's life: which rows changed when, where its whole table came anew, and what was not fine.
+    """Draws a session over event time: changes of its rows, its snapshots, and its integrity events.
 
     Args:
-        changes: `time`, `change` (`clear`, `upsert` or `delete`), `row_id`. The rows that changed most are drawn.
-        events: `time`, `event`.
+        changes: Columns `time`, `change` (`clear`, `upsert` or `delete`), `row_id`. Only the rows with the most changes
+            are drawn.
+        events: Columns `time`, `event`.
+        title: Title of the figure.
     """
     rows = list(changes["row_id"].dropna().value_counts().index[:_ROWS])[::-1]
     figure, axes = _figure(title, 1.6 + 0.19 * len(rows))
@@ -59,10 +61,11 @@ def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
 
 
 def averages(points: pd.DataFrame, title: str) -> Figure:
-    """Points as they were captured, and their rolling average over event time.
+    """Draws captured points and their rolling average over event time.
 
     Args:
-        points: `time`, `value`, `average`, `points` (how many the average is of), in event order.
+        points: Columns `time`, `value`, `average`, `points` (number of points in the average), in event order.
+        title: Title of the figure.
     """
     figure, axes = _figure(title, 4)
     axes.plot(points["time"], points["value"], ".", color=PALETTE[5], markersize=5, alpha=0.7, label="captured")
@@ -74,11 +77,13 @@ def averages(points: pd.DataFrame, title: str) -> Figure:
 
 
 def losses(found: pd.DataFrame, what: str) -> Figure:
-    """What was not fine, by topic and over time; the rarest kinds together.
+    """Draws counts of integrity events or quarantined messages, by topic and over stream time.
+
+    If there are more kinds than colours, the rarest ones are counted together as `others`.
 
     Args:
-        found: `topic`, `kind` and `time`, a row each; one at least.
-        what: is counted.
+        found: One row per event with the columns `topic`, `kind` and `time`. At least one row.
+        what: What is counted; the title of the figure.
     """
     kinds = list(found["kind"].value_counts().index)
     shown = kinds if len(kinds) <= len(PALETTE) else [*kinds[: len(PALETTE) - 1], _OTHERS]
@@ -105,10 +110,11 @@ def losses(found: pd.DataFrame, what: str) -> Figure:
 
 
 def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
-    """One series in buckets of several lengths, side by side: from the least value to the greatest, and the mean.
+    """Draws one series in time buckets of several lengths, side by side, with minimum, maximum and average.
 
     Args:
-        found: of each tier, by its name, its rows in order: `window_start`, `points`, `min`, `max`, `average`.
+        found: Rows of each tier by its name, in order, with `window_start`, `points`, `min`, `max`, `average`.
+        title: Title of the figure.
     """
     figure, panels = _figures(title, len(found), 3.8, sharey=True)
     for axes, (name, rows), color in zip(panels, found.items(), PALETTE, strict=False):
@@ -126,10 +132,11 @@ def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
 
 
 def intervals(rows: pd.DataFrame, title: str) -> Figure:
-    """When something lasted: a bar an interval, in lanes.
+    """Draws intervals of stream time as bars, one line of bars for each lane.
 
     Args:
-        rows: `lane`, `begin`, `end`.
+        rows: Columns `lane`, `begin`, `end`.
+        title: Title of the figure.
     """
     lanes = sorted(rows["lane"].unique())[:_ROWS][::-1]
     figure, axes = _figure(title, 1.5 + 0.3 * len(lanes))
@@ -143,20 +150,20 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def pace(behind: Sequence[Lag], taken_in: Sequence[Throughput], states: Sequence[ShardStats]) -> Figure:
-    """How the layers do: how far each is behind bronze, what it takes in, and what silver remembers."""
+def pace(behind: Sequence[Lag], throughput: Sequence[Throughput], states: Sequence[ShardStats]) -> Figure:
+    """Draws the layers' pace: seconds behind bronze, messages per second, and bytes of silver's state."""
     figure, (left, middle, right) = _figures("", 3, 3.6)
     left.set_title("seconds behind bronze", loc="left", color=_MUTED, fontsize=10)
     for lag in behind:
         left.plot(lag.times / _DAY, lag.seconds, color=_LAYERS.get(lag.layer, _MUTED), linewidth=1.6)
     left.set_ylim(bottom=0)
-    middle.set_title("taken in, a second", loc="left", color=_MUTED, fontsize=10)
-    for layer in taken_in:
+    middle.set_title("messages per second", loc="left", color=_MUTED, fontsize=10)
+    for layer in throughput:
         color = _LAYERS.get(layer.layer, _MUTED)
         middle.step(layer.starts / _DAY, layer.rates, where="post", color=color, linewidth=1.6, label=layer.layer)
     for axes in (left, middle):
         _time_axis(axes, "")
-    right.set_title("silver's state, bytes a shard", loc="left", color=_MUTED, fontsize=10)
+    right.set_title("silver's state, bytes per shard", loc="left", color=_MUTED, fontsize=10)
     right.bar([one.shard for one in states], [one.bytes for one in states], color=_LAYERS["silver"], width=0.9)
     figure.legend(*middle.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
     return figure
@@ -172,7 +179,7 @@ def _figures(title: str, columns: int, height: float, *, sharey: bool = False) -
 
     shape = {"figsize": (_WIDTH, height), "layout": "constrained", "squeeze": False, "sharey": sharey}
     figure, grid = plt.subplots(1, columns, **shape)
-    plt.close(figure)  # whoever shows it has it; pyplot would keep it for good
+    plt.close(figure)  # the caller shows the figure; pyplot would keep it in memory forever
     if title:
         figure.suptitle(_plain(title), x=0.01, ha="left", color=_INK, fontsize=12, fontweight="bold")
     for axes in grid[0]:
@@ -186,7 +193,7 @@ def _figures(title: str, columns: int, height: float, *, sharey: bool = False) -
 
 
 def _plain(text: object) -> str:
-    """A text that is drawn character by character: matplotlib reads what stands between two dollars as a formula."""
+    """Escapes dollar signs, because matplotlib reads a text between two of them as a formula."""
     return str(text).replace("$", r"\$")
 
 
@@ -208,7 +215,7 @@ def _legend(axes: Axes, *entries: tuple[str, str, str]) -> None:
 
 
 def _days(moments: pd.Series[Any]) -> Any:
-    """Moments, which are in UTC if they do not say, as matplotlib's days."""
+    """Converts moments to matplotlib's unit, days since 1970. Moments without a time zone count as UTC."""
     import pandas as pd
 
     return (pd.to_datetime(moments, utc=True) - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy() / _DAY

@@ -22,7 +22,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.positions import update_sums
 from sessionlake.operations.retention.removal import Retention
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import own_session
+from sessionlake.spark.session import separate_session
 from sessionlake.streaming import handover
 from sessionlake.streaming.aside import asked
 from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
@@ -87,7 +87,7 @@ class Maintenance:
     def __init__(
         self, spark: SparkSession, settings: Settings, on_done: Callable[[Maintained], None] | None = None
     ) -> None:
-        self._spark = own_session(spark)  # what OPTIMIZE and VACUUM are told stands in the session
+        self._spark = separate_session(spark)  # what OPTIMIZE and VACUUM are told stands in the session
         self._settings = settings
         self._lake = Lake(settings)
         self._retention = Retention(self._spark, settings)

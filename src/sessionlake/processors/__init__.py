@@ -1,4 +1,4 @@
-"""Processors of your own: one typed class that is given every session's judged messages, in order.
+"""Your own processors: one typed class that receives every session's judged messages, in order.
 
     from sessionlake.processors import Processor
 
@@ -11,8 +11,8 @@
             if message.type == "end":
                 yield {"messages": state.messages}
 
-Named in the configuration it runs by `sessionlake run processor NAME`; `sessionlake.processors.testing` runs it in a
-unit test. `sessionlake.examples` has two whole ones.
+Name the class in the configuration and start it with `sessionlake run processor NAME`. To try it in a unit test, use
+`sessionlake.processors.testing`. `sessionlake.examples` has two complete processors.
 """
 
 from sessionlake.processors.api import NEVER, Emitted, KeyedProcessor, Message, Processor, Record, Row, Session, Timer

@@ -1,7 +1,8 @@
-"""What a processor is and what it is given. All times are milliseconds since the epoch.
+"""The base classes of processors, and the messages and timers that they receive.
 
-Stream time is the highest Kafka timestamp of the session's topic-partition so far: the only clock there is, so that
-the same messages give the same records whenever, and in whatever batches, they are worked on.
+All times are milliseconds since the epoch. Stream time is the highest Kafka timestamp seen so far in the session's
+topic-partition. Processors have no other clock. So the same messages give the same records, whenever they are processed
+and however they are split into batches.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from msgspec import Struct
 
 S = TypeVar("S")
 Record = Mapping[str, Any]
-"""Values by output column; one that is absent is null. A `timestamp` is given in milliseconds; of those outside of the
-years 1 to 9999 it becomes the nearest inside."""
+"""Values by output column; a column that is left out is null. A `timestamp` is given in milliseconds; a value outside
+the years 1 to 9999 is moved to the nearest one inside."""
 NEVER = 2**63 - 1
-"""The time of a timer that is not to fire."""
+"""The time of a timer that must not fire."""
 
 
 class Session(Struct, frozen=True):
-    """A session, as its messages name it."""
+    """The identity of a session: topic, session id and partition."""
 
     topic: str
     session_id: str
@@ -29,11 +30,11 @@ class Session(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """What a message says of one row.
+    """The part of a message that concerns one row.
 
     Attributes:
-        values: by declared column: in an update those that it sets, in a snapshot all.
-        rescued: what was not declared, as a JSON object.
+        values: By declared column. An update has only the columns that it sets, a snapshot has all.
+        rescued: The undeclared columns as a JSON object; None if there are none.
     """
 
     id: str
@@ -45,14 +46,15 @@ class Message(Struct, frozen=True):
     """One applied message.
 
     Attributes:
-        type: a `snapshot` replaces the table, an `update` changes rows, a `heartbeat` nothing, an `end` is the last.
+        type: A `snapshot` replaces the table, an `update` changes rows, a `heartbeat` changes nothing, and an `end` is
+            the session's last message.
         seq: None only under class `none`.
-        ts: event time.
-        kafka_timestamp: as Kafka has it; -1: its producer set none.
-        stream_time: when it was applied: its arrival, or, under class `window`, its release.
-        position: order of application within the session, rising.
-        epoch: offset of the last snapshot; -1 before the first.
-        deleted: ids of rows to remove.
+        ts: Event time.
+        kafka_timestamp: The timestamp in Kafka; -1 if the producer set none.
+        stream_time: When the message was applied: on arrival, or, under class `window`, on release.
+        position: Order of application within the session. It rises from message to message.
+        epoch: Kafka offset of the last applied snapshot; -1 before the first.
+        deleted: Ids of the rows to remove.
     """
 
     topic: str
@@ -71,13 +73,14 @@ class Message(Struct, frozen=True):
 
 
 class Timer(Struct, frozen=True):
-    """Fires when stream time has passed `at`: before the session's first message that is applied later than that.
+    """Fires once stream time has passed `at`, before the session's first message that is applied later than that.
 
-    Yielded, it is set, in the place of the session's timer of the same name; at `NEVER` it only takes that one away.
-    One that is set in the past fires after the message at hand. Timers end with their session.
+    Yield one to set it. It replaces the session's timer of the same name. With `at=NEVER` it only removes that timer. A
+    timer set in the past fires right after the current message. All timers end with their session.
 
     Attributes:
-        expired: not a timer that was set: the session has expired, at `at`, without an `end`, and its state goes.
+        expired: True only in the call that reports the session's expiry, at `at`, without an `end` message. The
+            session's state is dropped after that call.
     """
 
     at: int
@@ -86,47 +89,50 @@ class Timer(Struct, frozen=True):
 
 
 Emitted = Record | Timer
-"""What a processor yields."""
+"""What a processor may yield: an output row or a timer."""
 
 
 class KeyedProcessor(ABC, Generic[S]):
-    """Given a table's rows key by key, in order, each key with its own state: which, the configuration says.
+    """Reads another table key by key: all rows of a key in order, with one state per key.
 
-    Its table is what it makes of the rows that the other has: those of a key are gone through once more, from the first
-    on, when one comes or changes. So a row that comes late is in its place.
+    The configuration names the table, the key and the order. When a row of a key is added or changed, all rows of that
+    key are processed again from the first one, and the new records replace the old ones. So a late row takes its right
+    place.
 
     Attributes:
-        state: type of a key's state.
-        output: its own columns, as Spark SQL scalar types or `timestamp`; the key's columns and `ordinal` come before.
+        state: Type of a key's state.
+        output: The processor's own columns, as Spark SQL scalar types or `timestamp`. The key's columns and `ordinal`
+            precede them in the table.
     """
 
     state: type[S]
     output: ClassVar[Mapping[str, str]]
 
     def initial(self, key: Mapping[str, Any]) -> S:
-        """The state before a key's first row; by default the type's own."""
+        """Returns the state before a key's first row; by default an instance of `state`."""
         del key
         return self.state()
 
     @abstractmethod
     def on_row(self, state: S, row: Mapping[str, Any]) -> Iterable[Record]:
-        """Works on a key's next row, its values by column; times are in UTC."""
+        """Processes the key's next row, given as values by column. Times are in UTC."""
 
     def on_end(self, state: S) -> Iterable[Record]:
-        """Says what follows from all rows that there are; a row that comes later has it said anew."""
+        """Returns the records that follow from all rows of the key. It is called again whenever a later row arrives."""
         del state
         return ()
 
 
 class Processor(ABC, Generic[S]):
-    """Made once with the configured options as keyword arguments, then given many sessions, each with its own state.
+    """Processes the messages of sessions, each session with its own state.
 
-    It must depend on nothing but the state and what it is given: no clock, no chance, nothing kept in `self`.
+    One instance, made with the configured options as keyword arguments, serves many sessions. Its results must depend
+    only on the state and the arguments of each call: no clock, no random numbers, nothing stored in `self`.
 
     Attributes:
-        state: type of a session's state, a dataclass or msgspec Struct; methods change it in place.
-        output: the output table's own columns, as Spark SQL scalar types or `timestamp`.
-        version: of the state's type; raised with every change that old states cannot be read as.
+        state: Type of a session's state, a dataclass or msgspec Struct. Methods change it in place.
+        output: The output table's own columns, as Spark SQL scalar types or `timestamp`.
+        version: Version of the state's type. Raise it with every change that makes stored states unreadable.
     """
 
     state: type[S]
@@ -134,25 +140,25 @@ class Processor(ABC, Generic[S]):
     version: ClassVar[int] = 1
 
     def initial(self, session: Session) -> S:
-        """The state before a session's first message; by default the type's own."""
+        """Returns the state before a session's first message; by default an instance of `state`."""
         del session
         return self.state()
 
     @abstractmethod
     def on_message(self, state: S, message: Message) -> Iterable[Emitted]:
-        """Works on a session's next message: each once, in order of application."""
+        """Processes the session's next message. Each message comes exactly once, in order of application."""
 
     def on_timeout(self, state: S, timer: Timer) -> Iterable[Emitted]:
-        """Works on a timer that fires, or on the session's expiry. A timer it sets must be later than this one."""
+        """Processes a timer that fires, or the session's expiry. Timers set here must be later than `timer.at`."""
         del state, timer
         return ()
 
     def migrate(self, old: Any, version: int) -> S:
-        """Makes a state of one that an earlier version wrote.
+        """Converts a state that an earlier version of the class wrote.
 
         Args:
-            old: as plain dictionaries, lists and scalars.
-            version: that wrote it.
+            old: The stored state as plain dictionaries, lists and scalars.
+            version: The version that wrote it.
         """
         del old
         raise NotImplementedError(f"{type(self).__name__} has no migrate() for states of version {version}")

@@ -1,4 +1,4 @@
-"""What a class of one's own makes of rows, key by key, in their order."""
+"""Keyed processors computed by a user's class: it receives the rows of each key in order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sessionlake.errors import ConfigError, ProcessorError
 from sessionlake.processors.api import KeyedProcessor, Record
 from sessionlake.processors.computation import (
     Computation,
-    each_group,
-    have,
+    compute_groups,
     require_columns,
     require_exact,
     require_names,
+    rows_with_values,
 )
-from sessionlake.processors.load import ProcessorRef, ref_of
+from sessionlake.processors.load import ProcessorRef, processor_ref
 from sessionlake.processors.output import BATCH, OutputColumns
 from sessionlake.protocol.arrow import sort_rows
 from sessionlake.protocol.names import internal
@@ -36,58 +36,62 @@ _PUBLISHED = frozenset({ORDINAL, BATCH})
 
 
 class ByClass(Computation):
-    """The records that a class yields for each key, numbered.
+    """Computes the numbered records that a user's class yields for each key.
 
     Args:
-        present: the source's columns and their types.
+        present: The source's columns and their types.
 
     Raises:
-        ConfigError: the class or the columns cannot be used.
+        ConfigError: The class or the columns cannot be used.
     """
 
-    def __init__(self, own: ProcessorSettings, present: Mapping[str, str]) -> None:
-        if own.on_error not in (None, OnViolation.FAIL):
-            raise ConfigError(f"{own.where}.on_error: with a key there is fail alone")
-        require_columns(own, (*own.key, *own.order), present)
-        require_names(own, _PUBLISHED)
-        require_exact(own, "key", own.key, present)
-        self._own, self._ref = own, ref_of(own)
-        self._head = (*((name, present[name]) for name in own.key), (ORDINAL, "int"))
+    def __init__(self, config: ProcessorSettings, present: Mapping[str, str]) -> None:
+        if config.on_error not in (None, OnViolation.FAIL):
+            raise ConfigError(
+                f"{config.where}.on_error: a processor with a key allows only `fail`",
+                fix="Set it to `fail` or remove it",
+            )
+        require_columns(config, (*config.key, *config.order), present)
+        require_names(config, _PUBLISHED)
+        require_exact(config, "key", config.key, present)
+        self._config, self._ref = config, processor_ref(config)
+        self._head = (*((name, present[name]) for name in config.key), (ORDINAL, "int"))
         try:
             output = OutputColumns(self._ref.load_keyed().output, self._head)
         except ValueError as error:
-            raise ConfigError(f"{own.where}.class: {own.target}.output: {error}") from None
-        self.by, self.keys, self.columns = own.key, (*own.key, ORDINAL), output.ddl[:-1]
-        self.comments = {name: f"Key: {name} of {own.source}" for name in own.key} | output.comments
+            raise ConfigError(f"{config.where}.class: {config.target}.output: {error}") from None
+        self.by, self.keys, self.columns = config.key, (*config.key, ORDINAL), output.ddl[:-1]
+        self.comments = {name: f"Key: {name} of {config.source}" for name in config.key} | output.comments
         self.comments |= {ORDINAL: "Number of the record among those of its key, from 0"}
-        self.comment = f"What the processor {own.name} makes of the rows of {own.source}, key by key"
+        self.comment = f"Records of the processor {config.name}, computed from the rows of {config.source} key by key"
 
-    def given(self, rows: DataFrame) -> DataFrame:
-        """See `Computation`."""
-        return have(rows, self.by)
+    def select_input(self, rows: DataFrame) -> DataFrame:
+        """Filters the source to rows that have a value in every key column."""
+        return rows_with_values(rows, self.by)
 
-    def made(self, rows: DataFrame) -> DataFrame:
-        """See `Computation`."""
+    def compute(self, rows: DataFrame) -> DataFrame:
+        """Computes each key's records with the class, and stops at the first failure."""
         from pyspark.sql import functions as F
 
         columns = (*self.columns, (_ERROR, "string"))
-        found = each_group(rows, self.by, _Groups(self._ref, self._own, self._head), columns)
+        found = compute_groups(rows, self.by, _Groups(self._ref, self._config, self._head), columns)
         failed = found.where(F.col(_ERROR).isNotNull()).orderBy(_ERROR).first()
         if failed is not None:
             raise ProcessorError(
-                f"processor {self._own.name} failed: {failed[_ERROR]}. Nothing of the batch was committed. Correct "
-                "the class and run it again"
+                f"processor {self._config.name} failed: {failed[_ERROR]}",
+                why="Nothing of the batch was committed",
+                fix="Correct the class and run it again",
             )
         return found.drop(_ERROR)
 
 
-def calls_of(
+def process_key(
     processor: KeyedProcessor[Any], key: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
 ) -> Iterator[Iterable[Record]]:
-    """What a processor makes of a key's rows, call by call.
+    """Yields what the processor returns for one key, call by call.
 
     Args:
-        rows: all there are, in their order.
+        rows: All rows of the key, in order.
     """
     state = processor.initial(key)
     for row in rows:
@@ -97,23 +101,23 @@ def calls_of(
 
 @dataclass(frozen=True)
 class _Groups:
-    """A function of Arrow tables: rows of several keys to what comes of each.
+    """An Arrow function: turns the rows of several keys into their records.
 
-    What a class raises is said in `_ERROR`, of which the first row stops the batch.
+    An exception of the class becomes a row with a text in `_ERROR`. The first such row stops the batch.
     """
 
     ref: ProcessorRef
-    own: ProcessorSettings
+    config: ProcessorSettings
     head: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         processor = self.ref.load_keyed()
         output = OutputColumns(processor.output, self.head)
-        ordered = sort_rows(rows, (*self.own.key, *self.own.order))
+        ordered = sort_rows(rows, (*self.config.key, *self.config.order))
         keys, records, errors = list[tuple[Any, ...]](), list[Any](), list[str | None]()
-        key_types = [rows.schema.field(name).type for name in self.own.key]
-        for key, of_key in groupby(_each(ordered), key=lambda row: tuple(row[name] for name in self.own.key)):
-            found, error = self._checked(processor, output, dict(zip(self.own.key, key, strict=True)), of_key)
+        key_types = [rows.schema.field(name).type for name in self.config.key]
+        for key, of_key in groupby(_each(ordered), key=lambda row: tuple(row[name] for name in self.config.key)):
+            found, error = self._checked(processor, output, dict(zip(self.config.key, key, strict=True)), of_key)
             keys += [key] * len(found)
             records += found
             errors += [error] * len(found)
@@ -122,11 +126,11 @@ class _Groups:
             keys, records, errors = keys[place : place + 1], [None], errors[place : place + 1]
         columns = {
             name: pa.array([key[i] for key in keys], kind)
-            for i, (name, kind) in enumerate(zip(self.own.key, key_types, strict=True))
+            for i, (name, kind) in enumerate(zip(self.config.key, key_types, strict=True))
         }
         columns[ORDINAL] = pa.array(_numbered(keys), pa.int32())
         blank = output.check({})
-        columns |= output.own([blank if record is None else record for record in records])
+        columns |= output.declared_arrays([blank if record is None else record for record in records])
         return pa.table({**columns, _ERROR: pa.array(errors, pa.string())})
 
     def _checked(
@@ -134,26 +138,29 @@ class _Groups:
     ) -> tuple[list[Any], str | None]:
         found = list[Any]()
         try:
-            for call in calls_of(processor, key, self._apart(rows)):
+            for call in process_key(processor, key, self._apart(rows)):
                 found += map(output.check, self._limited(call))
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             return [None], f"key {json.dumps(dict(key), default=str)}: {type(error).__name__}: {error}"
         return found, None
 
     def _limited(self, call: Iterable[Record]) -> Iterator[Record]:
-        limit = self.own.max_records_per_call
+        limit = self.config.max_records_per_call
         for number, record in enumerate(call):
             if number == limit:
-                raise OverflowError(f"more than {limit} records of one call: max_records_per_call allows no more")
+                raise OverflowError(f"more than {limit} records of one call, the limit of max_records_per_call")
             yield record
 
     def _apart(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """A key's rows, as long as each has its own place among them: else batches would decide which comes first."""
+        """Yields a key's rows, and fails if two of them have equal values in the order columns.
+
+        Otherwise their sequence would depend on how rows are split into batches.
+        """
         former: list[Any] | None = None
         for row in rows:
-            place = [row[name] for name in self.own.order]
+            place = [row[name] for name in self.config.order]
             if place == former:
-                raise ValueError(f"two rows are alike in {', '.join(self.own.order)}: `order` must tell them apart")
+                raise ValueError(f"two rows are equal in {', '.join(self.config.order)}: `order` must distinguish them")
             former = place
             yield row
 
@@ -164,7 +171,7 @@ def _each(rows: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _numbered(keys: Iterable[tuple[Any, ...]]) -> list[int]:
-    """Of each record, which of its key's it is."""
+    """Numbers the records of each key from 0."""
     seen: dict[tuple[Any, ...], int] = {}
     found = []
     for key in keys:

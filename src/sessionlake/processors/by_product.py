@@ -1,4 +1,7 @@
-"""What a product of gold makes of a table's rows: its aggregates over all of a key and bucket, each time anew."""
+"""Keyed processors computed by a declared product of gold: its aggregates over all rows of each key and bucket.
+
+The rows of a touched key and bucket are always aggregated from the start, never updated incrementally.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,14 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
 from sessionlake.gold.declared.comments import product_comments
 from sessionlake.gold.declared.tables import product_of
-from sessionlake.gold.verify.tables import by_sql
-from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
+from sessionlake.gold.verify.tables import expected_rows
+from sessionlake.processors.computation import (
+    Computation,
+    compute_groups,
+    require_columns,
+    require_exact,
+    rows_with_values,
+)
 from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.processors import ProductProcessor
@@ -29,50 +38,58 @@ _TIMES = ("timestamp", "bigint")
 
 
 class ByProduct(Computation):
-    """The figures of a declared product, a row for each key and bucket.
+    """Computes the figures of a declared product, one row per key and bucket.
 
     Args:
-        present: the source's columns and their types.
+        present: The source's columns and their types.
 
     Raises:
-        ConfigError: the product or the columns cannot be used.
+        ConfigError: The product or the columns cannot be used.
     """
 
-    def __init__(self, own: ProductProcessor, present: Mapping[str, str]) -> None:
-        self.product = product_of(own.product)
+    def __init__(self, config: ProductProcessor, present: Mapping[str, str]) -> None:
+        self.product = product_of(config.product)
         if not isinstance(self.product.source, Rows):
-            raise ConfigError(f"{own.where}.source: {own.product.python} is made of silver's changes")
+            raise ConfigError(
+                f"{config.where}.source: {config.product.python} is computed from silver's changes, not from a table",
+                fix="Give the Python product `source=Rows(...)`, or remove `source` from the configuration",
+            )
         self._rows, self._present = self.product.source, present
-        self._require_columns(own)
+        self._require_columns(config)
         self.by = self.keys = self.product.row_keys
-        keys = ((name, "timestamp" if name not in own.key else present[name]) for name in self.keys)
+        keys = ((name, "timestamp" if name not in config.key else present[name]) for name in self.keys)
         self.columns = (*keys, *(column for column in self.product.columns if column[0] in self.product.results))
         self.comments = product_comments(self.product)
-        self.comment = f"Of the rows of {own.source}, one for each {', '.join(self.keys)}"
+        self.comment = f"Aggregates of the rows of {config.source}, one row for each {', '.join(self.keys)}"
         self.logic = self.product.logic
 
-    def _require_columns(self, own: ProductProcessor) -> None:
+    def _require_columns(self, config: ProductProcessor) -> None:
         rows, present = self._rows, self._present
         single = [name for name in (rows.time, rows.value) if name is not None]
-        require_columns(own, (*own.key, *single, *rows.order, *self.product.reads), present)
-        require_exact(own, "keys", own.key, present)
-        require_exact(own, "order", rows.order, present)
+        require_columns(config, (*config.key, *single, *rows.order, *self.product.reads), present)
+        require_exact(config, "keys", config.key, present)
+        require_exact(config, "order", rows.order, present)
         if rows.time is not None and present[rows.time] not in _TIMES:
             raise ConfigError(
-                f"{own.where}.time: {rows.time} is {present[rows.time]}: a timestamp, or a bigint in milliseconds"
+                f"{config.where}.time: {rows.time} is of type {present[rows.time]}",
+                fix="Name a column of timestamps, or of bigints in milliseconds",
             )
         if rows.value is None:
             return
         kind = present[rows.value].split("(")[0]
         if rows.numbers and kind not in _NUMBERS:
             raise ConfigError(
-                f"{own.where}.value: {rows.value} is {kind}: a number, or, to tell texts apart, `of: texts`"
+                f"{config.where}.value: {rows.value} is of type {kind}, not a number",
+                fix="Name a column of numbers, or set `of: texts`",
             )
         if not rows.numbers:
-            require_exact(own, "value", [rows.value], present)
+            require_exact(config, "value", [rows.value], present)
 
-    def given(self, rows: DataFrame) -> DataFrame:
-        """See `Computation`."""
+    def select_input(self, rows: DataFrame) -> DataFrame:
+        """Selects the keys, the start of the bucket and the columns that aggregates read.
+
+        Rows that lack a key or a bucket are dropped.
+        """
         from pyspark.sql import functions as F
 
         keys = (F.col(quote(name)) for name in self.product.keys)
@@ -82,15 +99,15 @@ class ByProduct(Computation):
             begin = F.try_subtract(ts, F.pmod(ts, F.lit(length).cast("bigint")))
             within = ts.between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
             found = found.withColumn(START, F.when(within, F.timestamp_millis(begin)))
-        return have(found, self.by)
+        return rows_with_values(found, self.by)
 
-    def made(self, rows: DataFrame) -> DataFrame:
-        """See `Computation`."""
+    def compute(self, rows: DataFrame) -> DataFrame:
+        """Aggregates all rows of each key and bucket."""
         names = tuple(name for name, _ in self.columns)
-        return each_group(rows, self.by, _Figures(self.product, names), self.columns)
+        return compute_groups(rows, self.by, _Figures(self.product, names), self.columns)
 
     def truth(self, rows: DataFrame) -> DataFrame:
-        """What the table is compared with: the same of all rows of the source, by plain Spark SQL."""
+        """Recomputes the whole table from the source's rows in plain Spark SQL, for comparison with the stored one."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
@@ -98,7 +115,7 @@ class ByProduct(Computation):
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
         events = rows.select(*keys, *(column.alias(name) for name, column in self._needed().items()))
         orders = [order_field(i) for i in range(len(source.order))]
-        events = have(events, [name for name in events.columns if name not in orders])
+        events = rows_with_values(events, [name for name in events.columns if name not in orders])
         if source.time is None:
             events = events.withColumn("ts", F.lit(0).cast("bigint"))
         order = [F.col("ts"), *(F.col(quote(name)).asc_nulls_last() for name in orders)]
@@ -107,10 +124,10 @@ class ByProduct(Computation):
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
         place = F.row_number().over(Window.partitionBy(*map(quote, fields)).orderBy(*order))
-        return by_sql(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
+        return expected_rows(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
 
     def _needed(self) -> dict[str, Column]:
-        """Of the source's columns those that events are made of, less the keys, by the names that these have."""
+        """Returns the source columns that aggregates read, by the names that events give them."""
         from pyspark.sql import functions as F
 
         source = self._rows
@@ -126,7 +143,7 @@ class ByProduct(Computation):
 
 @dataclass(frozen=True)
 class _Figures:
-    """A function of Arrow tables: rows of several keys to the product's rows."""
+    """An Arrow function: turns the rows of several keys into the product's rows."""
 
     product: Product
     names: tuple[str, ...]

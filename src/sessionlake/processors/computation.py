@@ -1,4 +1,7 @@
-"""What a table by keys holds: what comes of all rows that a source has of each key, however it is computed."""
+"""What processors with a key have in common: the table's rows for a key are computed from all source rows of that key.
+
+`by_class` computes them with a user's class, `by_product` with a declared product.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ from sessionlake.spark.frames import map_groups
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# In so many groups keys are gone through: the rows of each must fit into a worker.
+# Number of groups into which keys are hashed. The rows of one group must fit into a worker's memory.
 _GROUPS = 1024
-# Types whose values are equal to themselves, and alike in Spark, in Arrow and in Python.
+# Types whose values equal themselves, and compare in the same way in Spark, Arrow and Python.
 _EXACT = re.compile(r"string|binary|boolean|tinyint|smallint|int|bigint|decimal\(.+\)|date|timestamp|timestamp_ntz")
 
 
 class Computation(ABC):
-    """What comes of the rows of each key.
+    """Computes the output rows of each key from all its source rows.
 
     Attributes:
-        by: columns by whose values rows go together; those of a batch say what is gone through once more.
-        keys: what tells apart the rows that come of it.
-        columns: names and Spark SQL types of these, less `_batch`.
-        comments: what the columns mean, by their names.
-        comment: what the table is, for its description.
-        logic: changes with whatever its rows depend on; None where code of which nothing is known decides.
+        by: Source columns that form the key. All rows of every key that a batch touches are computed again.
+        keys: Columns that identify an output row.
+        columns: Names and Spark SQL types of the output, without `_batch`.
+        comments: Column comments by column name.
+        comment: The table's description.
+        logic: A hash of everything the output depends on. None for a user's class, whose code cannot be hashed.
     """
 
     by: tuple[str, ...]
@@ -43,31 +46,36 @@ class Computation(ABC):
     logic: str | None = None
 
     @abstractmethod
-    def given(self, rows: DataFrame) -> DataFrame:
-        """Of rows of the source, those that count, with the columns that are needed, and those of `by`."""
+    def select_input(self, rows: DataFrame) -> DataFrame:
+        """Returns the source's rows that count, with the columns that `compute` needs and those of `by`."""
 
     @abstractmethod
-    def made(self, rows: DataFrame) -> DataFrame:
-        """What comes of rows that count, computed once.
+    def compute(self, rows: DataFrame) -> DataFrame:
+        """Computes the output rows, each row once.
 
         Args:
-            rows: of each key that is among them, all there are.
+            rows: Result of `select_input`, with every row of each key that occurs in it.
 
         Raises:
-            ProcessorError: code of one's own failed.
+            ProcessorError: The user's code failed.
         """
 
 
-def each_group(
+def compute_groups(
     rows: DataFrame, by: Iterable[str], function: Callable[[pa.Table], pa.Table], columns: Iterable[tuple[str, str]]
 ) -> DataFrame:
-    """What a function makes of rows of several keys at once, all of each together."""
+    """Applies a function to Arrow tables that each hold all rows of several keys.
+
+    Args:
+        by: Columns that form the key.
+        columns: Names and Spark SQL types of the function's result.
+    """
     ddl = ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
     return map_groups(rows, by, _GROUPS, function, ddl).localCheckpoint()
 
 
-def have(rows: DataFrame, names: Iterable[str]) -> DataFrame:
-    """The rows that have a value in each of these columns."""
+def rows_with_values(rows: DataFrame, names: Iterable[str]) -> DataFrame:
+    """Filters rows to those with a value in each of these columns."""
     from pyspark.sql import functions as F
 
     for name in names:
@@ -75,42 +83,44 @@ def have(rows: DataFrame, names: Iterable[str]) -> DataFrame:
     return rows
 
 
-def require_columns(own: ProcessorSettings, names: Iterable[str], present: Mapping[str, str]) -> None:
-    """Returns if the source has all of these columns.
+def require_columns(config: ProcessorSettings, names: Iterable[str], present: Mapping[str, str]) -> None:
+    """Checks that the source has all these columns.
 
     Raises:
-        ConfigError: naming those that it lacks.
+        ConfigError: Some are missing.
     """
     if missing := [name for name in names if name not in present]:
         raise ConfigError(
-            f"{own.where}: {own.source} has no column {', '.join(missing)}; there are {', '.join(present)}"
+            f"{config.where}: {config.source} has no column {', '.join(missing)}; there are {', '.join(present)}",
+            fix="Name columns that the source has",
         )
 
 
-def require_exact(own: ProcessorSettings, what: str, names: Iterable[str], present: Mapping[str, str]) -> None:
-    """Returns if values of these columns are told apart, and ordered, alike wherever they are.
+def require_exact(config: ProcessorSettings, what: str, names: Iterable[str], present: Mapping[str, str]) -> None:
+    """Checks that the types of these columns compare and sort in the same way in Spark, Arrow and Python.
 
     Raises:
-        ConfigError: naming one that is not.
+        ConfigError: The type of a column does not.
     """
     for name in names:
         if not _EXACT.fullmatch(present[name]):
             raise ConfigError(
-                f"{own.where}.{what}: {name} is {present[name]}: texts, bytes, whole and decimal numbers, "
-                "booleans, dates and times are told apart"
+                f"{config.where}.{what}: {name} is of type {present[name]}",
+                why="Its values cannot be compared exactly",
+                fix="Name columns of text, bytes, whole or decimal numbers, booleans, dates or times",
             )
 
 
-def require_names(own: ProcessorSettings, published: Collection[str]) -> None:
-    """Returns if the key's columns can be those of a table.
+def require_names(config: ProcessorSettings, published: Collection[str]) -> None:
+    """Checks that the key's columns can be columns of the output table.
 
     Args:
-        published: the columns that the table has besides.
+        published: The output table's other columns.
 
     Raises:
-        ConfigError: one is named twice, or as a column that the table has anyway.
+        ConfigError: A column is named twice, or the table already has one of that name.
     """
     try:
-        check_columns(own.key, published, own.into)
+        check_columns(config.key, published, config.into)
     except ValueError as error:
-        raise ConfigError(f"{own.where}.key: {error}") from None
+        raise ConfigError(f"{config.where}.key: {error}") from None

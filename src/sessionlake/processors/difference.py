@@ -1,4 +1,4 @@
-"""What another version of a processor makes of the same history: rows added, removed and changed."""
+"""Compares two versions of a processor's table: rows added, removed and changed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BEFORE, _AFTER, _CHANGE = map(internal, ("before", "after", "change"))
 
 
 @dataclass(frozen=True)
-class Differing:
-    """A row that is in one of two tables, or other in the second.
+class RowDifference:
+    """A row that only one of two tables has, or whose values differ.
 
     Attributes:
         change: `added`, `removed` or `changed`.
-        key: what tells the row apart, by column.
-        before: its other columns in the first table; None where it is not there.
-        after: likewise in the second.
+        key: The row's key, by column.
+        before: Its other columns in the first table; None if the table has no such row.
+        after: Its other columns in the second table; None if the table has no such row.
     """
 
     change: str
@@ -35,42 +35,42 @@ class Differing:
 
 @dataclass(frozen=True)
 class Difference:
-    """How a table differs from another.
+    """How the second of two tables differs from the first.
 
     Attributes:
-        rows: of the second table.
-        counts: rows that differ, by kind of change.
-        first: the first of these, by their keys.
-        columns: names that only one of the tables has, or has of that type; rows are compared by the others.
+        rows: Number of rows in the second table.
+        counts: Number of differing rows by kind of change.
+        first: The first differing rows, in the order of their keys.
+        columns: Columns that only one table has, or that have another type. They are left out of the comparison.
     """
 
     rows: int
     counts: dict[str, int]
-    first: tuple[Differing, ...]
+    first: tuple[RowDifference, ...]
     columns: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Returns True if anything differs."""
         return bool(self.counts or self.columns)
 
     def __str__(self) -> str:
-        said = [f"{count:,} {change}" for change, count in sorted(self.counts.items())]
-        said += [f"column {name} in one of them alone, or of another type" for name in self.columns]
-        return ", ".join(said) or "no row differs"
+        parts = [f"{count:,} {change}" for change, count in sorted(self.counts.items())]
+        parts += [f"column {name} in only one table, or of another type" for name in self.columns]
+        return ", ".join(parts) or "no row differs"
 
 
 def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most: int = 20) -> Difference:
-    """Compares two tables row by row; batch numbers apart.
+    """Compares two tables row by row, without their batch numbers.
 
     Args:
-        keys: columns that tell rows apart.
-        at_most: how many rows that differ are brought along.
+        keys: Columns that identify a row.
+        at_most: Number of differing rows to return.
     """
     from pyspark.sql import functions as F
 
     apart = {name for name, _ in {*before.dtypes} ^ {*after.dtypes}}
     columns = tuple(sorted(apart - {_BATCH}))
-    if apart & {*keys}:  # nothing tells which rows are the same
+    if apart & {*keys}:  # without common keys, no row of one table corresponds to a row of the other
         rows = after.count()
         return Difference(rows, {"added": rows, "removed": before.count()}, (), columns)
     shared = [name for name in after.columns if name not in {*keys, *apart, _BATCH}]
@@ -89,7 +89,7 @@ def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most
     other = other.localCheckpoint()
     counts = {row[_CHANGE]: row["count"] for row in other.groupBy(_CHANGE).count().collect()}
     first = tuple(
-        Differing(
+        RowDifference(
             row[_CHANGE],
             {key: row[key] for key in keys},
             row[_BEFORE],

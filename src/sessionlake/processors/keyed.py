@@ -1,8 +1,9 @@
-"""A processor by the values of columns: what its table holds follows from the rows of the table that it is given.
+"""Processors with a key: the table is computed from all rows that another table has of each key.
 
-Nothing is kept but the table. A batch tells which keys have new rows, or other ones; all rows of these are gone through
-in their order, and what comes of them replaces what had come before, in one MERGE. So late rows, any batches, a replay
-and a rebuild are one case. It costs a batch the history of the keys that it touches, and a look at the source's keys.
+There is no state beside the table. Each batch says which keys have new or changed rows. All rows of these keys are
+processed again in order, and one MERGE replaces the keys' former output. So late rows, any batch boundaries, a replay
+and a rebuild all take the same path. In return, a batch costs the whole history of the keys that it touches, and a scan
+of the source's key columns.
 """
 
 from __future__ import annotations
@@ -48,209 +49,234 @@ if TYPE_CHECKING:
 
 
 class KeyedTable:
-    """The table of a processor with a key, and what it is made of.
+    """The output table of a processor with a key, and how it is computed from the source.
 
     Raises:
-        ConfigError: the class, the product or the columns cannot be used.
-        LakeError: the source is not there, tells nothing of its changes, or lacks rows that retention has removed.
+        ConfigError: The class, the product or the columns cannot be used.
+        LakeError: The source does not exist, does not record its changes, or lacks rows that retention has removed.
     """
 
-    def __init__(self, spark: SparkSession, settings: Settings, own: ProcessorSettings) -> None:
-        self._settings, self._own = settings, own
-        if not Lake(settings).exists(spark, own.source):
-            raise LakeError(f"{own.source} is not there yet: what fills it has to run first")
-        present = Lake(settings).storage.columns(spark, own.source)
-        self.work = ByProduct(own, present) if isinstance(own, ProductProcessor) else ByClass(own, present)
-        self.columns = (*self.work.columns, (BATCH, "bigint"))
-        by = self.work.by
-        columns = with_comments(self.columns, {**self.work.comments, BATCH: BATCH_COMMENT})
+    def __init__(self, spark: SparkSession, settings: Settings, config: ProcessorSettings) -> None:
+        self._settings, self._config = settings, config
+        if not Lake(settings).exists(spark, config.source):
+            raise LakeError(
+                f"{config.source} does not exist yet", fix=f"Run the job that fills it, then {config.layer} again"
+            )
+        present = Lake(settings).storage.columns(spark, config.source)
+        self.computation = (
+            ByProduct(config, present) if isinstance(config, ProductProcessor) else ByClass(config, present)
+        )
+        self.columns = (*self.computation.columns, (BATCH, "bigint"))
+        by = self.computation.by
+        columns = with_comments(self.columns, {**self.computation.comments, BATCH: BATCH_COMMENT})
         schema = TableSchema(
             columns,
-            self.work.comment,
+            self.computation.comment,
             written_by="processors.keyed",
             cluster_by=by[:2],
             statistics_columns=by,
             change_feed=True,
         )
-        self.lake = Lake(settings, {own.into: schema})
+        self.lake = Lake(settings, {config.into: schema})
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What tells its rows apart."""
-        return self.work.keys
+        """The columns that identify a row of the table."""
+        return self.computation.keys
 
-    def refuse_other_key(self, spark: SparkSession) -> None:
-        """Refuses a table whose rows are by other columns than the key's.
+    def require_same_key(self, spark: SparkSession) -> None:
+        """Checks that the existing table, if any, was written with the configured key.
 
         Raises:
-            ConfigError: naming both.
+            ConfigError: It was written with another key.
         """
-        own = self._own
-        if (by := self._is_by(spark)) not in (None, self.work.by):
+        config = self._config
+        if (by := self._stored_key(spark)) not in (None, self.computation.by):
             raise ConfigError(
-                f"{own.where}.key: the rows of {own.into} are by {', '.join(by or ())}, and not by "
-                f"{', '.join(self.work.by)}: with another key give it another `table`; or drop "
-                f"that one, and run `sessionlake rebuild {own.rebuilt_as}`"
+                f"{config.where}.key: {config.into} was written with the key {', '.join(by or ())}, the "
+                f"configuration has {', '.join(self.computation.by)}",
+                fix=f"Name another `table`. Or drop {config.into} and run `sessionlake rebuild {config.rebuilt_as}`",
             )
 
-    def _is_by(self, spark: SparkSession) -> tuple[str, ...] | None:
-        """The columns that the rows of the table there is are by."""
-        if not self.lake.exists(spark, self._own.into):
+    def _stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
+        """Returns the key columns of the existing table; None if there is no table."""
+        if not self.lake.exists(spark, self._config.into):
             return None
-        return split_names(self.lake.storage.properties(spark, self._own.into).get(STATISTICS_COLUMNS, ""))
+        return split_names(self.lake.storage.properties(spark, self._config.into).get(STATISTICS_COLUMNS, ""))
 
-    # -- what a declared product's rows rest on
+    # -- which declaration a product's rows were computed by
 
-    def is_whole(self, spark: SparkSession) -> bool:
-        """Whether the table is what the product, as it is declared now, has made of what it has read."""
-        there = self.lake.exists(spark, self._own.into)
-        return there and self.lake.storage.properties(spark, self._own.into).get(LOGIC) == self.work.logic
+    def is_current(self, spark: SparkSession) -> bool:
+        """Returns True if the table is complete and was computed by the product's current declaration."""
+        exists = self.lake.exists(spark, self._config.into)
+        return exists and self.lake.storage.properties(spark, self._config.into).get(LOGIC) == self.computation.logic
 
     def begin(self, spark: SparkSession) -> None:
-        """Creates the table if there is none, and holds a product's to one logic.
+        """Creates the table if it does not exist, and checks that new rows fit those it has.
 
         Raises:
-            ConfigError: a class's rows are by another key.
-            LakeError: a product's rows were made by other logic, or are lost.
+            ConfigError: The rows of a class's table have another key.
+            LakeError: The rows of a product's table were computed by another declaration, or are incomplete.
         """
-        own, lake, logic = self._own, self.lake, self.work.logic
+        config, lake, logic = self._config, self.lake, self.computation.logic
         if logic is None:
-            self.refuse_other_key(spark)
-        elif not self.is_whole(spark):
-            begun = Generations(self._settings.checkpoint(own.layer), own.layer).present.app_id is not None
-            if begun or (lake.exists(spark, own.into) and lake.reader(spark).any(own.into)):
+            self.require_same_key(spark)
+        elif not self.is_current(spark):
+            begun = Generations(self._settings.checkpoint(config.layer), config.layer).present.app_id is not None
+            if begun or (lake.exists(spark, config.into) and lake.reader(spark).any(config.into)):
                 raise LakeError(
-                    f"{own.into} was made by other logic (now {logic}), or is not whole: "
-                    f"`sessionlake rebuild {own.rebuilt_as}` makes it anew"
+                    f"{config.into} was computed by another declaration than the present one (logic {logic}), "
+                    "or is incomplete",
+                    fix=f"Run `sessionlake rebuild {config.rebuilt_as}`, which computes it again",
                 )
-        lake.ensure(spark, [own.into, LEDGER])
-        self.note_logic(spark)
+        lake.ensure(spark, [config.into, LEDGER])
+        self.store_logic(spark)
 
-    def put_aside(self, spark: SparkSession) -> None:
-        """Has a stream that cannot go on begin once more, when the table has all that it has read and will.
+    def archive_unusable_checkpoint(self, spark: SparkSession) -> None:
+        """Archives the stream's checkpoint if the stream cannot resume from it.
 
-        That is one that has read another table than the source, or one before it, or a source of other columns; or one
-        of which it cannot be told, since the table was put back from a backup or what it has read last is gone.
+        The stream then reads the source from the start. It cannot resume if the source is another table now, was
+        restored to an older version, has other columns, or no longer has the versions that were read last. Call it when
+        the table already has all rows.
         """
-        own, checkpoint = self._own, self._settings.checkpoint(self._own.layer)
-        read, place = place_read(checkpoint), (spark, self.lake, own.source, checkpoint)
-        of_another = read is not None and read.table != table_id(spark, self.lake, own.source)
+        config, checkpoint = self._config, self._settings.checkpoint(self._config.layer)
+        read, place = place_read(checkpoint), (spark, self.lake, config.source, checkpoint)
+        of_another = read is not None and read.table != table_id(spark, self.lake, config.source)
         if of_another or is_ahead(*place) or not can_be_told(*place) or other_column(*place) is not None:
             put_checkpoint_aside(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
-    def begin_anew(self, spark: SparkSession) -> None:
-        """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made."""
-        own, lake = self._own, self.lake
-        if self.work.logic is not None and lake.exists(spark, own.into) and not self.is_whole(spark):
-            lake.set_property(spark, own.into, LOGIC, "")
-            if self._is_by(spark) != self.work.by:
-                lake.drop(spark, own.into)
+    def prepare_rebuild(self, spark: SparkSession) -> None:
+        """Marks a product's outdated table as incomplete, and drops it if its key has changed."""
+        config, lake = self._config, self.lake
+        if self.computation.logic is not None and lake.exists(spark, config.into) and not self.is_current(spark):
+            lake.set_property(spark, config.into, LOGIC, "")
+            if self._stored_key(spark) != self.computation.by:
+                lake.drop(spark, config.into)
 
-    def note_logic(self, spark: SparkSession) -> None:
-        """Notes what a product's rows rest on: from then on the table is whole."""
-        if self.work.logic is not None and not self.is_whole(spark):
-            self.lake.set_property(spark, self._own.into, LOGIC, self.work.logic)
+    def store_logic(self, spark: SparkSession) -> None:
+        """Stores the hash of the product's declaration in the table, which marks the table as complete."""
+        if self.computation.logic is not None and not self.is_current(spark):
+            self.lake.set_property(spark, self._config.into, LOGIC, self.computation.logic)
 
-    # -- what it is made of
+    # -- reading the source
 
-    def feed(self, spark: SparkSession) -> DataFrame:
-        """The stream of what is added to the source, or changes in it."""
-        own, told = self._own, self.lake.storage.properties(spark, self._own.source)
-        if own.source.startswith(REFERENCE) and told.get(CHANGE_FEED) != "true":
-            self.lake.set_property(spark, own.source, CHANGE_FEED, "true")
-            told = {CHANGE_FEED: "true"}
-        if told.get(CHANGE_FEED) == "true":
+    def read_stream(self, spark: SparkSession) -> DataFrame:
+        """Returns the stream of rows that are added to the source or change in it.
+
+        Raises:
+            LakeError: The source does not record its changes.
+        """
+        config, entry = self._config, self.lake.storage.properties(spark, self._config.source)
+        if config.source.startswith(REFERENCE) and entry.get(CHANGE_FEED) != "true":
+            self.lake.set_property(spark, config.source, CHANGE_FEED, "true")
+            entry = {CHANGE_FEED: "true"}
+        if entry.get(CHANGE_FEED) == "true":
             options = {"readChangeFeed": "true"}
-        elif told.get(APPEND_ONLY) is not None or (own.source in TABLES and TABLES[own.source].append_only):
+        elif entry.get(APPEND_ONLY) is not None or (config.source in TABLES and TABLES[config.source].append_only):
             options = SKIP_REMOVALS
         else:
             raise LakeError(
-                f"{own.where}.source: {own.source} tells nothing of the rows that change in it: it is "
-                "neither a table that rows are only appended to, nor one with a change data feed, as gold.change_feed "
-                "switches on for gold's"
+                f"{config.where}.source: {config.source} does not record which of its rows change",
+                why="It is not append-only and has no change data feed",
+                fix="Name another source. For a table of gold, add it to `gold.change_feed`",
             )
-        return self.lake.stream(spark, own.source, self._settings.silver.max_bytes_per_trigger, options)
+        return self.lake.stream(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
 
-    def source(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """The source's rows, now or as of a version.
+    def read_source(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """Returns the source's rows, as of a version or the latest one.
 
         Raises:
-            LakeError: retention has removed some.
+            LakeError: Retention has removed some of them.
         """
-        own = self._own
-        if (cut := read_heads(self.lake.reader(spark)).get(own.source)) is not None and cut.gone:
-            raise LakeError(f"{cut.summary}: processor {own.name} goes by all rows of a key")
-        return self.lake.read(spark, own.source, version)
+        config = self._config
+        if (cut := read_heads(self.lake.reader(spark)).get(config.source)) is not None and cut.gone:
+            raise LakeError(f"{cut.summary}", why=f"Processor {config.name} needs all rows of a key")
+        return self.lake.read(spark, config.source, version)
 
-    def made(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
-        """What comes of the source's rows: the table's columns, less `_batch`.
+    def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
+        """Computes the table's rows, without `_batch`, from the source's current rows.
 
         Args:
-            keys: of these alone.
+            keys: Only rows of these keys are computed; None for all.
 
         Raises:
-            ProcessorError: the class failed.
+            ProcessorError: The class failed.
         """
-        rows = self.work.given(self.source(spark))
+        rows = self.computation.select_input(self.read_source(spark))
         if keys is not None:
-            rows = rows.join(keys, list(self.work.by), "left_semi")
-        return self.work.made(rows)
+            rows = rows.join(keys, list(self.computation.by), "left_semi")
+        return self.computation.compute(rows)
 
 
-def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, once: bool = False) -> LayerQuery:
-    """Starts a keyed processor's stream; see `processors.job.start`."""
-    table = KeyedTable(spark, settings, own)
+def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *, once: bool = False) -> LayerQuery:
+    """Starts the stream of a processor with a key.
+
+    Args:
+        once: Process what the source holds now, then end.
+
+    Raises:
+        ConfigError: The class, the product or the columns cannot be used.
+        LakeError: The table, the source or the checkpoint do not fit each other. Nothing was processed.
+    """
+    table = KeyedTable(spark, settings, config)
     table.begin(spark)
-    _refuse_older_checkpoint(table.lake.reader(spark), settings, own)
-    other = other_column(spark, table.lake, own.source, settings.checkpoint(own.layer))
+    _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
+    other = other_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
     if other is not None:
         raise LakeError(
-            f"{own.layer}: {own.source} had a column {other} when it was read last, and does not have it so any more: "
-            f"run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now"
+            f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
+            "with that type",
+            fix=f"Run `sessionlake rebuild {config.rebuilt_as}`, which computes {config.into} from the current rows",
         )
-    if is_ahead(spark, table.lake, own.source, settings.checkpoint(own.layer)):
+    if is_ahead(spark, table.lake, config.source, settings.checkpoint(config.layer)):
         raise LossError(
-            f"{own.layer} has read versions of {own.source} that are gone: it was put back from a backup",
-            fix=f"Run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now",
+            f"{config.layer} has read versions of {config.source} that are gone",
+            why="The table was restored from a backup",
+            fix=f"Run `sessionlake rebuild {config.rebuilt_as}`, which computes {config.into} from the current rows",
         )
-    query = LayerQuery(own.layer, settings.checkpoint(own.layer))
+    query = LayerQuery(config.layer, settings.checkpoint(config.layer))
     return query.start(
-        table.feed(spark), _KeyedBatch(table, Ledger(table.lake), settings, own), trigger=own.trigger, once=once
+        table.read_stream(spark),
+        _KeyedBatch(table, Ledger(table.lake), settings, config),
+        trigger=config.trigger,
+        once=once,
     )
 
 
-def _refuse_older_checkpoint(reader: TableReader, settings: Settings, own: ProcessorSettings) -> None:
-    """Its next batches would have the numbers of some that the table has, and be passed over.
+def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config: ProcessorSettings) -> None:
+    """Checks that the checkpoint is not older than the ledger.
+
+    An older checkpoint would reuse batch numbers that the table already has, and Delta would skip these batches.
 
     Raises:
-        LossError: the ledger has batches behind those of the checkpoint.
+        LossError: The ledger has later batches than the checkpoint.
     """
-    checkpoint = settings.checkpoint(own.layer)
-    app_id, planned = Generations(checkpoint, own.layer).present.app_id, last_planned(checkpoint)
-    recorded = None if app_id is None else last_batch(reader, own.layer, app_id)
+    checkpoint = settings.checkpoint(config.layer)
+    app_id, planned = Generations(checkpoint, config.layer).present.app_id, last_planned(checkpoint)
+    recorded = None if app_id is None else last_batch(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(
             f"the checkpoint {checkpoint} ends with batch {planned}, the table holds batches up to {recorded}",
-            fix="Put the newer one back. Or remove it: all rows are read once more, and the table comes out the same",
+            fix="Restore the newer checkpoint. Or remove it: all rows are read again, and the table stays the same",
         )
 
 
 @dataclass(frozen=True)
 class _KeyedBatch:
-    """Commits one micro-batch: what comes of the keys that it touches, then the ledger row."""
+    """Commits one micro-batch: the rows of the keys that it touches, then the ledger row."""
 
     table: KeyedTable
     ledger: Ledger
     settings: Settings
-    own: ProcessorSettings
+    config: ProcessorSettings
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         from pyspark.sql import functions as F
 
-        started, spark, own = datetime.now(UTC), frame.sparkSession, self.own
-        by, lake = self.table.work.by, self.table.lake
-        keys = self.table.work.given(frame).select(*map(quote, by)).distinct().localCheckpoint()
-        rows = self.table.made(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
+        started, spark, config = datetime.now(UTC), frame.sparkSession, self.config
+        by, lake = self.table.computation.by, self.table.lake
+        keys = self.table.computation.select_input(frame).select(*map(quote, by)).distinct().localCheckpoint()
+        rows = self.table.compute_rows(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
         same = list(self.table.keys)
         former = self._former(spark, keys, begins=not txn.version)
         gone = former.join(rows.select(*map(quote, same)), same, "left_anti").withColumn(DELETE, F.lit(col=True))
@@ -259,60 +285,71 @@ class _KeyedBatch:
         if count:
             others = tuple(name for name, _ in self.table.columns if name not in same)
             upsert = Upsert(self.table.keys, others, pruned_by=by[:1], deletes=True)
-            commit = merge(spark, lake, own.into, source, upsert, txn)
-            outputs.append(TableOutput(own.into, commit.version, count))
-        told = LedgerEntry(
-            own.layer, txn, own.source, started, outputs=tuple(outputs), config_hash=config_hash_of(self.settings, own)
+            commit = merge(spark, lake, config.into, source, upsert, txn)
+            outputs.append(TableOutput(config.into, commit.version, count))
+        entry = LedgerEntry(
+            config.layer,
+            txn,
+            config.source,
+            started,
+            outputs=tuple(outputs),
+            config_hash=config_hash_of(self.settings, config),
         )
-        self.ledger.write(spark, told)
+        self.ledger.write(spark, entry)
 
     def _former(self, spark: SparkSession, keys: DataFrame, *, begins: bool) -> DataFrame:
-        """The table's rows that the batch replaces.
+        """Returns the table's rows that the batch replaces.
 
         Args:
-            begins: whether the stream does: of a key that the source has no more, no later batch would tell.
+            begins: Whether this is the stream's first batch. Then rows of keys that the source no longer has are
+                included, since no later batch would report them.
         """
-        work, held = self.table.work, self.table.lake.read(spark, self.own.into)
+        work, held = self.table.computation, self.table.lake.read(spark, self.config.into)
         if not begins:
             return held.join(keys, list(work.by), "left_semi")
-        there = work.given(self.table.source(spark)).select(*map(quote, work.by)).distinct()
-        return held.join(there.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
+        exists = work.select_input(self.table.read_source(spark)).select(*map(quote, work.by)).distinct()
+        return held.join(exists.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
 
 
-def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> tuple[int, Difference]:
-    """Makes the table of all rows that the source has, in one commit; returns how many there are, and what differed.
+def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> tuple[int, Difference]:
+    """Recomputes the table from all rows of the source, in one commit.
 
-    The stream goes on where it is: what it has yet to read is gone through once more. Where it cannot, since the source
-    has other columns, its checkpoint is put aside, and it goes through all rows once more.
+    The stream resumes from its checkpoint and processes again what it had not read yet. If it cannot resume, its
+    checkpoint is archived and the stream reads the whole source again.
+
+    Returns:
+        The number of rows, and the difference to the former table.
     """
     from pyspark.sql import functions as F
 
-    started, table = datetime.now(UTC), KeyedTable(spark, settings, own)
-    table.begin_anew(spark)
-    rows, found = _compared(spark, table, own)
-    lake, last = table.lake, last_batch(table.lake.reader(spark), own.layer)
+    started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
+    table.prepare_rebuild(spark)
+    rows, found = _compared(spark, table, config)
+    lake, last = table.lake, last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
-    by = config_hash_of(settings, own)
-    told = json.dumps({"sessionlake": code_version(), "config": by})
+    by = config_hash_of(settings, config)
+    entry = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
-    columns = lake.storage.columns(spark, own.into) != dict(table.columns)
-    if found or columns:  # a table whose rows are the same stays as it is: whoever follows it has nothing to do
-        lake.overwrite(spark, own.into, numbered, txn, told, columns=columns)
-    output = TableOutput(own.into, lake.latest_version(spark, own.into), found.rows)
-    Ledger(lake).write(spark, LedgerEntry(own.layer, txn, own.source, started, outputs=(output,), config_hash=by))
-    table.put_aside(spark)  # behind the rows: a new stream would not come to those of keys that the source has no more
-    table.note_logic(spark)
+    columns = lake.storage.columns(spark, config.into) != dict(table.columns)
+    if found or columns:  # without a difference nothing is written, so that readers of the table see no change
+        lake.overwrite(spark, config.into, numbered, txn, entry, columns=columns)
+    output = TableOutput(config.into, lake.latest_version(spark, config.into), found.rows)
+    Ledger(lake).write(spark, LedgerEntry(config.layer, txn, config.source, started, outputs=(output,), config_hash=by))
+    table.archive_unusable_checkpoint(
+        spark
+    )  # after the rows: a new stream would not remove rows of keys that the source no longer has
+    table.store_logic(spark)
     return found.rows, found
 
 
-def compared(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> Difference:
-    """How the table would differ if the class, or the product, as it is now had made it; nothing is changed."""
-    return _compared(spark, KeyedTable(spark, settings, own), own)[1]
+def compared(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> Difference:
+    """Returns how a rebuild would change the table; changes nothing."""
+    return _compared(spark, KeyedTable(spark, settings, config), config)[1]
 
 
-def _compared(spark: SparkSession, table: KeyedTable, own: ProcessorSettings) -> tuple[DataFrame, Difference]:
-    table.refuse_other_key(spark)
-    if not table.lake.exists(spark, own.into):
-        table.lake.ensure(spark, [own.into, LEDGER])
-    rows = table.made(spark)
-    return rows, difference(table.lake.read(spark, own.into), rows, table.keys)
+def _compared(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
+    table.require_same_key(spark)
+    if not table.lake.exists(spark, config.into):
+        table.lake.ensure(spark, [config.into, LEDGER])
+    rows = table.compute_rows(spark)
+    return rows, difference(table.lake.read(spark, config.into), rows, table.keys)

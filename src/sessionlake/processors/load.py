@@ -1,4 +1,4 @@
-"""From the configuration to a processor: its class found, checked and made, before anything is read or written."""
+"""Finds, checks and instantiates the class of a configured processor, before anything is read or written."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ GROUP = "sessionlake.processors"
 
 @dataclass(frozen=True)
 class ProcessorRef:
-    """Names a processor, so that every worker can load it by itself.
+    """Identifies a processor's class and options, so that every worker can load it by itself.
 
     Attributes:
-        name: the configured one.
-        target: an entry point of the group `sessionlake.processors`, or `module:Class`.
-        folder: where modules that are not installed are looked for.
+        name: The configured name.
+        target: An entry point of the group `sessionlake.processors`, or `module:Class`.
+        options: Keyword arguments of the class.
+        folder: Where modules that are not installed are looked up.
     """
 
     name: str
@@ -39,116 +40,123 @@ class ProcessorRef:
     folder: str = ""
 
     def load(self) -> Processor[Any]:
-        """Makes the processor.
+        """Loads and instantiates the processor.
 
         Raises:
-            ConfigError: it cannot be found, is no processor, or does not take the options.
+            ConfigError: The class is not found, is not a processor, or does not accept the options.
         """
-        return make(self, _class_of(self))
+        return make(self, _find_class(self))
 
     def load_keyed(self) -> KeyedProcessor[Any]:
-        """Makes the processor, which has a key.
+        """Loads and instantiates a processor with a key.
 
         Raises:
-            ConfigError: as `load`.
+            ConfigError: The class is not found, is not a processor with a key, or does not accept the options.
         """
-        made: KeyedProcessor[Any] = _made(self, _class_of(self), KeyedProcessor)
-        _check_state(self, made)
-        return made
+        processor: KeyedProcessor[Any] = _instantiate(self, _find_class(self), KeyedProcessor)
+        _check_state(self, processor)
+        return processor
 
 
-def ref_of(own: ProcessorSettings) -> ProcessorRef:
-    """Names the configured processor; modules that are not installed are looked for in the working folder."""
-    return ProcessorRef(own.name, own.target, own.options, str(Path.cwd()))
+def processor_ref(config: ProcessorSettings) -> ProcessorRef:
+    """Returns the reference to a configured processor.
+
+    Modules that are not installed are looked up in the working folder.
+    """
+    return ProcessorRef(config.name, config.target, config.options, str(Path.cwd()))
 
 
-def config_hash_of(settings: Settings, own: ProcessorSettings) -> str:
-    """Fingerprint of the part of the configuration that decides a processor's results."""
-    return hashlib.sha256((config_hash(settings) + own.model_dump_json()).encode()).hexdigest()[:16]
+def config_hash_of(settings: Settings, config: ProcessorSettings) -> str:
+    """Returns a hash of the part of the configuration that decides a processor's results."""
+    return hashlib.sha256((config_hash(settings) + config.model_dump_json()).encode()).hexdigest()[:16]
 
 
 def make(ref: ProcessorRef, found: Any) -> Processor[Any]:
-    """Makes a processor of a class, with the configured options.
+    """Instantiates a processor class with the configured options.
 
     Raises:
-        ConfigError: it is no processor, its declarations cannot be used, or it does not take the options.
+        ConfigError: The class is not a processor, has wrong declarations, or does not accept the options.
     """
-    made: Processor[Any] = _made(ref, found, Processor)
-    check(ref, made)
-    return made
+    processor: Processor[Any] = _instantiate(ref, found, Processor)
+    check_declarations(ref, processor)
+    return processor
 
 
-def _made(ref: ProcessorRef, found: Any, wanted: type[Any]) -> Any:
+def _instantiate(ref: ProcessorRef, found: Any, wanted: type[Any]) -> Any:
     if not (inspect.isclass(found) and issubclass(found, wanted)):
-        raise _wrong(ref, f"{ref.target} is not a subclass of sessionlake.processors.{wanted.__name__}")
+        raise _class_error(ref, f"{ref.target} is not a subclass of sessionlake.processors.{wanted.__name__}")
     if inspect.isabstract(found):
-        raise _wrong(
+        raise _class_error(
             ref, f"{ref.target} does not define {' or '.join(sorted(getattr(found, '__abstractmethods__', ())))}"
         )
     try:
         inspect.signature(found).bind(**ref.options)
     except TypeError as error:
         raise ConfigError(
-            f"processors.{ref.name}.options: {ref.target} does not take them ({error}); it takes "
-            f"{inspect.signature(found)}"
+            f"processors.{ref.name}.options: {ref.target} does not accept them ({error})",
+            fix=f"Give options that it accepts: {inspect.signature(found)}",
         ) from None
     try:
         return found(**ref.options)
     except Exception as error:
         raise ConfigError(
-            f"processors.{ref.name}.options: {ref.target} refuses them: {type(error).__name__}: {error}"
+            f"processors.{ref.name}.options: {ref.target} does not accept them: {type(error).__name__}: {error}",
+            fix="Correct the options",
         ) from error
 
 
-def check(ref: ProcessorRef, made: Processor[Any]) -> None:
-    """Refuses a processor whose declarations cannot be used.
+def check_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
+    """Checks a processor's declarations: state, version and output.
 
     Raises:
-        ConfigError: naming the one, and what is allowed.
+        ConfigError: A declaration cannot be used.
     """
-    state = _check_state(ref, made)
+    state = _check_state(ref, processor)
     try:
         msgspec.msgpack.Decoder(state)
     except (TypeError, NameError) as error:
-        raise _wrong(ref, f"{ref.target}.state, {state.__name__}, cannot be stored: {error}") from None
-    if not isinstance(made.version, int) or made.version < 1:
-        raise _wrong(ref, f"{ref.target}.version must be an integer from 1 on, found {made.version!r}")
+        raise _class_error(ref, f"{ref.target}.state, {state.__name__}, cannot be stored: {error}") from None
+    if not isinstance(processor.version, int) or processor.version < 1:
+        raise _class_error(ref, f"{ref.target}.version must be an integer from 1 on, found {processor.version!r}")
     try:
-        OutputColumns(getattr(made, "output", {}))
+        OutputColumns(getattr(processor, "output", {}))
     except ValueError as error:
-        raise _wrong(ref, f"{ref.target}.output: {error}") from None
+        raise _class_error(ref, f"{ref.target}.output: {error}") from None
 
 
-def _check_state(ref: ProcessorRef, made: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
-    state = getattr(made, "state", None)
+def _check_state(ref: ProcessorRef, processor: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
+    state = getattr(processor, "state", None)
     if not (inspect.isclass(state) and (dataclasses.is_dataclass(state) or issubclass(state, msgspec.Struct))):
-        raise _wrong(ref, f"{ref.target}.state must be a dataclass or a msgspec Struct, found {state!r}")
+        raise _class_error(ref, f"{ref.target}.state must be a dataclass or a msgspec Struct, found {state!r}")
     found: type[Any] = state
     return found
 
 
-def _class_of(ref: ProcessorRef) -> Any:
+def _find_class(ref: ProcessorRef) -> Any:
     if ":" not in ref.target:
-        return _of_entry_point(ref)
+        return _load_entry_point(ref)
     try:
         return named_code(ref.target, type, ref.folder)
     except NamedCodeError as error:
-        raise _wrong(ref, str(error)) from error
+        raise _class_error(ref, str(error)) from error
 
 
-def _of_entry_point(ref: ProcessorRef) -> Any:
+def _load_entry_point(ref: ProcessorRef) -> Any:
     known = entry_points(group=GROUP)
     if ref.target not in known.names:
-        raise _wrong(
+        raise _class_error(
             ref,
             f"no installed package has an entry point {ref.target!r} in the group {GROUP}; there are "
-            f"{', '.join(sorted(known.names)) or 'none'}. A class is also named as module:Class",
+            f"{', '.join(sorted(known.names)) or 'none'}",
+            fix="Name one of them, or a class as `module:Class`",
         )
     try:
         return known[ref.target].load()
     except Exception as error:
-        raise _wrong(ref, f"entry point {ref.target!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise _class_error(
+            ref, f"entry point {ref.target!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _wrong(ref: ProcessorRef, text: str) -> ConfigError:
-    return ConfigError(f"processors.{ref.name}.class: {text}")
+def _class_error(ref: ProcessorRef, text: str, *, fix: str = "") -> ConfigError:
+    return ConfigError(f"processors.{ref.name}.class: {text}", fix=fix)

@@ -1,7 +1,9 @@
-"""What is kept of a shard's sessions between batches: each one's state as bytes, timers, and place in the order.
+"""The state that a processor keeps of a shard's sessions between batches.
 
-Format `sessionlake.processor/2`: MessagePack. A session's state is encoded by itself and carries the version of the
-class that wrote it, so that only sessions with something to do are decoded, and old states can be migrated one by one.
+Each session has its state as bytes, its timers, and its position in the order of messages.
+
+Format `sessionlake.processor/2`: MessagePack. Each session's state is encoded separately, with the version of the class
+that wrote it. So only sessions with something to do are decoded, and old states are migrated one by one.
 """
 
 from __future__ import annotations
@@ -22,17 +24,19 @@ from sessionlake.protocol.types import TopicPartition
 FORMAT = "sessionlake.processor/2"
 
 
-class Kept(msgspec.Struct, array_like=True):
-    """One session's present life. Times in ms.
+class SessionState(msgspec.Struct, array_like=True):
+    """The stored state of one session's current life. Times in ms.
 
     Attributes:
-        state: empty after the processor was stopped for the session.
-        life: the offset that names it.
-        last: own time of its last well-formed message.
-        position: of the last message the processor was given, as `offset`; `ordinal` is the next record's.
-        ended: whether its `end` was applied.
-        stopped: offset at which the processor was stopped for it.
-        timers: stream time by name.
+        version: Version of the class that wrote `state`.
+        state: The encoded state; empty after the processor was stopped for the session.
+        life: Offset of the life's first message, which identifies the life.
+        last: Kafka timestamp of the session's last well-formed message.
+        position: Position of the last message that the processor received; `offset` is its offset.
+        ordinal: Number of the next record after that message.
+        ended: Whether its `end` was applied.
+        stopped: Offset at which the processor was stopped for the session; None if it was not.
+        timers: Stream time by timer name.
     """
 
     version: int
@@ -57,31 +61,36 @@ class _Stored(msgspec.Struct):
 
 
 _envelopes = msgspec.msgpack.Decoder(_Stored)
-_sessions = msgspec.msgpack.Decoder(dict[str, Kept])
+_sessions = msgspec.msgpack.Decoder(dict[str, SessionState])
 
 
 @dataclass
 class ProcessorMemory:
-    """What is kept of a shard's sessions between batches, and when time alone brings one something to do.
+    """The stored states of a shard's sessions, and when time alone makes one of them due.
 
     Attributes:
-        sessions: by their keys; see `protocol.arrow.session_key`.
-        due: for each topic-partition, the stream time past which a session of it has something to do.
+        sessions: By session key (`protocol.arrow.session_key`).
+        due: For each topic-partition, the stream time past which one of its sessions must be processed even without a
+            message.
     """
 
     due: dict[TopicPartition, int] = field(default_factory=dict)
-    sessions: dict[str, Kept] = field(default_factory=dict)
+    sessions: dict[str, SessionState] = field(default_factory=dict)
 
-    def begin_time(self, begun: Mapping[TopicPartition, int]) -> None:
-        """Sets the first known time (ms) of topic-partitions in the sessions that have waited for it."""
+    def set_first_times(self, begun: Mapping[TopicPartition, int]) -> None:
+        """Sets the timestamp of sessions that had no known time yet.
+
+        Args:
+            begun: First known stream time (ms) by topic-partition.
+        """
         if begun:
-            for key, kept in self.sessions.items():
-                if kept.last == NO_KAFKA_TIME:
-                    kept.last = begun.get((key.partition("\0")[0], kept.partition), kept.last)
+            for key, session in self.sessions.items():
+                if session.last == NO_KAFKA_TIME:
+                    session.last = begun.get((key.partition("\0")[0], session.partition), session.last)
 
     @staticmethod
     def due_of(stored: bytes | None) -> dict[TopicPartition, int]:
-        """`due`, without decoding the sessions."""
+        """Reads `due` from stored bytes without decoding the sessions."""
         found = () if stored is None else _open(stored).due
         return {(topic, partition): time for topic, partition, time in found}
 
@@ -90,7 +99,7 @@ class ProcessorMemory:
         """Reads what `encode` wrote.
 
         Raises:
-            LakeError: it is of a format that this version does not read.
+            LakeError: The format is unknown or the bytes are damaged.
         """
         if stored is None:
             return cls()
@@ -98,17 +107,17 @@ class ProcessorMemory:
         try:
             sessions = _sessions.decode(found.sessions)
         except msgspec.MsgspecError as error:
-            raise LakeError(f"processor {found.processor}: its state cannot be read ({error}): {_REMEDY}") from None
+            raise LakeError(f"processor {found.processor}: its state cannot be read ({error})", fix=_REMEDY) from None
         return cls(cls.due_of(stored), sessions)
 
     def encode(self, processor: str, shards: int) -> bytes:
-        """The shard's sessions as msgpack, with format, processor and number of shards."""
+        """Encodes the sessions as MessagePack, with the format, the processor's name and the number of shards."""
         due = [(*lane, time) for lane, time in self.due.items()]
         return msgspec.msgpack.encode(_Stored(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions)))
 
 
-def without(stored: bytes, topic: str, session_id: str) -> bytes:
-    """A memory without the sessions of a topic that have an id, whatever their partitions."""
+def without_session(stored: bytes, topic: str, session_id: str) -> bytes:
+    """Removes the sessions of a topic with this id, in any partition, from stored bytes."""
     found, memory = _open(stored), ProcessorMemory.decode(stored)
     for key in [*memory.sessions]:
         if parts_of_key(key)[::2] == (topic, session_id):
@@ -116,32 +125,32 @@ def without(stored: bytes, topic: str, session_id: str) -> bytes:
     return memory.encode(found.processor, found.shards)
 
 
-def due_of(key: str, kept: Kept, session_timeout: int) -> tuple[TopicPartition, int]:
-    """A session's topic-partition, and the stream time past which it has something to do. Times in ms."""
+def due_of(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
+    """Returns a session's topic-partition, and the stream time past which it must be processed. Times in ms."""
     topic = parts_of_key(key)[0]
-    return (topic, kept.partition), min([kept.last + 2 * session_timeout, *kept.timers.values()])
+    return (topic, session.partition), min([session.last + 2 * session_timeout, *session.timers.values()])
 
 
-def next_due(sessions: Mapping[str, Kept], timeout_of: Callable[[str], int]) -> dict[TopicPartition, int]:
-    """For each topic-partition, the stream time past which one of these sessions has something to do.
+def next_due(sessions: Mapping[str, SessionState], timeout_of: Callable[[str], int]) -> dict[TopicPartition, int]:
+    """Returns, for each topic-partition, the earliest stream time past which one of these sessions must be processed.
 
     Args:
-        timeout_of: the session timeout of a topic, ms.
+        timeout_of: Returns the session timeout of a topic, in ms.
     """
     found: dict[TopicPartition, int] = {}
-    for key, kept in sessions.items():
-        lane, time = due_of(key, kept, timeout_of(parts_of_key(key)[0]))
+    for key, session in sessions.items():
+        lane, time = due_of(key, session, timeout_of(parts_of_key(key)[0]))
         found[lane] = min(found.get(lane, time), time)
     return found
 
 
-def processor_of(stored: bytes) -> str:
-    """The processor that a memory is of."""
+def stored_processor_name(stored: bytes) -> str:
+    """Reads the name of the processor that wrote a memory."""
     return _open(stored).processor
 
 
-def shards_of(stored: bytes) -> int:
-    """The number of shards that a memory was made for."""
+def stored_shard_count(stored: bytes) -> int:
+    """Reads the number of shards that a memory was written for."""
     return _open(stored).shards
 
 
@@ -150,20 +159,20 @@ def _open(stored: bytes) -> _Stored:
         found = _envelopes.decode(stored)
     except msgspec.MsgspecError as error:
         kind = "Arrow" if is_chunk(stored) else str(error)
-        raise LakeError(f"a processor's state cannot be read ({kind}): {_REMEDY}") from None
+        raise LakeError(f"a processor's state cannot be read ({kind})", fix=_REMEDY) from None
     if found.format != FORMAT:
         raise LakeError(
-            f"processor {found.processor}: its state is of format {found.format!r}, this version reads {FORMAT!r}: "
-            f"{_REMEDY}"
+            f"processor {found.processor}: its state is of format {found.format!r}, this version reads {FORMAT!r}",
+            fix=_REMEDY,
         )
     return found
 
 
-_REMEDY = "run the version of sessionlake that wrote it, or start the processor over under another name"
+_REMEDY = "Run the version of sessionlake that wrote it, or start the processor over under another name"
 
 
 class StateCodec:
-    """Reads and writes the state that a processor keeps of a session, in the type that its class declares."""
+    """Encodes and decodes a processor's session states, in the type that its class declares."""
 
     def __init__(self, name: str, processor: Processor[Any]) -> None:
         self._name, self._processor = name, processor
@@ -174,7 +183,7 @@ class StateCodec:
         """Encodes a state.
 
         Raises:
-            TypeError: it is not of the declared type, or holds what cannot be encoded.
+            TypeError: The state is not of the declared type, or has a value that cannot be encoded.
         """
         if not isinstance(state, self._processor.state):
             raise TypeError(f"a state must be a {self._processor.state.__name__}, found {type(state).__name__}")
@@ -184,7 +193,7 @@ class StateCodec:
         """Decodes what `write` has just encoded.
 
         Raises:
-            TypeError: it does not fit the declared type.
+            TypeError: The state does not fit the declared type.
         """
         try:
             return self._decoder.decode(state)
@@ -192,29 +201,29 @@ class StateCodec:
             raise TypeError(f"the state does not fit {self._processor.state.__name__}: {error}") from None
 
     def read(self, state: bytes, version: int, session: str) -> Any:
-        """Decodes a state, migrating what an older class wrote.
+        """Decodes a state; migrates one that an older class wrote.
 
         Raises:
-            LakeError: naming processor, session and version, and what to do.
+            LakeError: The state cannot be read by this version of the class.
         """
         wanted = self._processor.version
         whose = f"processor {self._name}: the state of session {session!r} is of version {version}"
         if version > wanted:
-            raise LakeError(f"{whose}, the class is of version {wanted}: run the newer class again")
+            raise LakeError(f"{whose}, the class is of version {wanted}", fix="Run the newer class again")
         try:
             if version == wanted:
                 return self._decoder.decode(state)
             migrated = self._processor.migrate(msgspec.msgpack.decode(state), version)
             self.write(migrated)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
+            error_text = f"{type(error).__name__}: {error}"
             if version == wanted:
                 raise LakeError(
-                    f"{whose}, as the class, but cannot be read as {self._processor.state.__name__} ({said}): raise "
-                    f"`version` to {wanted + 1} and write migrate(), or give new fields defaults"
+                    f"{whose}, as the class, but cannot be read as {self._processor.state.__name__} ({error_text})",
+                    fix=f"Raise `version` to {wanted + 1} and write migrate(), or give new fields defaults",
                 ) from error
             raise LakeError(
-                f"{whose}, the class is of version {wanted} and cannot migrate it ({said}): correct migrate(), run the "
-                "older class, or start the processor over under another name"
+                f"{whose}, the class is of version {wanted} and cannot migrate it ({error_text})",
+                fix="Correct migrate(), run the older class, or start the processor over under another name",
             ) from error
         return migrated

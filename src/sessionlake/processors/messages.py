@@ -1,4 +1,4 @@
-"""Applied messages as objects, out of a judged batch's columns."""
+"""Turns the columns of a judged batch into `Message` objects."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _HEADERS = ("topic", "session_id", "partition", "offset", "type", "seq", "ts", "
 def read_messages(
     table: pa.Table, chosen: Int64s, outcome: Outcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
-    """The chosen messages, in the order given, each with its index; made as they are asked for.
+    """Yields the chosen messages lazily, in the given order, each with its row index.
 
     Args:
-        table: rows of a chunk.
-        outcome: what became of each of them.
+        table: Rows of a chunk.
+        chosen: Indices into `table`.
+        outcome: The verdict, position and epoch of each row of `table`.
     """
     for start in range(0, len(chosen), _SLICE):
         yield from _read(table, chosen[start : start + _SLICE], outcome, columns)
@@ -61,7 +62,7 @@ def _read(
 
 
 class _Changes:
-    """The row changes of a list of messages, column by column as Python values."""
+    """The row changes of a list of messages, as Python lists by column."""
 
     def __init__(self, nested: pa.ListArray, columns: tuple[Column, ...]) -> None:
         self._bounds = nested.offsets.to_pylist()
@@ -75,7 +76,7 @@ class _Changes:
         self._columns = [(column.name, plain(set_field(i)), plain(value_field(i))) for i, column in enumerate(columns)]
 
     def rows(self, number: int) -> list[Row]:
-        """Rows that a message sets."""
+        """Returns the rows that a message sets."""
         return [
             Row(self._id[i], {name: value[i] for name, was_set, value in self._columns if was_set[i]}, self._rescued[i])
             for i in self._of(number)
@@ -83,7 +84,7 @@ class _Changes:
         ]
 
     def deleted(self, number: int) -> list[str]:
-        """Ids of rows that a message deletes."""
+        """Returns the ids of the rows that a message deletes."""
         return [self._id[i] for i in self._of(number) if self._change[i] == ChangeKind.DELETE]
 
     def _of(self, number: int) -> range:

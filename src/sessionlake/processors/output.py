@@ -1,4 +1,4 @@
-"""A processor's output columns: records checked one by one, then put into columns together."""
+"""A processor's output columns: checks records one by one, then converts them to Arrow together."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ HEAD = (
     ("ordinal", "int"),
     ("_time", "timestamp"),
 )
-"""Columns before a record's own: where it comes from, and its place in the order of the session's records.
+"""Columns before a record's own ones: the session, and the record's place among the session's records.
 
-`_position` and `_offset` are those of the last message before it, and `ordinal` counts what came of that message and of
-the timers between it and the next; `_time` is the stream time."""
+`_position` and `_offset` are those of the last message before the record. `ordinal` counts the records of that message
+and of the timers that fired before the next message. `_time` is the stream time.
+"""
 BATCH = "_batch"
 BATCH_COMMENT = "Number of the processor's batch that wrote the row"
 HEAD_COMMENTS = {
@@ -44,7 +45,7 @@ _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a record comes from, see `HEAD`; `time` in milliseconds."""
+    """The values of the `HEAD` columns of one record; `time` in milliseconds."""
 
     topic: str
     session_id: str
@@ -56,10 +57,10 @@ class Origin:
 
 
 class OutputColumns:
-    """The declared output columns, behind those that say where a record comes from.
+    """The columns of an output table: the head columns, the declared ones, and `_batch`.
 
     Raises:
-        ValueError: naming the column and what is allowed.
+        ValueError: A column cannot be declared so. The text names it and says what is allowed.
     """
 
     def __init__(self, declared: Mapping[str, str], head: Sequence[tuple[str, str]] = HEAD) -> None:
@@ -75,22 +76,24 @@ class OutputColumns:
 
     @property
     def ddl(self) -> tuple[tuple[str, str], ...]:
-        """Names and types of the whole table's columns."""
-        own = ((name, sql) for name, (sql, _, _) in self._types.items())
-        return (*self._head, *own, (BATCH, "bigint"))
+        """Names and Spark SQL types of all columns of the table."""
+        declared = ((name, sql) for name, (sql, _, _) in self._types.items())
+        return (*self._head, *declared, (BATCH, "bigint"))
 
     @property
     def comments(self) -> dict[str, str]:
-        """What the declared columns and `_batch` mean."""
-        own = dict.fromkeys(self._types, "Output of the processor; null if the record leaves it out or sets it to null")
-        return own | {BATCH: BATCH_COMMENT}
+        """Comments of the declared columns and of `_batch`."""
+        declared = dict.fromkeys(
+            self._types, "Output of the processor; null if the record leaves it out or sets it to null"
+        )
+        return declared | {BATCH: BATCH_COMMENT}
 
     def check(self, record: Any) -> msgspec.Struct:
-        """A record as it will be written.
+        """Checks a record and converts it to the declared types.
 
         Raises:
-            TypeError: it is no mapping.
-            ValueError: it does not fit the declared columns.
+            TypeError: The record is not a mapping.
+            ValueError: The record does not fit the declared columns.
         """
         if not isinstance(record, Mapping):
             raise TypeError(f"a processor yields mappings of column to value, or timers; found {record!r:.100}")
@@ -100,16 +103,16 @@ class OutputColumns:
         return row
 
     def table(self, rows: Sequence[tuple[Origin, msgspec.Struct]]) -> pa.Table:
-        """Checked records as columns, less `_batch`."""
+        """Converts checked records to a table of all columns except `_batch`."""
         places = [place for place, _ in rows]
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)
         arrays = [pa.array([getattr(place, name) for place in places], arrow) for name, arrow in heads]
         arrays.append(timestamps([place.time for place in places]))
-        own = self.own([row for _, row in rows])
-        return pa.Table.from_arrays([*arrays, *own.values()], names=[*(name for name, _ in HEAD), *own])
+        declared = self.declared_arrays([row for _, row in rows])
+        return pa.Table.from_arrays([*arrays, *declared.values()], names=[*(name for name, _ in HEAD), *declared])
 
-    def own(self, rows: Sequence[msgspec.Struct]) -> dict[str, pa.Array]:
-        """Checked records as columns, by the names that are declared."""
+    def declared_arrays(self, rows: Sequence[msgspec.Struct]) -> dict[str, pa.Array]:
+        """Converts checked records to arrays, by declared column."""
         found = {}
         for i, (name, (_, _, arrow)) in enumerate(self._types.items()):
             values = [getattr(row, f"c{i}") for row in rows]
@@ -118,13 +121,13 @@ class OutputColumns:
 
 
 def timestamps(milliseconds: list[int | None]) -> pa.Array:
-    """The moments as Arrow timestamps; what no timestamp can tell becomes the nearest that one can."""
+    """Converts milliseconds to Arrow timestamps; moments outside the years 1 to 9999 become the nearest inside."""
     inside = (None if ms is None else min(max(ms, FIRST_MS), LAST_MS) * 1000 for ms in milliseconds)
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP)
 
 
 def _parse(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
-    """The SQL type, what a Python value must be, and the Arrow type."""
+    """Returns the SQL type, the type that a Python value must have, and the Arrow type."""
     if str(sql).strip().lower() == "timestamp":
         return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP
     try:

@@ -1,4 +1,4 @@
-"""What a processor's fold emits: its records, what it failed on, and the counts of what became of its messages."""
+"""The payloads that a processor's fold emits: records, failures, and a report with message counts."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class FailureAction(StrEnum):
     STOPPED = "stopped"
     """The job stops."""
     ISOLATED = "isolated"
-    """The processor is stopped for the session, until its present life is over."""
+    """The processor was stopped for the session until its current life is over."""
     RECORDED = "recorded"
-    """The state is as it was before, and the session goes on."""
+    """The failed call had no effect, and the session continues."""
     SKIPPED = "skipped"
-    """The processor had been stopped for the session."""
+    """The message was not processed, because the processor had been stopped for the session."""
 
 
 class ProcessorFailure(msgspec.Struct):
-    """One call of a processor that raised, and what was done about it: a row of `silver.processor_errors`.
+    """A row of `silver.processor_errors`: one call of a processor that raised, and what was done about it.
 
     Attributes:
         event: `message`, `timer` or `expiry`.
-        ordinal: which of those that came at this position.
-        time: stream time, ms.
+        ordinal: Number among the records and failures at this position.
+        time: Stream time, in ms.
     """
 
     topic: str
@@ -58,7 +58,7 @@ class ProcessorFailure(msgspec.Struct):
 
     @classmethod
     def at(cls, place: Origin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
-        """A failure at the message, timer or expiry that `place` names."""
+        """Creates a failure at the place of a message, timer or expiry."""
         return cls(
             place.topic,
             place.session_id,
@@ -73,15 +73,15 @@ class ProcessorFailure(msgspec.Struct):
         )
 
     def place(self) -> tuple[str, int, int]:
-        """Sorts failures: the first of several is the same one however sessions are sharded."""
+        """The sort key of failures: the first of several is the same one for any number of shards."""
         return self.topic, self.partition, self.offset
 
 
 def refuse_failures(processor: str, reports: Iterable[ProcessorReport]) -> None:
-    """Stops the batch, before any commit, at its first failure under `fail`.
+    """Stops the batch before any commit if a processor failed under `fail`.
 
     Raises:
-        ProcessorError: naming processor, session, place and what was raised.
+        ProcessorError: Describes the first failure.
     """
     found = [failure for report in reports for failure in report.failures]
     if not found:
@@ -94,17 +94,17 @@ def refuse_failures(processor: str, reports: Iterable[ProcessorReport]) -> None:
     }
     raise ProcessorError(
         f"processor {processor} failed: session {first.session_id!r}, topic {first.topic}, "
-        f"partition {first.partition}, offset {first.offset}{what[first.event]}: {first.error}. Nothing of the batch "
-        f"was committed. Correct the class and run it again, or set on_error of processors.{processor} to isolate "
-        "or record"
+        f"partition {first.partition}, offset {first.offset}{what[first.event]}: {first.error}",
+        why="Nothing of the batch was committed",
+        fix=f"Correct the class and run it again, or set `on_error` of processors.{processor} to isolate or record",
     )
 
 
 class ProcessorReport(ShardReport):
-    """What one shard's judging and processor did in one batch.
+    """The counts of one shard's batch, from judging and from the processor.
 
     Attributes:
-        failures: the one at which the job must stop, if any.
+        failures: The failure at which the job must stop, if any.
     """
 
     failures: list[ProcessorFailure] = msgspec.field(default_factory=list)
@@ -128,7 +128,7 @@ ERRORS_SCHEMA = pa.schema(
 
 
 def error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> pa.Table:
-    """Rows of `silver.processor_errors`, less `_batch`."""
+    """Converts failures to rows of `silver.processor_errors`, without `_batch`."""
     names = ("topic", "partition", "session_id", "offset", "position", "ordinal", "time", "event", "action", "error")
     columns = {name: [getattr(failure, name) for failure in failures] for name in names}
     arrays = [

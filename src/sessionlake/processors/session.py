@@ -1,14 +1,14 @@
-"""One session before a processor: its messages and timers in the one order that stream time gives them.
+"""Runs a processor for one life of a session: messages, timers and expiry, in the order of stream time.
 
-These hold, whatever the batches:
+These rules hold, however messages are split into batches:
 
-- A timer set for T fires before the first message that is applied when stream time is past T; of several, the earliest
-  fires first, then by name.
-- A session's life is over when a message begins a new one, or stream time is more than twice the session timeout past
-  its last message: until then a message might still take its expiry back. If it has not ended, `on_timeout` is told
-  once, with the moment at which it expired: last message + session timeout. Then state and timers go.
-- A call that raises, yields what does not fit, or leaves too big a state, has done nothing: no record, no timer, and
-  the state is as it was before.
+- A timer set for T fires before the first message that is applied at a stream time past T. Of several due timers, the
+  earliest fires first; equal ones fire in the order of their names.
+- A session's life is over when a message starts a new one, or when stream time is more than twice the session timeout
+  past its last message. Until then a message may still revert its expiry. If the life had no `end`, `on_timeout` is
+  called once with the time of expiry, last message + session timeout. Then state and timers are dropped.
+- A call that raises, yields a wrong record, or leaves too big a state has no effect: no record, no timer, and the state
+  is as it was before the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Session, Timer
-from sessionlake.processors.memory import Kept, StateCodec
+from sessionlake.processors.memory import SessionState, StateCodec
 from sessionlake.processors.output import Origin, OutputColumns
 from sessionlake.processors.outputs import FailureAction, ProcessorFailure
 from sessionlake.settings.model import OnViolation
@@ -30,15 +30,15 @@ _TIMER_BYTES = 9
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a session may keep, and one call may emit; more is a failure."""
+    """How large a session's state may be, and how many records one call may yield. Exceeding a limit is a failure."""
 
     state_bytes: int
     records_per_call: int
 
 
 @dataclass(frozen=True)
-class Workings:
-    """A processor and all that calling it takes."""
+class LoadedProcessor:
+    """A loaded processor with its state codec, output columns and limits."""
 
     name: str
     processor: Processor[Any]
@@ -47,9 +47,9 @@ class Workings:
     limits: Limits
 
 
-def workings(name: str, processor: Processor[Any], limits: Limits) -> Workings:
-    """Puts together what calling a processor takes."""
-    return Workings(name, processor, StateCodec(name, processor), OutputColumns(processor.output), limits)
+def prepare_processor(name: str, processor: Processor[Any], limits: Limits) -> LoadedProcessor:
+    """Combines a processor with its state codec, output columns and limits."""
+    return LoadedProcessor(name, processor, StateCodec(name, processor), OutputColumns(processor.output), limits)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Results:
     """The records and failures of one shard's batch.
 
     Attributes:
-        failed: indices of the messages that the processor did not take.
+        failed: Row indices of the messages that the processor did not process.
     """
 
     records: list[tuple[Origin, msgspec.Struct]] = field(default_factory=list)
@@ -66,79 +66,90 @@ class Results:
 
 
 class ProcessorStoppedError(Exception):
-    """Raised inside the fold at a failure under `fail`, by then among the results: nothing is worked on after it."""
+    """Raised inside the fold at a failure under `fail`, after it was added to the results.
+
+    The rest of the shard is not processed.
+    """
 
 
 class Life:
-    """Gives a processor the messages, timers and expiry of one life of a session, and keeps its state.
+    """One life of a session: passes its messages, timers and expiry to the processor, and keeps its state.
 
     Args:
-        kept: what was kept of it, changed in place; its state is decoded when first needed.
-        timeout: the session timeout, ms.
+        session_state: The stored state, changed in place. Its bytes are decoded when first needed.
+        timeout: The session timeout, in ms.
     """
 
     def __init__(
-        self, workings: Workings, session: Session, kept: Kept, policy: OnViolation, timeout: int, results: Results
+        self,
+        prepare_processor: LoadedProcessor,
+        session: Session,
+        session_state: SessionState,
+        policy: OnViolation,
+        timeout: int,
+        results: Results,
     ) -> None:
-        self._workings, self._session, self._policy = workings, session, policy
-        self.kept = kept
+        self._workings, self._session, self._policy = prepare_processor, session, policy
+        self.session_state = session_state
         self._timeout = timeout
         self._results = results
         self._state: Any = None
 
-    def take(self, index: int, message: Message) -> None:
-        """Gives the processor the session's next message, after the timers that stream time has passed.
+    def process_message(self, index: int, message: Message) -> None:
+        """Fires the timers that are due, then passes the session's next message to the processor.
 
         Raises:
-            ProcessorStoppedError: the job must stop here.
+            ProcessorStoppedError: The job must stop here.
         """
-        kept = self.kept
-        self.pass_time(message.stream_time)
-        kept.position, kept.offset, kept.ordinal = message.position, message.offset, 0
-        kept.ended |= message.type == "end"
-        if kept.stopped is not None:
-            said = f"not worked on: the processor was stopped for the session at offset {kept.stopped}"
-            self._fail("message", message.stream_time, FailureAction.SKIPPED, said)
+        session_state = self.session_state
+        self.fire_timers(message.stream_time)
+        session_state.position, session_state.offset, session_state.ordinal = message.position, message.offset, 0
+        session_state.ended |= message.type == "end"
+        if session_state.stopped is not None:
+            error_text = f"not processed: the processor was stopped for the session at offset {session_state.stopped}"
+            self._fail("message", message.stream_time, FailureAction.SKIPPED, error_text)
             self._results.failed.append(index)
         elif not self._call("message", message.stream_time, lambda state: self._processor.on_message(state, message)):
             self._results.failed.append(index)
 
-    def pass_time(self, now: int) -> None:
-        """Fires the timers that stream time `now` is past.
+    def fire_timers(self, now: int) -> None:
+        """Fires the timers that stream time `now` has passed.
 
         Raises:
-            ProcessorStoppedError: the job must stop here.
+            ProcessorStoppedError: The job must stop here.
         """
-        while self.kept.timers:
-            at, name = min((at, name) for name, at in self.kept.timers.items())
+        while self.session_state.timers:
+            at, name = min((at, name) for name, at in self.session_state.timers.items())
             if at >= now:
                 return
-            del self.kept.timers[name]
+            del self.session_state.timers[name]
             self._fire("timer", Timer(at, name), after=at)
 
     @property
-    def begun(self) -> bool:
-        """Whether any message was applied."""
-        return self.kept.position != -1
+    def has_applied_message(self) -> bool:
+        """Whether any message of this life was applied."""
+        return self.session_state.position != -1
 
     @property
-    def over_after(self) -> int:
-        """Stream time past which the life is over though no message comes."""
-        return self.kept.last + 2 * self._timeout
+    def over_past(self) -> int:
+        """The stream time past which the life is over, even without another message."""
+        return self.session_state.last + 2 * self._timeout
 
     def end(self, now: int, reached: int) -> None:
-        """Ends the life: stream time `now` has shown that it is over.
+        """Ends the life: fires the timers that are left and reports the expiry, if there was no `end`.
 
         Args:
-            reached: stream time when its last message came, which may bear an old timestamp and so be over at once.
+            now: The stream time that showed that the life is over.
+            reached: Stream time when its last message arrived. That message may have an old timestamp, so that the life
+                is over at once.
 
         Raises:
-            ProcessorStoppedError: the job must stop here.
+            ProcessorStoppedError: The job must stop here.
         """
-        self.pass_time(min(now, max(reached, self.over_after + 1)))
-        self.kept.timers = {}
-        if self.begun and not self.kept.ended and self.kept.stopped is None:
-            self._fire("expiry", Timer(self.kept.last + self._timeout, expired=True), after=NEVER)
+        self.fire_timers(min(now, max(reached, self.over_past + 1)))
+        self.session_state.timers = {}
+        if self.has_applied_message and not self.session_state.ended and self.session_state.stopped is None:
+            self._fire("expiry", Timer(self.session_state.last + self._timeout, expired=True), after=NEVER)
 
     def _fire(self, event: str, timer: Timer, *, after: int) -> None:
         self._call(event, timer.at, lambda state: self._processor.on_timeout(state, timer), after=after)
@@ -152,20 +163,20 @@ class Life:
     def _call(
         self, event: str, time: int, work: Callable[[Any], Iterable[Emitted] | None], *, after: int | None = None
     ) -> bool:
-        """Calls the processor; returns whether it did its work.
+        """Calls the processor. Returns False if the call failed.
 
-        What is stored is read back, so that a call never sees what would not survive the end of a batch.
+        The new state is encoded and decoded again, so that a call never sees what would be lost at the end of a batch.
 
         Args:
-            after: timers must be set for later than this.
+            after: Timers must be set for a later time than this; None for no limit.
         """
-        kept, codec = self.kept, self._workings.codec
-        if self._state is None and kept.state:
-            self._state = codec.read(kept.state, kept.version, self._session.session_id)
+        session_state, codec = self.session_state, self._workings.codec
+        if self._state is None and session_state.state:
+            self._state = codec.read(session_state.state, session_state.version, self._session.session_id)
         try:
             state = self._processor.initial(self._session) if self._state is None else self._state
             records, timers = self._emitted(work(state), after)
-            timers = {name: at for name, at in (kept.timers | timers).items() if at != NEVER}
+            timers = {name: at for name, at in (session_state.timers | timers).items() if at != NEVER}
             stored = codec.write(state)
             self._refuse_too_big(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
             self._state = codec.read_back(stored)
@@ -173,10 +184,10 @@ class Life:
             self._state = None
             self._failed(event, time, error)
             return False
-        kept.state, kept.version, kept.timers = stored, self._processor.version, timers
+        session_state.state, session_state.version, session_state.timers = stored, self._processor.version, timers
         for record in records:
             self._results.records.append((self._place(time), record))
-            kept.ordinal += 1
+            session_state.ordinal += 1
         return True
 
     def _emitted(
@@ -188,7 +199,7 @@ class Life:
         limit = self._workings.limits.records_per_call
         for count, item in enumerate(emitted or (), start=1):
             if count > limit:
-                raise OverflowError(f"more than {limit} records of one call: max_records_per_call allows no more")
+                raise OverflowError(f"more than {limit} records of one call, the limit of max_records_per_call")
             if isinstance(item, Timer):
                 timers[item.name] = _checked(item, after)
             else:
@@ -205,31 +216,43 @@ class Life:
     # -- failures
 
     def _failed(self, event: str, time: int, error: Exception) -> None:
-        said = f"{type(error).__name__}: {error}"
+        error_text = f"{type(error).__name__}: {error}"
         if self._policy is OnViolation.FAIL:
-            self._fail(event, time, FailureAction.STOPPED, said)
+            self._fail(event, time, FailureAction.STOPPED, error_text)
             raise ProcessorStoppedError
         if self._policy is OnViolation.RECORD:
-            self._fail(event, time, FailureAction.RECORDED, said)
+            self._fail(event, time, FailureAction.RECORDED, error_text)
             return
-        self._fail(event, time, FailureAction.ISOLATED, said)
-        self.kept.stopped, self.kept.state, self.kept.timers = self.kept.offset, b"", {}
+        self._fail(event, time, FailureAction.ISOLATED, error_text)
+        self.session_state.stopped, self.session_state.state, self.session_state.timers = (
+            self.session_state.offset,
+            b"",
+            {},
+        )
 
-    def _fail(self, event: str, time: int, action: FailureAction, said: str) -> None:
-        self._results.failures.append(ProcessorFailure.at(self._place(time), event, action, said))
-        self.kept.ordinal += 1
+    def _fail(self, event: str, time: int, action: FailureAction, error_text: str) -> None:
+        self._results.failures.append(ProcessorFailure.at(self._place(time), event, action, error_text))
+        self.session_state.ordinal += 1
 
     def _place(self, time: int) -> Origin:
-        kept, session = self.kept, self._session
-        return Origin(session.topic, session.session_id, kept.partition, kept.offset, kept.position, kept.ordinal, time)
+        session_state, session = self.session_state, self._session
+        return Origin(
+            session.topic,
+            session.session_id,
+            session_state.partition,
+            session_state.offset,
+            session_state.position,
+            session_state.ordinal,
+            time,
+        )
 
 
 def _checked(timer: Timer, after: int | None) -> int:
-    """A timer's time.
+    """Returns a timer's time, once it is checked.
 
     Raises:
-        TypeError: time or name are of another type.
-        ValueError: it is no time, or not later than `after`.
+        TypeError: The time or the name has a wrong type.
+        ValueError: The time is out of range, or not later than `after`.
     """
     if type(timer.at) is not int or not isinstance(timer.name, str):
         raise TypeError(f"a timer has a time in whole milliseconds and a name, found {timer!r:.100}")

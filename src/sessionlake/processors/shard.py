@@ -1,4 +1,4 @@
-"""A user's processor over a shard: the judged batch taken apart into sessions, lives and messages, one by one."""
+"""Runs a user's processor over a judged batch of one shard: session by session, life by life, message by message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
-from sessionlake.processors.memory import Kept, ProcessorMemory, due_of, next_due
+from sessionlake.processors.memory import ProcessorMemory, SessionState, due_of, next_due
 from sessionlake.processors.messages import read_messages
 from sessionlake.processors.outputs import (
     FailureAction,
@@ -25,7 +25,14 @@ from sessionlake.processors.outputs import (
     error_rows,
     write_report,
 )
-from sessionlake.processors.session import Life, Limits, ProcessorStoppedError, Results, Workings, workings
+from sessionlake.processors.session import (
+    Life,
+    Limits,
+    LoadedProcessor,
+    ProcessorStoppedError,
+    Results,
+    prepare_processor,
+)
 from sessionlake.protocol.arrow import codes, parts_of_key, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
@@ -36,13 +43,13 @@ from sessionlake.silver.fold.emit import Judged, first_violations, partition_cou
 
 
 @dataclass
-class MessageByMessage:
-    """Calls a processor for every message of a shard; see `silver.process.ShardProcessor`.
+class MessageProcessor:
+    """Calls a processor for every applied message of a shard, as `silver.fold.process.ShardProcessor` requires.
 
     Attributes:
-        on_error: what a failure does; None: what a violation does in the topic.
-        shards: how many there are.
-        loaded: the processor, once it has been.
+        on_error: What a failure does; None means the topic's `on_violation` decides.
+        shards: The number of shards.
+        loaded: The loaded processor; None until it is first used.
     """
 
     ref: ProcessorRef
@@ -51,11 +58,11 @@ class MessageByMessage:
     limits: Limits
     on_error: OnViolation | None
     shards: int
-    loaded: Workings | None = field(default=None, repr=False)
+    loaded: LoadedProcessor | None = field(default=None, repr=False)
     _rules: RuleBook | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """Every worker loads the class by itself."""
+        """Leaves the loaded class out: every worker loads it by itself."""
         return self.__dict__ | {"_rules": None, "loaded": None}
 
     @property
@@ -65,24 +72,24 @@ class MessageByMessage:
         return self._rules
 
     @property
-    def workings(self) -> Workings:
-        """The processor, loaded."""
+    def loaded_processor(self) -> LoadedProcessor:
+        """The processor, loaded on first use."""
         if self.loaded is None:
-            self.loaded = workings(self.ref.name, self.ref.load(), self.limits)
+            self.loaded = prepare_processor(self.ref.name, self.ref.load(), self.limits)
         return self.loaded
 
     def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
-        """See `ShardProcessor`."""
+        """Returns, for each topic-partition, the stream time past which one of its sessions must be processed."""
         return ProcessorMemory.due_of(memory)
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
-        """See `ShardProcessor`."""
+        """Processes a judged batch. Returns the new stored memory, and the payloads to emit."""
         batch = _ShardBatch(self, ProcessorMemory.decode(memory), judged)
-        batch.work()
+        batch.run()
         results, verdict = batch.results, judged.outcome.verdict
         verdict[results.failed] = Verdict.QUARANTINED
         tables = {
-            ProcessorOutput.RECORDS: self.workings.output.table(results.records),
+            ProcessorOutput.RECORDS: self.loaded_processor.output.table(results.records),
             ProcessorOutput.ERRORS: error_rows(self.ref.name, results.failures),
         }
         stopped = [failure for failure in results.failures if failure.action is FailureAction.STOPPED]
@@ -98,82 +105,95 @@ class MessageByMessage:
         return remembered, [*rows, (str(ProcessorOutput.REPORT), write_report(report))]
 
 
-def processor_of(own: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorRef) -> MessageByMessage:
-    """The configured processor over a shard."""
-    limits = Limits(own.max_state_bytes, own.max_records_per_call)
-    return MessageByMessage(ref, capture.declared, capture, limits, own.on_error, shards)
+def message_processor(
+    config: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorRef
+) -> MessageProcessor:
+    """Returns the configured processor for the shards of a stream."""
+    limits = Limits(config.max_state_bytes, config.max_records_per_call)
+    return MessageProcessor(ref, capture.declared, capture, limits, config.on_error, shards)
 
 
-class _LifeSpan(NamedTuple):
-    """The messages of one life of a session that came in the batch. Times in ms.
+class _LifeInBatch(NamedTuple):
+    """One life of a session in a batch. Times in ms.
 
     Attributes:
-        came: stream time when the first came.
-        reached: stream time when the last came.
-        last: own time of the last.
+        first_arrival: Stream time when its first message of the batch arrived.
+        last_arrival: Stream time when its last message arrived.
+        last: Kafka timestamp of its last message.
     """
 
     life: int
     partition: int
-    came: int
-    reached: int
+    first_arrival: int
+    last_arrival: int
     last: int
 
 
 class _ShardBatch:
-    """Works through the sessions that have messages, or for which it is time, in the order of their keys."""
+    """Processes a batch's sessions in the order of their keys: those with messages, and those that are due."""
 
-    def __init__(self, owner: MessageByMessage, memory: ProcessorMemory, judged: Judged) -> None:
+    def __init__(self, owner: MessageProcessor, memory: ProcessorMemory, judged: Judged) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.now
-        self.memory.begin_time(judged.clock.first_known_times)
+        self.memory.set_first_times(judged.clock.first_known_times)
         self._keys = session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
         self.results = Results()
 
-    def work(self) -> None:
-        """Gives every session of the shard its messages and timers of the batch."""
+    def run(self) -> None:
+        """Passes every session's messages and timers of the batch to the processor."""
         spans = self._life_spans()
-        applied = _Applied(self._applied())
-        for key in sorted({*self._due(), *self._released_or_come()}):
+        applied = _MessagesByLife(self._applied_messages())
+        for key in sorted({*self._due_sessions(), *self._sessions_with_messages()}):
             with suppress(
                 ProcessorStoppedError
             ):  # the batch is not committed: what becomes of the rest does not matter
-                self._follow(key, spans.get(key, []), applied)
+                self._process_session(key, spans.get(key, []), applied)
         self.memory.due = self._next_due()
 
-    def _follow(self, key: str, spans: list[_LifeSpan], applied: _Applied) -> None:
-        """Follows a session from life to life."""
+    def _process_session(self, key: str, spans: list[_LifeInBatch], applied: _MessagesByLife) -> None:
+        """Processes a session, one life after the other."""
         topic, _, session_id = parts_of_key(key)
-        kept = self.memory.sessions.pop(key, None)
-        if kept is not None and (not spans or spans[0].life != kept.life):
-            spans = [_LifeSpan(kept.life, kept.partition, kept.last, kept.last, kept.last), *spans]
+        session_state = self.memory.sessions.pop(key, None)
+        if session_state is not None and (not spans or spans[0].life != session_state.life):
+            spans = [
+                _LifeInBatch(
+                    session_state.life,
+                    session_state.partition,
+                    session_state.last,
+                    session_state.last,
+                    session_state.last,
+                ),
+                *spans,
+            ]
         for span, following in zip_longest(spans, spans[1:]):
-            if kept is None or kept.life != span.life:
-                kept = Kept(self._owner.workings.processor.version, b"", span.life, span.partition, span.last)
-            kept.last, kept.partition = span.last, span.partition
-            life = self._life(Session(topic, session_id, span.partition), kept)
+            if session_state is None or session_state.life != span.life:
+                session_state = SessionState(
+                    self._owner.loaded_processor.processor.version, b"", span.life, span.partition, span.last
+                )
+            session_state.last, session_state.partition = span.last, span.partition
+            life = self._life(Session(topic, session_id, span.partition), session_state)
             for index, message in applied.of(key, span.life):
-                life.take(index, message)
+                life.process_message(index, message)
             now = self._now[topic, span.partition]
             if following is not None:
-                life.end(following.came, span.reached)
-            elif now > life.over_after:
-                life.end(now, span.reached)
+                life.end(following.first_arrival, span.last_arrival)
+            elif now > life.over_past:
+                life.end(now, span.last_arrival)
             else:
-                life.pass_time(now)
-                if life.begun or key in self._holding:
-                    self.memory.sessions[key] = kept
+                life.fire_timers(now)
+                if life.has_applied_message or key in self._holding:
+                    self.memory.sessions[key] = session_state
 
-    def _life(self, session: Session, kept: Kept) -> Life:
+    def _life(self, session: Session, session_state: SessionState) -> Life:
         rules = self._owner.rules.of(session.topic)
         policy = self._owner.on_error or rules.on_violation
-        return Life(self._owner.workings, session, kept, policy, rules.session_timeout, self.results)
+        return Life(self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results)
 
     # -- what the batch brings
 
-    def _life_spans(self) -> dict[str, list[_LifeSpan]]:
-        """Of every session of which messages came, its lives in the batch, in order."""
+    def _life_spans(self) -> dict[str, list[_LifeInBatch]]:
+        """Returns, by session key, the session's lives in the batch, in order."""
         judged, released = self._judged, self._judged.released
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
         arrived = arrived[arrived >= released]
@@ -188,13 +208,13 @@ class _ShardBatch:
             judged.came[last - released].tolist(),
             judged.times[last - released].tolist(),
         )
-        found: dict[str, list[_LifeSpan]] = {}
+        found: dict[str, list[_LifeInBatch]] = {}
         for key, *span in zip(self._keys.take(pa.array(first)).to_pylist(), *columns, strict=True):
-            found.setdefault(key, []).append(_LifeSpan(*span))
+            found.setdefault(key, []).append(_LifeInBatch(*span))
         return found
 
-    def _applied(self) -> Iterator[tuple[str, int, int, Message]]:
-        """Key, life, index and message of all that is applied, by key and order of application."""
+    def _applied_messages(self) -> Iterator[tuple[str, int, int, Message]]:
+        """Yields key, life, row index and message of every applied message, sorted by key and order of application."""
         outcome = self._judged.outcome
         applied = np.flatnonzero(outcome.verdict == Verdict.APPLIED)
         owner, keys = codes(self._keys.take(pa.array(applied)))
@@ -206,17 +226,20 @@ class _ShardBatch:
         for code, (index, message) in zip(owner[order].tolist(), found, strict=True):
             yield names[code], int(outcome.life[index]), index, message
 
-    def _released_or_come(self) -> set[str]:
+    def _sessions_with_messages(self) -> set[str]:
         return set(self._keys.unique().to_pylist())
 
     # -- what time brings
 
-    def _due(self) -> list[str]:
-        """Sessions that have something to do because of the time alone."""
+    def _due_sessions(self) -> list[str]:
+        """Returns the keys of sessions that must be processed because time has passed."""
         if all(time >= self._now.get(lane, time) for lane, time in self.memory.due.items()):
             return []
         sessions = self.memory.sessions.items()
-        found = ((key, *due_of(key, kept, self._timeout_of(parts_of_key(key)[0]))) for key, kept in sessions)
+        found = (
+            (key, *due_of(key, session_state, self._timeout_of(parts_of_key(key)[0])))
+            for key, session_state in sessions
+        )
         return [key for key, lane, time in found if time < self._now[lane]]
 
     def _next_due(self) -> dict[TopicPartition, int]:
@@ -226,15 +249,15 @@ class _ShardBatch:
         return self._owner.rules.of(topic).session_timeout
 
 
-class _Applied:
-    """Applied messages, handed out life by life in the order in which they come."""
+class _MessagesByLife:
+    """The applied messages, handed out life by life in the order of the iterator."""
 
     def __init__(self, messages: Iterator[tuple[str, int, int, Message]]) -> None:
         self._messages = messages
         self._head = next(messages, None)
 
     def of(self, key: str, life: int) -> Iterator[tuple[int, Message]]:
-        """The applied messages of one life; those left of lives before it are passed over."""
+        """Yields the applied messages of one life. Messages left over from earlier lives are skipped."""
         while self._head is not None and self._head[:2] < (key, life):
             self._head = next(self._messages, None)
         while self._head is not None and self._head[:2] == (key, life):

@@ -1,4 +1,7 @@
-"""The states in a processor's checkpoint, all read before its stream starts: one that cannot be is told at once."""
+"""Reads all states in a processor's checkpoint before its stream starts.
+
+So a state that cannot be read is reported at once, and not at the first message of its session.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import pyarrow as pa
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState, changed_column
-from sessionlake.processors.memory import ProcessorMemory, shards_of
-from sessionlake.processors.shard import MessageByMessage
+from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
+from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split
@@ -21,60 +24,61 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def require_readable_states(spark: SparkSession, settings: Settings, layer: str, processor: MessageByMessage) -> None:
-    """Returns if every stored state can be read, or migrated, by the processor's class; or if there is none.
+def require_readable_states(spark: SparkSession, settings: Settings, layer: str, processor: MessageProcessor) -> None:
+    """Checks that the processor's class can read or migrate every stored state.
 
     Raises:
-        LakeError: naming processor, session and stored version, and what to do.
+        LakeError: A state cannot be read. Nothing was processed.
     """
     if not has_state(settings, layer):
         return
-    # A rebuild may have handed some over, and of its code this may be a later version.
+    # A rebuild may have left states that an earlier version of the code wrote.
     states = state_frame(spark, settings, layer).select("chunk")
     found = states.mapInArrow(_Check(processor), "fault string").orderBy("fault").first()
     if found is not None:
-        raise LakeError(f"{found['fault']} (checkpoint {settings.checkpoint(layer)}). Nothing was consumed")
+        raise LakeError(f"{found['fault']} (checkpoint {settings.checkpoint(layer)})", why="Nothing was processed")
 
 
 @dataclass(frozen=True)
 class _Check:
-    """A `mapInArrow` function: states in, a text out for the first shard whose states cannot be read."""
+    """A `mapInArrow` function: takes states, and yields the error of the first shard whose state cannot be read."""
 
-    processor: MessageByMessage
+    processor: MessageProcessor
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for state in batch.column("chunk"):
                 try:
-                    read_all(state.as_py(), self.processor)
+                    check_shard_state(state.as_py(), self.processor)
                 except LakeError as error:
                     yield pa.record_batch({"fault": [str(error)]})
 
 
-def read_all(state: bytes, processor: MessageByMessage) -> None:
-    """Reads every session's state in the state of a shard.
+def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
+    """Reads the state of every session in a shard's state.
 
     Raises:
-        LakeError: one cannot be read.
+        LakeError: A state cannot be read.
     """
     judging, memory = split(state)
     if (other := changed_column(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(
-            f"processor {name}: it was given a column {other}, which capture.columns does not have so: "
-            f"`sessionlake rebuild processor:{name}` makes its table and states of all of bronze with the columns that "
-            "are declared now; or declare it so again"
+            f"processor {name}: its states were written with a column {other}, which capture.columns no longer has "
+            "with that type",
+            fix=f"Run `sessionlake rebuild processor:{name}`, which computes its table and states from all of bronze "
+            "with the present columns. Or declare the column as before",
         )
     ShardState.decode(judging, processor.columns)
     if memory is None:
         return
-    made_for = shards_of(memory)
+    made_for = stored_shard_count(memory)
     if made_for != processor.shards:
         raise LakeError(
-            f"processor {processor.ref.name}: its state is spread over {made_for} shards, silver.shards is "
-            f"{processor.shards}: set it back, or move it with `sessionlake reshard {processor.shards}`"
+            f"processor {processor.ref.name}: its state is in {made_for} shards, silver.shards is {processor.shards}",
+            fix=f"Set it back, or move the state with `sessionlake reshard {processor.shards}`",
         )
-    codec = processor.workings.codec
+    codec = processor.loaded_processor.codec
     for key, kept in ProcessorMemory.decode(memory).sessions.items():
         if kept.state:
             codec.read(kept.state, kept.version, parts_of_key(key)[2])

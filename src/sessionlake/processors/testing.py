@@ -1,10 +1,11 @@
-"""Running a processor in a unit test: real decoding, judging and timers, no Spark, no Kafka.
+"""Runs a processor in a unit test: with real decoding, judging and timers, but without Spark and Kafka.
 
     found = run(Logins(), [Sent("s", {"type": "snapshot", "seq": 0, "ts": 0, "rows": []})])
     assert found.records == []
 
-Everything is worked on twice, as one batch and each message as its own with the state stored in between, as any cut
-into batches may be in production: a processor for which the two differ depends on something that does not last.
+All messages are processed twice: in one batch, and one message per batch with the state stored in between. In
+production, batches may be cut anywhere. If the two results differ, the processor depends on something that is not in
+its state.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import pyarrow as pa
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.processors.api import KeyedProcessor, Processor
-from sessionlake.processors.by_class import calls_of
-from sessionlake.processors.load import ProcessorRef, check
+from sessionlake.processors.by_class import process_key
+from sessionlake.processors.load import ProcessorRef, check_declarations
 from sessionlake.processors.memory import ProcessorMemory
 from sessionlake.processors.output import HEAD, OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
-from sessionlake.processors.session import workings
-from sessionlake.processors.shard import processor_of
+from sessionlake.processors.session import prepare_processor
+from sessionlake.processors.shard import message_processor
 from sessionlake.protocol.arrow import SESSION, parts_of_key
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.types import Payloads
@@ -61,11 +62,11 @@ TOPIC = "capture.test"
 
 @dataclass(frozen=True)
 class Sent:
-    """One Kafka message; its offset follows from its place.
+    """One Kafka message. Its offset is its index among the messages of its topic-partition.
 
     Attributes:
-        body: the JSON object, or a value as it is.
-        time: Kafka timestamp, ms.
+        body: The JSON object, or the raw value.
+        time: Kafka timestamp, in ms.
     """
 
     session_id: str
@@ -77,13 +78,13 @@ class Sent:
 
 @dataclass
 class Result:
-    """What a processor made of the messages.
+    """The output of a processor for some messages.
 
     Attributes:
-        rows: of the output table, by session and order, less `_batch`; timestamps in ms.
-        errors: rows of `silver.processor_errors`, likewise.
-        states: of the sessions whose life is not over, by topic, partition and session id.
-        counts: of messages, in the ledger's words.
+        rows: Rows of the output table by session and order, without `_batch`; timestamps in ms.
+        errors: Rows of `silver.processor_errors`, in the same form.
+        states: States of the sessions whose life is not over, by topic, partition and session id.
+        counts: Message counts, under the names that the ledger uses.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -93,11 +94,11 @@ class Result:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The rows' own columns."""
+        """The declared columns of the rows."""
         return [{name: value for name, value in row.items() if name not in _HEAD_NAMES} for row in self.rows]
 
     def state(self, session_id: str, topic: str = TOPIC, partition: int = 0) -> Any:
-        """A session's state; None if there is none, or its life is over."""
+        """Returns a session's state; None if there is none, or its life is over."""
         return self.states.get((topic, partition, session_id))
 
 
@@ -109,41 +110,41 @@ def run(
     capture: CaptureSettings | None = None,
     **settings: Any,
 ) -> Result:
-    """Gives a processor messages, as one batch and one by one.
+    """Passes messages to a processor, once in one batch and once one by one.
 
     Args:
-        columns: the declared columns, unless `capture` says more.
-        settings: keys of the processor's configuration, as `on_error`.
+        columns: The declared columns; ignored if `capture` is given.
+        capture: The capture settings.
+        settings: Keys of the processor's configuration, such as `on_error`.
 
     Raises:
-        ProcessorError: it failed, under `fail`.
-        IntegrityViolationError: the messages break their class, under `fail`.
-        AssertionError: it makes something else of one batch than of many.
+        ProcessorError: The processor failed under `fail`.
+        IntegrityViolationError: The messages break their integrity class under `fail`.
+        AssertionError: The two results differ.
     """
     sent = list(messages)
     rules = capture or CaptureSettings(**({"columns": columns} if columns else {}))
-    whole = fold(processor, [sent], rules, **settings)
-    single = fold(processor, [[message] for message in sent], rules, **settings)
-    if whole != single:
+    single_batch = fold(processor, [sent], rules, **settings)
+    one_by_one = fold(processor, [[message] for message in sent], rules, **settings)
+    if single_batch != one_by_one:
         raise AssertionError(
-            f"{type(processor).__name__} depends on how messages are cut into batches, as does one that keeps "
-            f"something outside its state.\nIn one batch:       {whole}\nMessage by message: {single}"
+            f"{type(processor).__name__} depends on how messages are cut into batches. Does it store something outside "
+            f"its state?\nIn one batch:       {single_batch}\nMessage by message: {one_by_one}"
         )
-    return whole
+    return single_batch
 
 
 def run_keyed(
     processor: KeyedProcessor[Any], rows: Iterable[Mapping[str, Any]], key: Sequence[str], order: Sequence[str]
 ) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Gives a processor with a key rows, in the order given and in the opposite one; returns each key's records.
+    """Passes rows to a processor with a key, once in the given order and once reversed; returns each key's records.
 
     Args:
-        key: of the rows' columns, as in the configuration; rows without a value in one are passed over.
-        order: likewise.
+        key: Columns that form the key, as in the configuration. Rows without a value in one of them are skipped.
+        order: Columns that order the rows of a key.
 
     Raises:
-        AssertionError: it makes something else of the one than of the other, as where two rows of a key are alike in
-            all columns of the order.
+        AssertionError: The two results differ, for example because two rows of a key are equal in all order columns.
     """
     there = [row for row in rows if all(row[name] is not None for name in key)]
     output = OutputColumns(processor.output)
@@ -154,7 +155,7 @@ def run_keyed(
             found.setdefault(tuple(row[name] for name in key), []).append(row)
         results = {}
         for whose, of_key in found.items():
-            calls = calls_of(processor, dict(zip(key, whose, strict=True)), of_key)
+            calls = process_key(processor, dict(zip(key, whose, strict=True)), of_key)
             records = [*chain.from_iterable(calls)]
             _ = [output.check(record) for record in records]
             results[whose] = [dict(record) for record in records]
@@ -173,11 +174,14 @@ def fold(
     shards: int = 1,
     **settings: Any,
 ) -> Result:
-    """Gives a processor messages in these batches, the sessions spread over so many shards.
+    """Passes messages to a processor in these batches.
+
+    Args:
+        shards: Number of shards into which sessions are hashed.
 
     Raises:
-        ProcessorError: it failed, under `fail`.
-        IntegrityViolationError: the messages break their class, under `fail`.
+        ProcessorError: The processor failed under `fail`.
+        IntegrityViolationError: The messages break their integrity class under `fail`.
     """
     return fold_raw(processor, ([raw] for raw in _raw(batches, shards)), capture, shards, **settings)
 
@@ -189,21 +193,26 @@ def fold_raw(
     shards: int,
     **settings: Any,
 ) -> Result:
-    """As `fold`, of raw messages as they are in bronze.
+    """Passes raw messages, as bronze stores them, to a processor.
 
     Args:
-        batches: each as the tables of raw messages, as `silver.fold.pack.Packer` takes them, that several tasks read.
+        batches: For each batch, the tables of raw messages that its tasks read, as `silver.fold.pack.Packer` takes
+            them.
+
+    Raises:
+        ProcessorError: The processor failed under `fail`.
+        IntegrityViolationError: The messages break their integrity class under `fail`.
     """
-    own = ProcessorSettings(name="test", target="test:test", **settings)
-    ref = ProcessorRef(own.name, type(processor).__name__)
-    check(ref, processor)
-    each = processor_of(own, capture, shards, ref)
-    each.loaded = workings(own.name, processor, each.limits)
+    config = ProcessorSettings(name="test", target="test:test", **settings)
+    ref = ProcessorRef(config.name, type(processor).__name__)
+    check_declarations(ref, processor)
+    each = message_processor(config, capture, shards, ref)
+    each.loaded = prepare_processor(config.name, processor, each.limits)
     judged = SilverFold(capture.declared, capture, processor=each)
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimes()
     for tasks in batches:
         packer = Packer(rules_of(capture), shards, times=times)
-        reports = _keep(result, own.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
+        reports = _keep(result, config.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
         times = times.noted(ends_of(total([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
@@ -242,7 +251,7 @@ def _keep(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]
 
 
 def _plain(payload: bytes) -> list[dict[str, Any]]:
-    """A payload's rows, timestamps as milliseconds."""
+    """Decodes a payload's rows, timestamps as milliseconds."""
     table = read_ipc(payload)
     for place, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
@@ -252,7 +261,7 @@ def _plain(payload: bytes) -> list[dict[str, Any]]:
 
 
 def _raw(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
-    """Batches as `Packer` takes them."""
+    """Converts batches to tables of raw messages as `Packer` takes them."""
     offsets: dict[tuple[str, int], int] = {}
     for batch in batches:
         rows = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,12 @@ class NoJsonError(Exception):
         self.reason = reason
 
 
-def load(text: str) -> Any:
+def load(text: str, number: Callable[[str], Any] | None = None, integer: Callable[[str], Any] | None = None) -> Any:
     """The value a JSON text spells; of a field name given twice, the last counts.
+
+    Args:
+        number: Reads a number with a point or an exponent, from its text; by default a finite double.
+        integer: Reads a whole number of at most 4,300 digits, from its text; by default an int.
 
     Raises:
         NoJsonError: also for NaN, numbers beyond a double, integers of more than 4,300 digits and lone surrogates;
@@ -45,7 +50,12 @@ def load(text: str) -> Any:
     if _is_too_deep(text):
         raise NoJsonError(Reason.TOO_DEEP)
     try:
-        loaded = _loads(text)
+        loaded = json.loads(
+            text,
+            parse_constant=_no_constant,
+            parse_float=number or _finite,
+            parse_int=_integer if integer is None else lambda digits: integer(_bounded(digits)),
+        )
     except ValueError:
         raise NoJsonError(Reason.NOT_JSON) from None
     if "\\u" in text and "\\u" in _WHOLE.sub(" ", text):
@@ -64,10 +74,6 @@ def _is_too_deep(text: str) -> bool:
     return bool(len(steps)) and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
 
 
-def _loads(text: str) -> Any:
-    return json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
-
-
 def _no_constant(_: str) -> Any:
     raise ValueError
 
@@ -80,6 +86,10 @@ def _finite(text: str) -> float:
 
 
 def _integer(text: str) -> int:
+    return int(_bounded(text))
+
+
+def _bounded(text: str) -> str:
     if len(text.lstrip("-")) > _DIGITS:
         raise ValueError
-    return int(text)
+    return text

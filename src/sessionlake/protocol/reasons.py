@@ -36,6 +36,11 @@ class Reason(StrEnum):
     NOT_AVRO = "not_avro"
     NOT_PROTOBUF = "not_protobuf"
     UNKNOWN_SCHEMA = "unknown_schema"
+    # From a feed (`feeds.interpret`):
+    TOMBSTONE = "tombstone"
+    NO_RULE = "no_rule"
+    BAD_PATH = "bad_path"
+    BAD_VALUE = "bad_value"
 
 
 # Chunks carry a reason as its number here; 0 is "none". Messages that a state keeps have none: numbers may change.

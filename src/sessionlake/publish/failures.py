@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessionlake.errors import BrokerError, LakeError, SessionlakeError
-from sessionlake.spark.failures import KnownFailure, failure_of
+from sessionlake.spark.failures import KnownFailure, parse_failure
 from sessionlake.streaming.errors import SCHEMA_CHANGED
 from sessionlake.streaming.query import LayerQuery
 
@@ -26,7 +26,7 @@ class PublishQuery(LayerQuery):
     def _explain(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised or error, SessionlakeError):
             return super()._explain(error)
-        failure = failure_of(error)
+        failure = parse_failure(error)
         for cause in _CAUSES:
             if cause.fits(failure):
                 meaning = cause.remedy.format(topic=self._topic, anew=self.anew)

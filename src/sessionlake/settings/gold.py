@@ -316,7 +316,7 @@ class GoldSettings(Section):
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
-        tables = [*self.declared, *self.of_tables, *(one.taken for one in self.references)]
+        tables = [*self.declared, *self.of_tables, *(one.applied_table for one in self.references)]
         if repeated := twice(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two products have the name {', '.join(repeated)}")
         return self
@@ -346,7 +346,7 @@ class GoldSettings(Section):
         """The tables of gold that are added to those of every lake."""
         standard = {f"gold.{name}" for name in STANDARD_AVERAGES}
         own = (table for table in self.declared if table not in standard)
-        return (*own, *(one.taken for one in self.references))
+        return (*own, *(one.applied_table for one in self.references))
 
     @property
     def reference_tables(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class ReferenceSettings(Section):
         return f"reference.{self.name}"
 
     @property
-    def taken(self) -> str:
+    def applied_table(self) -> str:
         """The table with what gold has taken of it."""
         return f"gold.reference_{self.name}"
 

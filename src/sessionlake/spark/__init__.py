@@ -1,1 +1,1 @@
-"""Spark sessions and frames."""
+"""Spark sessions, frames, settings and error texts. Nothing here knows the layers or their tables."""

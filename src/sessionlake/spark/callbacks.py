@@ -1,4 +1,4 @@
-"""Threads in which Spark's JVM calls this process, which py4j ends only when a connection does."""
+"""Ends the Python threads that serve calls from Spark's JVM. py4j ends a thread only when its connection closes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sessionlake.spark.session import on_platform
+from sessionlake.spark.session import on_databricks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def ending_this_thread(spark: SparkSession) -> Callable[[], None]:
-    """How the thread that asks is ended, once the thread of Java's that has called it will call no more.
+def callback_thread_closer(spark: SparkSession) -> Callable[[], None]:
+    """Returns a function that ends the calling thread by closing its connection to the JVM.
 
-    Each of Java's threads has a connection, and so a thread here, of its own, and keeps it when it ends: a query that
-    is started again and again would leave one each time, with what its allocators hold. On a platform, which may use
-    its threads again, nothing is done.
+    Call the function once the Java thread on the other side makes no more calls. Each Java thread has its own
+    connection and so its own Python thread, and neither ends with the Java thread. A query that restarts often would
+    otherwise leave a thread each time, with the memory that its allocators keep. On Databricks, which may reuse its
+    threads, the function does nothing.
     """
     from py4j.clientserver import JavaClient
 
     client = spark.sparkContext._gateway._gateway_client  # noqa: SLF001 (pyspark has no public way to its JVM)
-    asked = isinstance(client, JavaClient) and not on_platform()
+    asked = isinstance(client, JavaClient) and not on_databricks()
     connection = client.get_thread_connection() if asked else None
 
     def end() -> None:
         if connection is not None and connection.socket is not None:
-            with suppress(OSError):  # it has ended by itself
+            with suppress(OSError):  # the connection is closed already
                 connection.socket.shutdown(socket.SHUT_RDWR)
 
     return end

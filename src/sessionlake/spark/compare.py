@@ -1,4 +1,4 @@
-"""A table of gold compared row by row with what it is to be."""
+"""Compares a gold table row by row with its expected content."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from sessionlake.protocol.names import internal, quote
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Of the numbers that a result was added up from: what the order of adding may change.
+# Relative to the magnitude of the summed numbers: the order of additions may change a result by this much.
 _TOLERANCE = 1e-9
 _FOUND, _TRUTH, _OFTEN, _DUE = map(internal, ("found", "truth", "often", "due"))
 
 
-def size_of(name: str) -> str:
-    """The column that says how large the numbers were that a result was added up from."""
+def magnitude_column(name: str) -> str:
+    """Returns the name of the column with the magnitude of the numbers that a result was summed from."""
     return internal(f"size:{name}")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """How a table compares.
+    """Result of comparing a table with its expected content.
 
     Attributes:
-        rows: that it is to have.
-        different: rows that are other, missing or too many.
-        first: one of these, as text; None if there is none.
+        table: Name of the table.
+        rows: Number of expected rows.
+        different: Number of rows that differ, are missing or are unexpected.
+        first: Description of one differing row; None if all rows are equal.
     """
 
     table: str
@@ -43,24 +44,29 @@ class Compared:
         return f"{self.table}: {self.different:,} of {self.rows:,} rows differ; the first difference:\n  {self.first}"
 
 
-def compared(table: str, keys: Sequence[str], results: Sequence[str], found: DataFrame, truth: DataFrame) -> Compared:
-    """Compares row by row.
+def compare_rows(
+    table: str, keys: Sequence[str], results: Sequence[str], found: DataFrame, truth: DataFrame
+) -> Compared:
+    """Compares the rows of a table with the expected rows.
 
     Args:
-        keys: columns that tell rows apart.
-        results: columns that are compared; of those that `truth` has under `size_of` their names, too, that says
-            how large the numbers were that they were added up from, and so how far apart they may be.
+        table: Name of the table, for the result.
+        keys: Columns that identify a row.
+        results: Columns to compare. They must be equal, unless `truth` has a `magnitude_column` for the result: then
+            they may differ by the tolerance times the magnitude.
+        found: Rows of the table.
+        truth: Expected rows.
     """
     from pyspark.sql import functions as F
 
     figures = F.struct(*map(quote, results))
     left = found.groupBy(*map(quote, keys)).agg(F.first(figures).alias(_FOUND), F.count("*").alias(_OFTEN))
-    sizes = [name for name in truth.columns if name in {*map(size_of, results)}]
+    sizes = [name for name in truth.columns if name in {*map(magnitude_column, results)}]
     right = truth.select(
         *map(quote, keys), F.struct(*map(quote, results)).alias(_TRUTH), *map(quote, sizes), F.lit(1).alias(_DUE)
     )
     both = left.join(right, list(keys), "full")
-    same = reduce(lambda a, b: a & b, (_same(name, size_of(name) in sizes) for name in results))
+    same = reduce(lambda a, b: a & b, (_same(name, magnitude_column(name) in sizes) for name in results))
     wrong = F.col(_OFTEN).isNull() | (F.col(_OFTEN) > 1) | F.col(_DUE).isNull() | ~same
     rows, different = both.select(F.count(_DUE), F.count_if(wrong)).collect()[0]
     first = both.where(wrong).first() if different else None
@@ -78,7 +84,7 @@ def _same(name: str, inexact: bool) -> Column:
     a, b = F.col(_FOUND)[name], F.col(_TRUTH)[name]
     if not inexact:
         return a.eqNullSafe(b)
-    near = F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(size_of(name))))
-    # Of sums beyond the range of doubles, each engine makes something else.
-    beyond = F.col(quote(size_of(name))) == float("inf")
+    near = F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(magnitude_column(name))))
+    # Engines differ on sums that exceed the range of doubles, so any value is accepted.
+    beyond = F.col(quote(magnitude_column(name))) == float("inf")
     return F.coalesce(near, F.lit(col=False)) | F.coalesce(beyond, F.lit(col=False)) | a.eqNullSafe(b)

@@ -1,8 +1,8 @@
-"""What Spark says when something fails, read from the parts of an error that have a form, never from words in it.
+"""Parses errors of Spark, Delta and Python workers into their exceptions, and recognises known failures.
 
-Those parts are an exception's class, its error condition, how its own message begins, and the chain of its causes.
-What a Python worker raised stands in the middle of a JVM's text as a traceback: it may quote anything, so that no line
-of it counts but the last, which says what was raised.
+Only the structured parts of an error are used: an exception's class, its error condition, the beginning of its message
+and the chain of its causes. Words inside a message never decide. An exception in a Python worker appears as a
+traceback within the JVM's text. Its lines may quote anything, so only the last one counts, which names the exception.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _QUERY = "=== Streaming Query ==="
 _FRAME = re.compile(r"\s+(at [\w.$/]+\(|at [\w.$/<>]+\(|\.\.\. \d+ more)")
 _TYPE = re.compile(r"((?:[a-z_][\w$]*\.)+[A-Z][\w$]*)(?::\s+|\s*$)")
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\]\s*")
-# How exceptions that only pass on another begin; the other's own text follows.
+# Beginnings of messages of exceptions that only wrap another one. The wrapped exception's text follows.
 _WRAPPERS = re.compile(
     r"Query \[id = [\w-]+, runId = [\w-]+\] terminated with exception:\s+"
     r"|Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure: "
@@ -31,23 +31,23 @@ _WRAPPERS = re.compile(
 )
 _PYTHON = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)(?::\s(.*)|:?)$", re.DOTALL)
 _SQLSTATE = re.compile(r"(\s*SQLSTATE: \w{5})+\s*$")
-# What Spark and Delta advise, such as to delete a checkpoint, loses data here.
+# Sentences with advice of Spark and Delta are dropped: some, such as deleting a checkpoint, would lose data here.
 _ADVICE = ("Please ", "If ", "You can ", "This may happen ")
 _SENTENCE = re.compile(r"(?<=[.;])\s+|\n\s*\n\s*")
 _LONGEST = 400
-_RUST_TRACE = "\n   0: "  # how delta-rs goes on: where in it that was
+_RUST_TRACE = "\n   0: "  # delta-rs appends its own stack trace after this
 _SHADED = "kafkashaded."
-"""How the name of a class begins that Databricks' runtime has of Kafka's."""
+"""Prefix of the names of Kafka's classes in Databricks' runtime."""
 
 
 @dataclass(frozen=True)
 class JvmException:
-    """One exception of a chain of causes.
+    """One exception in a chain of causes.
 
     Attributes:
-        type: the exception's class; empty if it is not said.
-        condition: Spark's or Delta's name of the failure; empty if it has none.
-        text: its message, without those two.
+        type: Name of the exception's class; empty if unknown.
+        condition: Error condition of Spark or Delta; empty if there is none.
+        text: Message without class and condition.
     """
 
     type: str
@@ -55,19 +55,19 @@ class JvmException:
     text: str
 
     def __str__(self) -> str:
-        said = " ".join(part for part in _SENTENCE.split(self.text) if not part.startswith(_ADVICE))
-        named = f"[{self.condition}] " if self.condition else ""
-        return _in_one_line(f"{self.type}: {named}{said}" if self.type else f"{named}{said}")
+        message = " ".join(part for part in _SENTENCE.split(self.text) if not part.startswith(_ADVICE))
+        condition = f"[{self.condition}] " if self.condition else ""
+        return _in_one_line(f"{self.type}: {condition}{message}" if self.type else f"{condition}{message}")
 
 
 @dataclass(frozen=True)
 class Raised:
-    """What Python code raised, in a worker or beyond a callback.
+    """An exception that Python code raised, in a worker or in a callback from the JVM.
 
     Attributes:
-        type: its class, with its module if that is not the built-in one.
-        text: its message.
-        places: where it was, as noted by `note_place`.
+        type: Name of its class, with its module unless it is a built-in.
+        text: Its message.
+        places: Where it was raised, as recorded by `note_place`.
     """
 
     type: str
@@ -80,11 +80,11 @@ class Raised:
 
 @dataclass(frozen=True)
 class SparkFailure:
-    """An error of Spark's, Delta's or a worker's, taken apart into exceptions.
+    """A parsed error of Spark, Delta or a Python worker.
 
     Attributes:
-        chain: the JVM's exceptions, from the outermost to the first cause.
-        raised: what began it, if that was Python code.
+        chain: The JVM's exceptions, from the outermost to the root cause.
+        raised: The Python exception that caused it; None if the cause is in the JVM.
     """
 
     chain: tuple[JvmException, ...] = ()
@@ -93,20 +93,20 @@ class SparkFailure:
     def __str__(self) -> str:
         if self.raised is not None:
             return str(self.raised)
-        told = [said for said in self.chain if said.text or said.condition] or list(self.chain)
-        return str(told[-1]) if told else "for a reason that Spark does not tell"
+        described = [one for one in self.chain if one.text or one.condition] or list(self.chain)
+        return str(described[-1]) if described else "for a reason that Spark does not report"
 
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A failure that has an explanation: by what it is known, and what the operator is told instead.
+    """A failure with a known explanation, how to recognise it, and the error that replaces it.
 
     Attributes:
-        error: what it becomes.
-        remedy: what it means and what to do.
-        conditions: Spark's and Delta's error conditions; one without a sub-condition stands for all of its.
-        types: classes of exceptions in the chain.
-        beginnings: how the message of an exception begins, where Spark passes it on without its class.
+        error: Class of the error that the operator sees.
+        remedy: What the failure means and what to do.
+        conditions: Error conditions of Spark and Delta. One without a sub-condition matches all its sub-conditions.
+        types: Classes of exceptions in the chain.
+        beginnings: Beginnings of exception messages, for exceptions that Spark passes on without their class.
     """
 
     error: type[SessionlakeError]
@@ -116,32 +116,32 @@ class KnownFailure:
     beginnings: tuple[str, ...] = ()
 
     def fits(self, failure: SparkFailure) -> bool:
-        """Whether it is the cause of a failure."""
-        return failure.raised is None and any(self._is(said) for said in failure.chain)
+        """Returns True if the failure is this known one."""
+        return failure.raised is None and any(self._matches(exception) for exception in failure.chain)
 
-    def _is(self, said: JvmException) -> bool:
-        parts = said.condition.split(".")
+    def _matches(self, exception: JvmException) -> bool:
+        parts = exception.condition.split(".")
         names = {".".join(parts[: n + 1]) for n in range(len(parts))}
-        known = said.type.removeprefix(_SHADED) in self.types or not names.isdisjoint(self.conditions)
-        return known or (bool(self.beginnings) and said.text.startswith(self.beginnings))
+        known = exception.type.removeprefix(_SHADED) in self.types or not names.isdisjoint(self.conditions)
+        return known or (bool(self.beginnings) and exception.text.startswith(self.beginnings))
 
 
 RESULT_TOO_BIG = KnownFailure(
     LakeError,
-    "the rows are more than spark.driver.maxResultSize lets through to the driver",
+    "the rows exceed spark.driver.maxResultSize, the limit for rows sent to the driver",
     beginnings=("Job aborted due to stage failure: Total size of serialized results of ",),
 )
 
 
-def failure_of(error: BaseException) -> SparkFailure:
-    """An error of Spark's, Delta's or a worker's, taken apart into exceptions."""
+def parse_failure(error: BaseException) -> SparkFailure:
+    """Parses an error of Spark, Delta or a Python worker into its exceptions."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException):
         found = parse(str(error))
         condition = error.getCondition() or ""
-        known = found.raised is not None or not condition or any(said.condition == condition for said in found.chain)
+        known = found.raised is not None or not condition or any(one.condition == condition for one in found.chain)
         return found if known else SparkFailure((JvmException("", condition, ""), *found.chain))
     if isinstance(error, Py4JError):
         return parse(str(error))
@@ -153,15 +153,15 @@ def failure_of(error: BaseException) -> SparkFailure:
 
 
 def parse(text: str) -> SparkFailure:
-    """The text of an error of Spark's or py4j's, taken apart."""
+    """Parses the text of an error of Spark or py4j into its exceptions."""
     chain: list[JvmException] = []
     raised = None
     for part in _parts(text):
         if not part.python:
-            chain.extend(said for said in _heads(part.text) if said != JvmException("", "", ""))
+            chain.extend(one for one in _exceptions(part.text) if one != JvmException("", "", ""))
             continue
         found = _last_line(part.lines)
-        if found is not None and found.type.startswith(("py4j.", "pyspark.errors.")):  # passed on by a callback
+        if found is not None and found.type.startswith(("py4j.", "pyspark.errors.")):  # a callback wraps a JVM error
             inner = parse(found.text)
             chain.extend(inner.chain)
             found = inner.raised
@@ -171,7 +171,7 @@ def parse(text: str) -> SparkFailure:
 
 @dataclass
 class _Part:
-    """Lines of the text that belong together: one JVM exception's, or a traceback's of Python."""
+    """Lines of an error's text that belong together: one JVM exception or one Python traceback."""
 
     python: bool = False
     lines: list[str] = field(default_factory=list)
@@ -190,7 +190,7 @@ def _parts(text: str) -> Iterator[_Part]:
             hidden = line == _QUERY or (hidden and line != _JVM_TRACE)
             yield part
             part = _Part()
-        elif hidden:  # what Spark says of the query: plans and offsets
+        elif hidden:  # Spark's description of the query: plans and offsets
             continue
         elif part.python:
             part.lines.append(line)
@@ -208,8 +208,8 @@ def _parts(text: str) -> Iterator[_Part]:
     yield part
 
 
-def _heads(text: str) -> Iterator[JvmException]:
-    """The exceptions that a message begins with: an exception's own text may be that of its cause."""
+def _exceptions(text: str) -> Iterator[JvmException]:
+    """Yields the exceptions named at the start of a message: a message may begin with the text of its cause."""
     while text:
         kind = _TYPE.match(text)
         text = text[kind.end() :] if kind else text
@@ -225,16 +225,17 @@ def _heads(text: str) -> Iterator[JvmException]:
 
 
 def _last_line(lines: Sequence[str]) -> Raised | None:
-    """What a traceback says was raised: its last line without an indent, and the lines of the message after it."""
+    """Returns the exception of a traceback: its last unindented line and the message lines that follow."""
     starts = [n + 1 for n, line in enumerate(lines) if line == _TRACEBACK]
     block = lines[starts[-1] if starts else 0 :]
     first = next((n for n, line in enumerate(block) if line and not line.startswith(" ")), None)
     if first is None:
         return None
-    said = block[first:]
-    text = "\n".join(line for line in said if not line.startswith(PLACE)).strip()
+    message = block[first:]
+    text = "\n".join(line for line in message if not line.startswith(PLACE)).strip()
     named = _PYTHON.match(_SQLSTATE.sub("", text))
-    return Raised(named[1], (named[2] or "").strip(), _places(said)) if named else Raised("Python", text, _places(said))
+    places = _places(message)
+    return Raised(named[1], (named[2] or "").strip(), places) if named else Raised("Python", text, places)
 
 
 def _places(lines: Sequence[str]) -> tuple[str, ...]:
@@ -246,7 +247,7 @@ def _in_one_line(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """What Spark says, without the picture of the statement and the plan below it."""
-    said = re.split(r"\n\s*(?:== SQL|'|\+-|\n)|;\s*line \d+ pos \d+;?|JVM stacktrace:", text.strip(), maxsplit=1)[0]
+    """Returns Spark's message in one line, without the statement and the plan that follow it."""
+    message = re.split(r"\n\s*(?:== SQL|'|\+-|\n)|;\s*line \d+ pos \d+;?|JVM stacktrace:", text.strip(), maxsplit=1)[0]
     at = re.search(r"line (\d+),? pos (\d+)", text)
-    return " ".join(said.split()) + (f" (line {at[1]}, position {at[2]})" if at and at[0] not in said else "")
+    return " ".join(message.split()) + (f" (line {at[1]}, position {at[2]})" if at and at[0] not in message else "")

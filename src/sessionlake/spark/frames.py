@@ -1,4 +1,4 @@
-"""Rows at hand as a Spark frame, and a frame's rows kept as they were read."""
+"""Conversions between Arrow tables and Spark frames, Python functions on their batches, and checkpoints of frames."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# Rows that one task may have.
+# Largest number of rows that `gathered` puts into one task.
 _FEW = 2_000
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """A frame seen through a function of Arrow batches, which runs in the tasks of whoever uses the rows.
+    """A frame with a function of its Arrow batches that has not been applied yet.
+
+    The function runs in the tasks that use the rows.
 
     Attributes:
-        function: texts may come of it as dictionaries.
-        ddl: of the rows that the function gives.
+        frame: The input rows.
+        function: Maps Arrow batches. Its text columns may be dictionary-encoded.
+        ddl: Columns of the function's result.
     """
 
     frame: DataFrame
@@ -35,7 +38,10 @@ class Mapped:
     ddl: str
 
     def then(self, function: ArrowFunction, ddl: str) -> DataFrame:
-        """Through a further function, in the same task: between two, Spark would make rows of the batches."""
+        """Returns the frame with both functions applied in the same task.
+
+        Two calls of `mapInArrow` would convert the batches to Spark rows in between.
+        """
         return self.frame.mapInArrow(_Chain(self.function, function), ddl)
 
 
@@ -49,7 +55,7 @@ class _Chain:
 
 
 def _dense(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """With texts in the place of dictionaries, which Spark does not read."""
+    """Decodes dictionary-encoded columns, which Spark cannot read."""
     return map(dense, batches)
 
 
@@ -57,9 +63,9 @@ Rows: TypeAlias = "DataFrame | Mapped | pa.Table"
 
 
 def as_frame(spark: SparkSession, rows: Rows) -> DataFrame:
-    """The rows as a frame of this session, if they are not one yet.
+    """Returns the rows as a frame of this session. A frame is returned unchanged.
 
-    Spark 4.0 stops reading an Arrow table at its first empty chunk and says nothing: chunks are put together first.
+    The chunks of an Arrow table are combined first, because Spark 4.0 silently stops at the first empty chunk.
     """
     if isinstance(rows, Mapped):
         return rows.then(_dense, rows.ddl)
@@ -67,19 +73,19 @@ def as_frame(spark: SparkSession, rows: Rows) -> DataFrame:
 
 
 def gathered(frame: DataFrame) -> DataFrame:
-    """The frame's rows; few of them are read once, and are one task's from there on.
+    """Returns a frame with the same rows, read once into one task if there are at most 2,000 of them.
 
-    To plan a read of a Delta table takes Spark longer than to read a small one, wherever a query names it; and what
-    is in one place is grouped, joined and ordered without a shuffle.
+    Planning a read of a Delta table takes Spark longer than reading a small one, each time a query uses it. Rows in
+    one task are also grouped, joined and sorted without a shuffle.
     """
     rows = frame.limit(_FEW + 1).localCheckpoint()
     return rows if rows.count() <= _FEW else frame
 
 
 def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType) -> DataFrame:
-    """What a function makes of the frame's Arrow batches, whatever the columns are called.
+    """Applies a function to the frame's Arrow batches, whatever the names of its columns.
 
-    PySpark reads a name with a dot or a backtick as a path: such frames cross to Python under names of ours.
+    PySpark reads a name with a dot or a backtick as a path, so such columns are renamed on the way to Python.
     """
     if all(map(_is_word, frame.columns)):
         return frame.mapInArrow(function, ddl)
@@ -88,18 +94,18 @@ def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType
 
 @dataclass(frozen=True)
 class EachBatch:
-    """A function of a table, as a function of Arrow batches: called for each batch by itself."""
+    """Turns a function of a table into a function of Arrow batches that is called once per batch."""
 
     function: Callable[[pa.Table], pa.Table]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The results of all batches."""
+        """Yields the function's result for each batch."""
         for batch in batches:
             yield from self.function(pa.Table.from_batches([batch])).to_batches()
 
 
 def mapped(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
-    """The result of a function on rows: at once if they are at hand, else for each batch by itself, where they are."""
+    """Applies a function to the rows: at once to an Arrow table, otherwise per Arrow batch in Spark's tasks."""
     if isinstance(rows, pa.Table):
         return function(rows)
     if isinstance(rows, Mapped):
@@ -110,13 +116,14 @@ def mapped(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Ro
 def map_groups(
     frame: DataFrame, keys: Iterable[str], groups: int, function: Callable[[pa.Table], pa.Table], ddl: str
 ) -> DataFrame:
-    """The result of a function on the rows of many keys at once, all rows of a key together.
+    """Applies a function to groups of keys, with all rows of a key in the same group.
 
     Args:
-        keys: columns by whose hash rows are assigned to a group; their names may be any.
-        groups: number of groups; the rows of each must fit into a worker's memory.
-        function: called once a group.
-        ddl: columns of the function's result.
+        frame: The input rows.
+        keys: Columns whose hash assigns a row to a group.
+        groups: Number of groups. The rows of each must fit into a worker's memory.
+        function: Called once per group.
+        ddl: Columns of the function's result.
     """
     from pyspark.sql import functions as F
 
@@ -141,7 +148,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Renamed:
-    """A function of Arrow batches that is given them under these names."""
+    """A function of Arrow batches whose columns are renamed before it is called."""
 
     function: ArrowFunction
     names: tuple[str, ...]
@@ -152,10 +159,10 @@ class _Renamed:
 
 @contextmanager
 def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
-    """The frame's rows, read once: on the executors' disks until the block is left, then gone.
+    """Yields a frame with the same rows, read once and stored on the executors' disks until the block ends.
 
-    A checkpoint, not a cache: what a cache loses Spark reads once more from the source, which may hold other rows by
-    then; what a checkpoint loses is an error.
+    This is a checkpoint and not a cache. Spark would fill a lost part of a cache from the source again, which may have
+    other rows by then. A lost part of a checkpoint is an error.
     """
     from pyspark import StorageLevel
 
@@ -163,12 +170,12 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
     try:
         yield stored
     finally:
-        # Spark gives no other way to it, and would free the disk only once the driver's garbage is collected.
+        # Spark has no public way to free the disk space. Otherwise only a garbage collection in the driver frees it.
         stored._jdf.queryExecution().logical().rdd().unpersist(False)  # noqa: FBT003, SLF001  (py4j has no keywords)
 
 
-def by_parts(frame: DataFrame) -> Iterator[pa.RecordBatch]:
-    """The frame's rows, as `toArrow` gives them; of these, one task's are in the driver at once."""
+def iterate_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    """Yields the frame's rows as Arrow batches, with the rows of only one task in the driver at a time."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
@@ -178,7 +185,7 @@ def by_parts(frame: DataFrame) -> Iterator[pa.RecordBatch]:
 
 
 def _serialized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A `mapInArrow` function: each batch as an Arrow stream."""
+    """Serializes each batch as an Arrow stream. For use with `mapInArrow`."""
     for batch in batches:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -186,9 +193,9 @@ def _serialized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"part": pa.array([sink.getvalue().to_pybytes()], pa.binary())})
 
 
-def read_whole(frame: DataFrame) -> int:
-    """Reads every column of every row, and returns how many rows there are.
+def read_all_columns(frame: DataFrame) -> int:
+    """Reads every column of every row and returns the number of rows.
 
-    A write to nowhere does not do: for one, Delta does not plan how rows that are marked as gone are left out.
+    A write to the `noop` sink cannot be used: for it, Delta does not plan the removal of rows in deletion vectors.
     """
     return int(frame._jdf.queryExecution().toRdd().count())  # noqa: SLF001  (a count would read no column)

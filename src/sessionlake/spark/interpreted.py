@@ -1,4 +1,4 @@
-"""Settings of a session for a while; above all, those under which small queries cost least."""
+"""Temporary settings of a Spark session, such as those that make small queries cheaper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A small query ends before code for it would be compiled; and adaptive execution makes a job of each of its exchanges.
+# A small query ends before compiled code would pay off, and adaptive execution runs a Spark job per exchange.
 _KEYS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -18,13 +18,13 @@ _KEYS = {
 
 
 def interpreted(spark: SparkSession, *, when: bool = True) -> AbstractContextManager[None]:
-    """Runs the session's queries inside the block as small ones, if `when`."""
+    """Runs the session's queries in the block without code generation and adaptive execution, if `when` is true."""
     return conf(spark, _KEYS if when else {})
 
 
 @contextmanager
 def conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Sets the session's settings inside the block."""
+    """Sets the session's settings for the block and restores the previous values after it."""
     before = {key: spark.conf.get(key, None) for key in values}
     for key, value in values.items():
         spark.conf.set(key, value)

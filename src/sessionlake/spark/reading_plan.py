@@ -1,9 +1,9 @@
-"""Whether a SQL statement only reads, decided on the plan that Spark itself parses it into.
+"""Decides whether a SQL statement only reads, from the plan that Spark parses it into.
 
-A plan is accepted if every node and expression of it is one of those listed here, and every function one of
-`SAFE_FUNCTIONS` or of the caller's. What is not listed is refused: commands, writes, scripts, names that are computed.
-The names of the tables are returned, for the caller to decide about. Files by their path (``text.`/etc/hosts` ``) are
-such names, too.
+A plan is accepted if this module lists every node and expression in it, and if every function is one of
+`SAFE_FUNCTIONS` or allowed by the caller. Everything else is rejected: commands, writes, scripts, computed names.
+The names of the tables are returned, and the caller decides about them. A file given by its path
+(``text.`/etc/hosts` ``) is such a name too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import UsageError
-from sessionlake.spark.failures import failure_of, one_line
+from sessionlake.spark.failures import one_line, parse_failure
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Name = tuple[str, ...]
-"""The parts of a name, in lower case."""
+"""Parts of a table's or function's name, in lower case."""
 
 _SPARK = "org.apache.spark.sql."
 _ANALYSIS, _EXPRESSION = f"{_SPARK}catalyst.analysis.", f"{_SPARK}catalyst.expressions."
@@ -48,7 +48,7 @@ LISTS = (
     | _classes(_DELTA, "DescribeDeltaDetailCommand DescribeDeltaHistory")
     | _classes(f"{_SPARK}execution.command.", "DescribeQueryCommand ExplainCommand")
 )
-"""Commands that tell about tables and plans, and change nothing."""
+"""Commands that describe tables and plans, and change nothing."""
 
 _ALLOWED = (
     LISTS
@@ -82,7 +82,7 @@ _ALLOWED = (
     )
     | _classes(f"{_EXPRESSION}aggregate.", "First Last")
 )
-# These have neither plans nor expressions inside.
+# Nodes that contain neither plans nor expressions.
 _LEAVES = _classes(_EXPRESSION, "Literal AttributeReference UnresolvedNamedLambdaVariable") | _classes(
     _ANALYSIS, "UnresolvedAttribute UnresolvedRelation UnresolvedTable UnresolvedTableOrView UnresolvedNamespace"
 )
@@ -90,12 +90,12 @@ _LEAVES = _classes(_EXPRESSION, "Literal AttributeReference UnresolvedNamedLambd
 
 @dataclass(frozen=True)
 class Reads:
-    """What a statement reads.
+    """Tables and functions that a statement uses.
 
     Attributes:
-        tables: names that it reads, as written; those that it defines itself (WITH) are not among them.
-        functions: which of the caller's it calls.
-        lists: whether it lists or describes tables, rather than reads them.
+        tables: Names of the tables it reads, as written, without those it defines itself with WITH.
+        functions: The caller's functions that it calls.
+        lists: True if it lists or describes tables instead of reading them.
     """
 
     tables: frozenset[Name]
@@ -104,13 +104,15 @@ class Reads:
 
 
 def reads_of(spark: SparkSession, sql: str, functions: AbstractSet[str] = frozenset()) -> Reads:
-    """What a statement reads; nothing is run.
+    """Returns the tables and functions that a statement uses, without running it.
 
     Args:
-        functions: what may be called besides Spark's own, in lower case, with a schema if it has one.
+        spark: The session whose parser is used.
+        sql: The statement.
+        functions: Functions that it may call in addition to Spark's, in lower case, with their schema if they have one.
 
     Raises:
-        UsageError: Spark cannot parse it, or it does more than read.
+        UsageError: Spark cannot parse the statement, or it does more than read.
     """
     plan = _parsed(spark, "parsePlan", sql)
     walk = _Walk(spark, functions)
@@ -118,22 +120,26 @@ def reads_of(spark: SparkSession, sql: str, functions: AbstractSet[str] = frozen
     return Reads(frozenset(walk.tables), frozenset(walk.functions), lists=_class_of(plan) in LISTS)
 
 
-def require_condition(spark: SparkSession, said: str, condition: str) -> None:
-    """Checks that a condition on a table's rows only computes, and names no other table.
+def require_condition(spark: SparkSession, option: str, condition: str) -> None:
+    """Checks that a condition on a table's rows only computes and reads no other table.
 
     Args:
-        said: what an error begins with, as the option that the condition was given by.
+        spark: The session whose parser is used.
+        option: The option that has the condition; errors begin with it.
+        condition: The SQL expression.
 
     Raises:
-        UsageError: Spark cannot parse it, or it does more.
+        UsageError: Spark cannot parse the condition, or it does more than compute.
     """
     walk = _Walk(spark, frozenset())
     try:
         walk.check(_parsed(spark, "parseExpression", condition), frozenset())
     except UsageError as error:
-        raise UsageError(f"{said}: {error}") from None
+        raise UsageError(f"{option}: {error}") from None
     if walk.tables:
-        raise UsageError(f"{said}: {_written(min(walk.tables))} is another table: use the columns of this one alone")
+        raise UsageError(
+            f"{option}: {_written(min(walk.tables))} is another table", fix="Use only columns of the table itself"
+        )
 
 
 def _parsed(spark: SparkSession, how: str, text: str) -> Any:
@@ -143,20 +149,21 @@ def _parsed(spark: SparkSession, how: str, text: str) -> Any:
     session = getattr(spark, "_jsparkSession", None)
     if session is None:
         raise UsageError(
-            "Spark Connect gives no parsed plan, so that nothing says whether the statement only reads: run it on a "
-            "cluster with dedicated access mode, or by `sessionlake remote query`"
+            "Spark Connect does not give the parsed plan of the statement",
+            why="Without it sessionlake cannot check that the statement only reads",
+            fix="Run it on a cluster with dedicated access mode, or with `sessionlake remote query`",
         )
     try:
         return getattr(session.sessionState().sqlParser(), how)(text)
     except PySparkException as error:
         raise UsageError(one_line(str(error))) from None
     except Py4JError as error:
-        raise UsageError(str(failure_of(error))) from None
+        raise UsageError(str(parse_failure(error))) from None
 
 
 @dataclass
 class _Walk:
-    """Goes through all that a plan holds, whatever field it is in."""
+    """Walks through all nodes of a plan, checks them and collects the names they use."""
 
     spark: SparkSession
     own: AbstractSet[str]
@@ -170,10 +177,14 @@ class _Walk:
         )
 
     def check(self, found: Any, defined: frozenset[str]) -> None:
-        """Notes names, and refuses what is not listed.
+        """Collects the names in a part of the plan.
 
         Args:
-            defined: names that the statement has given to queries of its own at this place.
+            found: A node, a collection of parts, or a plain value.
+            defined: Names that the statement has defined by WITH for this part.
+
+        Raises:
+            UsageError: A node or function is not one of the allowed ones.
         """
         from py4j.java_gateway import JavaObject
 
@@ -187,7 +198,10 @@ class _Walk:
 
     def _check_node(self, node: Any, kind: str, defined: frozenset[str]) -> None:
         if kind not in _ALLOWED:
-            raise UsageError(f"{_told(kind)} is not something that only reads the lake's tables, so it is not run")
+            raise UsageError(
+                f"the statement has {_short_name(kind)}, which is not known to only read the lake's tables",
+                why="It was not run",
+            )
         if kind == _WITH:
             self._check_with(node, defined)
             return
@@ -197,8 +211,8 @@ class _Walk:
                 self.check(part, defined)
 
     def _check_with(self, node: Any, defined: frozenset[str]) -> None:
-        """Each query sees those that are defined before it, as Spark resolves them; a recursive one itself, too."""
-        recursive = any(part is True for part in _iterated(node.productIterator(), whole=True))
+        """Checks WITH. As in Spark, each query sees those defined before it, and a recursive one also sees itself."""
+        recursive = any(part is True for part in _iterated(node.productIterator(), is_iterator=True))
         for named in _iterated(node.cteRelations()):
             name = str(named.productElement(0)).lower()
             self.check(named.productElement(1), defined | {name} if recursive else defined)
@@ -209,11 +223,14 @@ class _Walk:
         if kind == _RELATION or kind in _TABLES:
             name = _name(node.multipartIdentifier())
             if kind == _RELATION and not node.options().isEmpty():
-                raise UsageError(f"{_written(name)}: a table is read without options of its own")
+                raise UsageError(f"{_written(name)}: options of a table are not allowed", fix="Remove them")
             if not (len(name) == 1 and name[0] in defined):
                 self.tables.add(name)
         elif kind == _ATTRIBUTE and (name := _name(node.nameParts())) in {(who,) for who in WHO}:
-            raise UsageError(f"{name[0]} alone may be whom the command runs as: a column is written t.{name[0]}")
+            raise UsageError(
+                f"{name[0]} without a table's name may mean the user that the command runs as",
+                fix=f"For a column write t.{name[0]}",
+            )
         elif kind == _FUNCTION:
             self._call(_name(node.nameParts()))
         elif kind == _TABLE_FUNCTION:
@@ -227,19 +244,20 @@ class _Walk:
             self.functions.add(called)
         elif len(name) > 1 or called not in SAFE_FUNCTIONS:
             raise UsageError(
-                f"the function {called} may not be called: only those of Spark that compute, and the lake's own"
+                f"the function {called} may not be called",
+                why="Allowed are Spark's functions that only compute, and the lake's own functions",
             )
 
     def _parts(self, found: Any) -> Iterator[Any]:
         if self._many.isInstance(found):
             yield from _iterated(found)
         elif self._product.isInstance(found):
-            yield from _iterated(found.productIterator(), whole=True)
+            yield from _iterated(found.productIterator(), is_iterator=True)
 
 
-def _iterated(found: Any, *, whole: bool = False) -> Iterator[Any]:
-    """The items of a Scala collection, or, if `whole`, of an iterator."""
-    items = found if whole else found.iterator()
+def _iterated(found: Any, *, is_iterator: bool = False) -> Iterator[Any]:
+    """Yields the items of a Scala collection or iterator."""
+    items = found if is_iterator else found.iterator()
     while items.hasNext():
         yield items.next()
 
@@ -252,8 +270,8 @@ def _class_of(found: Any) -> str:
     return str(found.getClass().getName())
 
 
-def _told(kind: str) -> str:
-    """A node's class as a reader knows it: `InsertIntoDir`."""
+def _short_name(kind: str) -> str:
+    """Returns a class name without its package, for example `InsertIntoDir`."""
     return kind.rpartition(".")[2].rstrip("$")
 
 

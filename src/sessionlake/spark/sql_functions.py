@@ -1,9 +1,12 @@
-"""The SQL functions that a statement of the command line may call: those of Spark 4.0 that only compute.
+"""SQL functions that statements of the command line may call: the functions of Spark 4.0 that only compute.
 
-Left out, so that a statement shows no more than the lake's tables: `reflect`, `java_method` and `try_reflect` run any
-Java method; `from_avro`, `to_avro`, `schema_of_avro`, `from_protobuf`, `to_protobuf`, `from_xml`, `to_xml` and
-`schema_of_xml` take options that read files; the `xpath` family parses XML with Java's parser; `current_user`, `user`
-and `session_user` tell as whom the command runs.
+Some are left out so that a statement can show nothing but the lake's tables:
+
+- `reflect`, `java_method` and `try_reflect` run any Java method.
+- `from_avro`, `to_avro`, `schema_of_avro`, `from_protobuf`, `to_protobuf`, `from_xml`, `to_xml` and `schema_of_xml`
+  have options that read files.
+- The `xpath` functions parse XML with Java's parser.
+- `current_user`, `user` and `session_user` reveal the user that the command runs as.
 """
 
 from __future__ import annotations
@@ -53,4 +56,4 @@ SAFE_FUNCTIONS = frozenset(
     """.split()  # noqa: SIM905 - five hundred names read better as text
 )
 WHO = ("current_user", "session_user", "user")
-"""Functions that SQL takes a name without brackets for, where there is no such column."""
+"""Functions that SQL calls when a name is written without parentheses and no such column exists."""

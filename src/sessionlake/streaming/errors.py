@@ -17,8 +17,8 @@ from sessionlake.errors import (
     SessionlakeError,
     UsageError,
 )
-from sessionlake.local.gateway import death_of_jvm
-from sessionlake.spark.failures import RESULT_TOO_BIG, KnownFailure, Raised, SparkFailure, failure_of, one_line
+from sessionlake.local.gateway import jvm_failure
+from sessionlake.spark.failures import RESULT_TOO_BIG, KnownFailure, Raised, SparkFailure, one_line, parse_failure
 from sessionlake.streaming.checkpoint import require_readable, way_on
 
 SCHEMA_CHANGED = (
@@ -161,7 +161,7 @@ _DAMAGED = KnownFailure(
         "shaded.parquet.org.apache.thrift.transport.TTransportException",
     ),
 )
-_ANYWHERE = (*_CAUSES, RESULT_TOO_BIG, _DISK_FULL, _NO_MEMORY, _DAMAGED)
+_ALWAYS = (*_CAUSES, RESULT_TOO_BIG, _DISK_FULL, _NO_MEMORY, _DAMAGED)
 # This one is whatever came up while a state was loaded; these causes of it are a file's that is cut short or gone.
 _ANY_LOADING = KnownFailure(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
 _NO_FILE = KnownFailure(
@@ -184,7 +184,7 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
     known = _of_death(error) or error
     if isinstance(known, SessionlakeError):
         return known
-    failure = failure_of(error)
+    failure = parse_failure(error)
     if failure.raised is not None:
         return _of_python(failure.raised, layer)
     for cause in (*_CAUSES, _DISK_FULL, _NO_MEMORY):
@@ -240,7 +240,7 @@ def readable(error: Exception) -> SessionlakeError | None:
 
 def _of_death(error: BaseException) -> MachineError | None:
     """Of a JVM that has ended, if that is why Python could not reach it."""
-    death = death_of_jvm() if _is_of_gateway(error) else None
+    death = jvm_failure() if _is_of_gateway(error) else None
     if death is None:
         return None
     if _HEAP_FULL in death:
@@ -278,7 +278,7 @@ def _is_of_spark(error: Exception) -> bool:
 
 
 def _of_spark(error: Exception) -> SessionlakeError:
-    failure = _uninterrupted(failure_of(error))
+    failure = _uninterrupted(parse_failure(error))
     if failure.raised is not None:
         return _of_python(failure.raised, "Spark")
     return _known(failure) or SessionlakeError(f"Spark failed: {failure}")
@@ -296,7 +296,7 @@ def _uninterrupted(failure: SparkFailure) -> SparkFailure:
 
 
 def _known(failure: SparkFailure) -> SessionlakeError | None:
-    for cause in _ANYWHERE:
+    for cause in _ALWAYS:
         if cause.fits(failure):
             return cause.error(f"{cause.remedy}\n  Spark says: {failure}")
     return None
@@ -313,12 +313,12 @@ def refused(doing: str, error: Exception) -> SessionlakeError:
     """
     from pyspark.errors import PySparkException
 
-    if _is_of_gateway(error) and death_of_jvm() is not None:
+    if _is_of_gateway(error) and jvm_failure() is not None:
         return readable(error) or SessionlakeError(str(error))
-    known = _known(_uninterrupted(failure_of(error)))
+    known = _known(_uninterrupted(parse_failure(error)))
     if known is not None:
         return known
-    said = one_line(str(error)) if isinstance(error, PySparkException) else str(failure_of(error))
+    said = one_line(str(error)) if isinstance(error, PySparkException) else str(parse_failure(error))
     return UsageError(f"{doing}: {said}")
 
 

@@ -20,8 +20,8 @@ from sessionlake.ledger.retained import read_heads
 from sessionlake.ledger.silences import IS_SILENCE
 from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
-from sessionlake.spark.failures import failure_of
-from sessionlake.spark.frames import read_whole
+from sessionlake.spark.failures import parse_failure
+from sessionlake.spark.frames import read_all_columns
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.generations import Generations, require_whole
@@ -184,10 +184,10 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     if committed is None:
         return
     try:
-        read_whole(stored_states(spark, checkpoint, committed))
+        read_all_columns(stored_states(spark, checkpoint, committed))
     except Exception as error:
         raise LossError(
-            f"the states in {checkpoint} cannot be read ({failure_of(error)})", fix=way_on(layer)
+            f"the states in {checkpoint} cannot be read ({parse_failure(error)})", fix=way_on(layer)
         ) from error
 
 
@@ -233,7 +233,7 @@ def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None
             lake.storage.lost_files(spark, table)
         except Exception as error:
             raise LakeError(
-                f"the log of {table} cannot be read ({failure_of(error)}): if that is so for good, remove the table "
+                f"the log of {table} cannot be read ({parse_failure(error)}): if that is so for good, remove the table "
                 f"({lake.identifier(table)}) and run this again, which makes it anew"
             ) from error
 
@@ -249,9 +249,9 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
             raise LossError(f"{table} is gone", fix=mended(table))
         refuse_lost_files(spark, lake, table)
         try:
-            read_whole(lake.read(spark, table))
+            read_all_columns(lake.read(spark, table))
         except Exception as error:
-            raise LossError(f"{table} cannot be read ({failure_of(error)})", fix=mended(table)) from error
+            raise LossError(f"{table} cannot be read ({parse_failure(error)})", fix=mended(table)) from error
 
 
 def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.settings.model import milliseconds
-from sessionlake.spark.callbacks import ending_this_thread
+from sessionlake.spark.callbacks import callback_thread_closer
 from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.errors import explain
 from sessionlake.streaming.stores import close_stores
@@ -43,7 +43,7 @@ class _Run:
         if self._batch is None:
             raise RuntimeError("the query has ended")
         if self._end_thread is None:
-            self._end_thread = ending_this_thread(rows.sparkSession)
+            self._end_thread = callback_thread_closer(rows.sparkSession)
         try:
             self._batch(rows, self._txn(_query_id(rows), batch_id))
         except BaseException as error:

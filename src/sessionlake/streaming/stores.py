@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.spark.session import on_platform
+from sessionlake.spark.session import on_databricks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def put_aside(spark: SparkSession, lake: Lake, folders: Iterable[Path], rebuild:
         ClaimedError: a claim that this process holds is another's by now.
     """
     there = [folder for folder in folders if folder.exists()]
-    if there and (on_platform() or not _in_one_process(spark)):
+    if there and (on_databricks() or not _in_one_process(spark)):
         jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
         time.sleep(_PASSED * upkeep / 1000)

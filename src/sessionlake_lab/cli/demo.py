@@ -21,7 +21,7 @@ from sessionlake.cli.show import console_on, table_of, text_of
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import MachineError
 from sessionlake.history.report.page import write_report
-from sessionlake.local import broker, classes
+from sessionlake.local import broker, class_archive
 from sessionlake.local.broker_config import free_port
 from sessionlake.local.home import require_home
 from sessionlake.local.signals import StopFlag
@@ -116,7 +116,7 @@ class _Demo:
             with self._progress.shown(out):
                 sensors = _Background(self._sense)  # beside Spark's own start
                 spark = spark_session(own, app="demo", recording=True)
-                self._stop.take()
+                self._stop.install_handlers()
                 report = self._live(spark, sensors)
             _leave_settings(own)
             out.print(f"{report.produced.messages:,} messages went in; comparing every session table with the truth …")
@@ -137,10 +137,10 @@ class _Demo:
         self._heed()
         page = write_report(Lake(own).reader(spark), own)
         _next_steps(own, truth.value, page, out)
-        if classes.kept() is None:
+        if class_archive.find_archive() is None:
             said = "keeping the classes that Spark has loaded, so that its next start is shorter (once) …"
             out.print(said, style="dim")
-            classes.keep(spark)
+            class_archive.write_archive(spark)
         return 0
 
     def _sense(self) -> SimulationReport:

@@ -1,7 +1,7 @@
-"""A bundle's files, and one target as a deployment sees it: files merged, presets applied, references resolved.
+"""Reads a bundle's files and resolves one target as a deployment does: merges files, applies presets, fills references.
 
-The command line that deploys is in no package registry, so the few of its documented steps that a bundle like this one
-relies on are repeated here, and no more.
+The Databricks CLI, which deploys, is in no package registry. This module repeats only those of its documented steps
+that a bundle like this one needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEVELS_BELOW = {
     "sql_warehouses": {"CAN_VIEW": "CAN_VIEW", "CAN_RUN": "CAN_MONITOR", "CAN_MANAGE": "CAN_MANAGE"},
     "secret_scopes": {"CAN_VIEW": "READ", "CAN_MANAGE": "MANAGE"},
 }
-"""What the bundle's own levels are on each kind of resource; one that is not here says nothing about it."""
+"""Translation of the bundle's permission levels for each kind of resource. A level that is missing has no effect."""
 _RUN_AS = ("jobs", "alerts")
 Tree = dict[str, Any]
 _USER = {"userName": "ada@example.com", "short_name": "ada"}
@@ -35,7 +35,7 @@ _USER = {"userName": "ada@example.com", "short_name": "ada"}
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """Something wrong, and where."""
+    """A fault in a file, with its line."""
 
     file: str
     line: int
@@ -47,23 +47,29 @@ class Fault:
 
 @dataclass(frozen=True)
 class BundleFiles:
-    """`databricks.yml`, then the files that it includes, by their path in the bundle."""
+    """`databricks.yml` and the files that it includes, by their path in the bundle."""
 
     documents: Mapping[str, Document]
 
     @cached_property
     def merged(self) -> Tree:
-        """The files as one, nothing resolved; not to be changed."""
+        """Content of all files merged, with references unresolved. Callers must not change it."""
         return reduce(merge, (copy.deepcopy(document.content) for document in self.documents.values()))
 
     @property
     def targets(self) -> Tree:
-        """What each target says."""
+        """Content of each target, by its name."""
         found = self.documents[BUNDLE_FILE].content.get("targets") or {}
         return {name: target or {} for name, target in found.items()}
 
     def fault(self, text: str, *key: str | int, file: str | None = None) -> Fault:
-        """A fault at the place that says a key, or the nearest above it."""
+        """Returns a fault at the line of a key, or of its nearest ancestor that the files have.
+
+        Args:
+            text: Description of the fault.
+            key: Path of keys from the document's root.
+            file: Only look in this file; None looks in all.
+        """
         found = [
             (depth, name, document.lines[key[:depth]])
             for name, document in self.documents.items()
@@ -74,30 +80,30 @@ class BundleFiles:
         return Fault(name, line, text)
 
     def depth(self, *key: str | int) -> int:
-        """How many of a key's parts, from the first on, the files say."""
+        """Returns how many leading parts of a key's path exist in the files."""
         lines = [document.lines for document in self.documents.values()]
-        return max((n for n in range(1, len(key) + 1) if any(key[:n] in said for said in lines)), default=0)
+        return max((n for n in range(1, len(key) + 1) if any(key[:n] in known for known in lines)), default=0)
 
 
 @dataclass(frozen=True)
 class Target:
-    """One target of a bundle, resolved."""
+    """One resolved target of a bundle."""
 
     name: str
     config: Tree
 
     @property
     def production(self) -> bool:
-        """Whether it is one that must not lose anything."""
+        """True if the target's mode is `production`."""
         return bool(self.config.get("mode") == PRODUCTION)
 
     @property
     def jobs(self) -> Tree:
-        """The jobs, by their key."""
+        """The target's jobs, by key."""
         return self.of("jobs")
 
     def of(self, kind: str) -> Tree:
-        """The resources of a kind, by their key."""
+        """Returns the target's resources of a kind, by key."""
         return dict(self.config.get("resources", {}).get(kind, {}))
 
 
@@ -105,12 +111,14 @@ def read_bundle(folder: Path) -> BundleFiles:
     """Reads a bundle's files.
 
     Raises:
-        ConfigError: there is none, or a file cannot be read.
+        ConfigError: The folder has no bundle, or a file cannot be read.
     """
     main = read_document(folder / BUNDLE_FILE)
     patterns = main.content.get("include", [])
     if not isinstance(patterns, list) or not all(isinstance(own, str) and not own.startswith("/") for own in patterns):
-        raise FileError(main.path, main.line(("include",)) or 0, ": include is a list of patterns of files below here")
+        raise FileError(
+            main.path, main.line(("include",)) or 0, ": include must be a list of file patterns relative to this folder"
+        )
     included = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     return BundleFiles(
         {BUNDLE_FILE: main} | {file.relative_to(folder).as_posix(): read_document(file) for file in included}
@@ -118,13 +126,15 @@ def read_bundle(folder: Path) -> BundleFiles:
 
 
 def resolve(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Target:
-    """A target as it would be deployed.
+    """Returns a target as it would be deployed.
 
     Args:
-        given: variables' values, which a person or the environment gives; those that nobody gives are `<name>`.
+        files: The bundle's files.
+        name: Name of the target.
+        given: Values of variables. A variable without a value or default becomes `<name>`.
 
     Raises:
-        ConfigError: a reference leads nowhere.
+        ConfigError: A reference names nothing, or itself.
     """
     config = copy.deepcopy(files.merged)
     chosen = config.pop("targets")[name] or {}
@@ -140,14 +150,14 @@ def resolve(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Target:
 
 
 def merge(base: Any, over: Any) -> Any:
-    """Mappings key by key, lists one after the other, anything else replaced."""
+    """Merges two trees: mappings key by key, lists by concatenation. Any other value of `over` replaces the base's."""
     if isinstance(base, dict) and isinstance(over, dict):
         return base | {key: merge(base[key], value) if key in base else value for key, value in over.items()}
     return [*base, *over] if isinstance(base, list) and isinstance(over, list) else over
 
 
 def texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Every text below a node, with its key."""
+    """Yields every text below a node, with its path of keys."""
     if isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for own, value in items:
@@ -170,13 +180,13 @@ def _apply_presets(config: Tree) -> None:
     for kind, found in config.get("resources", {}).items():
         for key, resource in found.items():
             resource.setdefault("id", f"<{kind}.{key}.id>")  # the workspace gives it
-            _name_apart(kind, resource, presets.get("name_prefix", ""))
+            _add_prefix(kind, resource, presets.get("name_prefix", ""))
             for when in {"continuous", "schedule", "trigger"} & resource.keys() if paused else ():
                 resource[when].setdefault("pause_status", paused)
 
 
 def _apply_identities(config: Tree) -> None:
-    """The bundle's `run_as` and `permissions`, as each resource has them."""
+    """Copies the bundle's `run_as` and `permissions` to each resource, with levels translated."""
     permissions = _resolved(config.get("permissions", []), config, ())
     for kind, found in config.get("resources", {}).items():
         levels = LEVELS_BELOW.get(kind, {})
@@ -188,7 +198,7 @@ def _apply_identities(config: Tree) -> None:
                 resource["permissions"] = [*resource.get("permissions", []), *own]
 
 
-def _name_apart(kind: str, resource: Tree, prefix: str) -> None:
+def _add_prefix(kind: str, resource: Tree, prefix: str) -> None:
     if kind in {"jobs", "sql_warehouses"}:
         resource["name"] = f"{prefix}{resource.get('name', '')}"
     elif kind in {"dashboards", "alerts"}:
@@ -204,9 +214,9 @@ def _resolved(node: Any, config: Tree, seen: tuple[str, ...]) -> Any:
         return [_resolved(value, config, seen) for value in node]
     if not isinstance(node, str):
         return node
-    whole = REFERENCE.fullmatch(node)
-    if whole:
-        return _looked_up(whole[1], config, seen)
+    reference = REFERENCE.fullmatch(node)
+    if reference:
+        return _looked_up(reference[1], config, seen)
     return REFERENCE.sub(lambda match: str(_looked_up(match[1], config, seen)), node)
 
 
@@ -215,7 +225,7 @@ def _looked_up(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
     for part in path.split("."):
         if not isinstance(node, dict) or part not in node:
             known = ", ".join(node) if isinstance(node, dict) else "nothing"
-            raise ConfigError(f"${{{path}}} refers to nothing: there is no {part!r}; there is {known}")
+            raise ConfigError(f"${{{path}}} refers to nothing: there is no {part!r}. There is {known}")
         node = node[part]
     if path in seen:
         raise ConfigError(f"${{{path}}} refers to itself")

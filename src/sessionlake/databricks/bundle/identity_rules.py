@@ -1,4 +1,4 @@
-"""Faults of who may do what: accepted by a deployment, or warned of, and told by what fails later."""
+"""Checks permissions: faults that a deployment accepts, perhaps with a warning, and that fail later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sessionlake.databricks.bundle.files import Target, Tree
 from sessionlake.databricks.bundle.job_rules import JobFault
 from sessionlake.protocol.columns import twice
 
-# The bundle's own levels are translated to each resource's. Schemas and volumes have grants instead.
+# Permission levels of the bundle and of each kind of resource. Schemas and volumes have grants instead.
 LEVELS = {
     "bundle": ["CAN_VIEW", "CAN_RUN", "CAN_MANAGE"],
     "jobs": ["CAN_VIEW", "CAN_MANAGE_RUN", "CAN_MANAGE", "IS_OWNER"],
@@ -18,21 +18,21 @@ LEVELS = {
     "secret_scopes": ["READ", "WRITE", "MANAGE"],
 }
 _ASKS = {"CAN_USE", "CAN_MONITOR", "CAN_MANAGE", "IS_OWNER"}
-"""Levels on a warehouse that let its holder run queries; CAN_VIEW does not."""
+"""Levels on a SQL warehouse that allow queries. CAN_VIEW does not."""
 _IDENTITIES = ("service_principal_name", "group_name", "user_name")
 
 
 def permission_faults(target: Target, kind: str, resource: Tree) -> Iterator[JobFault]:
-    """What is wrong with a resource's permissions, resolved, and with what it may use as whom it runs."""
+    """Yields the faults in a resolved resource's permissions, and in the rights of the identity that it runs as."""
     for who in twice(_identity(given) for given in resource.get("permissions", [])):
-        # With a warning, which `bundle validate --strict` does not let through.
-        yield ("permissions",), f"{who} has two levels, here or by the bundle's own: one is passed over"
+        # The deployment only warns, but `bundle validate --strict` fails.
+        yield ("permissions",), f"{who} has two levels, here or from the bundle's permissions: one is ignored"
     if kind == "alerts" and "run_as" in resource:
         who = _identity(resource["run_as"])
         for warehouse in target.of("sql_warehouses").values():
             levels = [given["level"] for given in warehouse.get("permissions", []) if _identity(given) == who]
             if warehouse["id"] == resource.get("warehouse_id") and not _ASKS.intersection(levels):
-                text = f"it runs as {who}, who may not ask with its warehouse: that takes {', '.join(sorted(_ASKS))}"
+                text = f"it runs as {who}, who may not query its warehouse: that needs {', '.join(sorted(_ASKS))}"
                 yield ("warehouse_id",), text
 
 

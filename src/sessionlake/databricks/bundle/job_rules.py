@@ -1,4 +1,4 @@
-"""Faults of a job that a deployment accepts and a run trips over."""
+"""Checks jobs: faults that a deployment accepts and that make a run fail."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sessionlake.databricks.bundle.files import Tree
 from sessionlake.settings.file import KeyPath
 
 JobFault = tuple[KeyPath, str]
-"""Where in the job, and what."""
+"""Path of keys within the job, and the fault's description."""
 Refused = Callable[[list[str]], str | None]
-"""Why the package's command line refuses words; None if it takes them."""
+"""Returns why the package's command line rejects parameters, or None if it accepts them."""
 
 RUNTIME_CONF = frozenset(
     {
@@ -27,14 +27,14 @@ RUNTIME_CONF = frozenset(
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled",
     }
 )
-"""Spark's settings that a cluster is given here: a misspelt one would be taken and do nothing."""
+"""Spark settings that clusters of this bundle may have. Spark accepts a misspelt one silently, without effect."""
 PACKAGE = "sessionlake"
 ENTRY_POINT = "sessionlake-job"
-"""What jobs run: unlike the package's other entry point, it refuses what a job's runs may not do."""
+"""Entry point for jobs. Unlike the package's other entry point, it rejects commands that jobs may not run."""
 _MODES = {"SINGLE_USER", "DATA_SECURITY_MODE_DEDICATED"}
 _MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
 _DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
-# Quartz: name, lowest and highest value, names that count up from the lowest value.
+# Fields of a Quartz expression: name, lowest value, highest value, and names for the values from the lowest on.
 _FIELDS: list[tuple[str, int, int, list[str]]] = [
     ("second", 0, 59, []),
     ("minute", 0, 59, []),
@@ -49,7 +49,7 @@ _DAY_OF_WEEK = re.compile(r"L|[1-7]L|[1-7]#[1-5]|[A-Z]{3}L|[A-Z]{3}#[1-5]")
 
 
 def job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
-    """Everything wrong with one job, resolved."""
+    """Yields all faults of one resolved job."""
     yield from _task_faults(job)
     yield from _command_faults(job, refused)
     yield from _trigger_faults(job)
@@ -58,7 +58,7 @@ def job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
 
 
 def cron_fault(expression: str) -> str | None:
-    """What is wrong with a Quartz expression, or None."""
+    """Returns the fault in a Quartz expression, or None."""
     fields = expression.split()
     if len(fields) not in (6, 7):
         return f"cron '{expression}': 6 or 7 fields are needed, found {len(fields)}"
@@ -73,7 +73,7 @@ def cron_fault(expression: str) -> str | None:
 def _task_faults(job: Tree) -> Iterator[JobFault]:
     tasks = job.get("tasks", [])
     if not tasks:
-        yield (), "there are no tasks: is it meant for a job of another key?"
+        yield (), "the job has no tasks: is its key misspelt?"
     keys = [task["task_key"] for task in tasks]
     yield from ((("tasks",), f"task key {key!r} is used {n} times") for key, n in Counter(keys).items() if n > 1)
     defined = {
@@ -95,13 +95,13 @@ def _task_faults(job: Tree) -> Iterator[JobFault]:
 
 
 def _command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
-    """What a run of the package's wheel would stumble over at once."""
+    """Yields faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
         if wheel.get("package_name") != PACKAGE:
             continue
         if wheel["entry_point"] != ENTRY_POINT:
-            yield (*key, "entry_point"), f"the entry point of a job is {ENTRY_POINT}, and not {wheel['entry_point']!r}"
+            yield (*key, "entry_point"), f"the entry point of a job must be {ENTRY_POINT}, not {wheel['entry_point']!r}"
         if why := refused([str(word) for word in wheel.get("parameters", [])]):
             yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
 
@@ -111,17 +111,17 @@ def _trigger_faults(job: Tree) -> Iterator[JobFault]:
         return
     for kind in ("schedule", "trigger"):
         if kind in job:
-            yield (kind,), f"continuous together with {kind}"
+            yield (kind,), f"a job may not have both continuous and {kind}"
     if job["continuous"].get("task_retry_mode", "NEVER") != "NEVER":
-        # A task that is retried inside its run keeps the run alive: nobody is told of what failed.
+        # A task that is retried within its run keeps the run alive, so no notification reports the failure.
         yield (
             ("continuous", "task_retry_mode"),
-            "task_retry_mode is NEVER: a failed run is told of, and started anew",
+            "task_retry_mode must be NEVER, so that a failure is reported and a new run starts",
         )
     for number, task in enumerate(job.get("tasks", [])):
         for field in ("depends_on", "max_retries"):
             if field in task:
-                yield ("tasks", number, field), f"task {task['task_key']!r}: a continuous job takes no {field}"
+                yield ("tasks", number, field), f"task {task['task_key']!r}: a continuous job may not have {field}"
 
 
 def _schedule_faults(job: Tree) -> Iterator[JobFault]:
@@ -138,15 +138,18 @@ def _cluster_faults(job: Tree) -> Iterator[JobFault]:
     for number, item in enumerate(job.get("job_clusters", [])):
         cluster, key = item.get("new_cluster", {}), ("job_clusters", number, "new_cluster")
         if cluster.get("data_security_mode") not in _MODES:
-            yield key, f"data_security_mode is SINGLE_USER, found {cluster.get('data_security_mode')}"
+            yield key, f"data_security_mode must be SINGLE_USER, found {cluster.get('data_security_mode')}"
         for conf in cluster.get("spark_conf", {}).keys() - RUNTIME_CONF:
-            yield (*key, "spark_conf", conf), f"spark_conf: {conf} is no setting that is known here (RUNTIME_CONF)"
+            yield (*key, "spark_conf", conf), f"spark_conf: {conf} is not one of the known settings (RUNTIME_CONF)"
         if bool(cluster.get("autoscale")) == ("num_workers" in cluster):
-            yield key, "a cluster has either autoscale or num_workers"
+            yield key, "a cluster must have either autoscale or num_workers"
 
 
 def _item_fits(name: str, item: str, low: int, high: int, names: list[str]) -> bool:
-    """One item of a field: `*`, `?`, a value, a range, any of these with a step, or a day's special forms."""
+    """Returns True if one item of a Quartz field is valid.
+
+    An item is `*`, `?`, a value, a range, any of these with a step, or a special form of a day field.
+    """
     if item == "?" and name.startswith("day"):
         return True
     if (name == "day of month" and _DAY_OF_MONTH.fullmatch(item)) or (
@@ -159,5 +162,5 @@ def _item_fits(name: str, item: str, low: int, high: int, names: list[str]) -> b
     if span == "*":
         return True
     values = [low + names.index(part) if part in names else part for part in span.split("-")]
-    # A range may wrap around: 22-2 is a night.
+    # A range may wrap around, such as the hours 22-2.
     return len(values) <= 2 and all(str(value).isdecimal() and low <= int(value) <= high for value in values)  # noqa: PLR2004 - a range has two ends

@@ -1,7 +1,4 @@
-"""What is wrong with a bundle and its settings file, with file and line.
-
-Nothing is asked of a workspace, and no secret is read.
-"""
+"""Finds faults in a bundle and its settings file, with file and line. Needs no workspace and reads no secrets."""
 
 from __future__ import annotations
 
@@ -40,18 +37,19 @@ MODELS = {
     "alerts": "Alert",
     "secret_scopes": "SecretScope",
 }
-"""The kinds of resources, and what the package `databricks-bundles` calls their models."""
+"""Kinds of resources, with the names of their models in the package `databricks-bundles`."""
 _ROOMS = {"var", "resources", "bundle", "workspace"}
-_KEPT = {"schemas", "secret_scopes"}
-_KEPT_VOLUME = "checkpoints"
+_PROTECTED = {"schemas", "secret_scopes"}
+_PROTECTED_VOLUME = "checkpoints"
 
 
 def bundle_faults(folder: Path, given: Mapping[str, Any], refused: Refused) -> list[Fault]:
-    """Everything wrong with the bundle in a folder, in order.
+    """Returns all faults of the bundle in a folder, sorted by file and line.
 
     Args:
-        given: values of variables.
-        refused: says why the package's command line refuses a job's words.
+        folder: The bundle's folder.
+        given: Values of variables.
+        refused: Returns why the package's command line rejects a job's parameters, or None.
     """
     try:
         files = read_bundle(folder)
@@ -65,16 +63,17 @@ def bundle_faults(folder: Path, given: Mapping[str, Any], refused: Refused) -> l
 
 
 def settings_faults(folder: Path, files: BundleFiles) -> Iterator[Fault]:
-    """What is wrong with the settings file, for any target; secrets are taken to be what they must be."""
+    """Yields the faults of the settings file, for each target. Secrets are assumed to be valid."""
     try:
         document = read_document(folder / DEFAULT_FILE)
         for name in (None, *files.targets):
-            said = read_settings(document, name)
-            for line, text in wrong_settings(said):
+            content = read_settings(document, name)
+            for line, text in wrong_settings(content):
                 yield Fault(DEFAULT_FILE, line or 1, text)
-            for key, path in said.paths():
+            for key, path in content.paths():
                 if path.is_relative_to(folder) and not path.is_file():
-                    yield Fault(DEFAULT_FILE, said.line(key) or 1, f"{path.relative_to(folder)}: there is no such file")
+                    text = f"{path.relative_to(folder)}: there is no such file"
+                    yield Fault(DEFAULT_FILE, content.line(key) or 1, text)
     except FileError as error:
         yield _unreadable(folder, error)
         return
@@ -83,8 +82,8 @@ def settings_faults(folder: Path, files: BundleFiles) -> Iterator[Fault]:
         yield Fault(DEFAULT_FILE, document.line((TARGETS, name)) or 1, text)
 
 
-def models_are_here() -> bool:
-    """Whether resources can be checked against their models: `databricks-bundles` is for development."""
+def models_are_installed() -> bool:
+    """Returns True if `databricks-bundles`, a development dependency, is installed to check resources against."""
     return find_spec("databricks") is not None and find_spec("databricks.bundles") is not None
 
 
@@ -117,7 +116,8 @@ def _mode_faults(files: BundleFiles) -> Iterator[Fault]:
             text = f"target {name}: mode {target.get('mode')!r} is not one of {DEVELOPMENT}, {PRODUCTION}"
             yield files.fault(text, "targets", name, "mode")
         if target.get("mode") == PRODUCTION and not (target.get("run_as") or files.merged.get("run_as")):
-            yield files.fault(f"target {name}: without run_as its jobs run as whoever deploys", "targets", name)
+            text = f"target {name}: without run_as its jobs run as the user who deploys"
+            yield files.fault(text, "targets", name)
 
 
 def _level_faults(files: BundleFiles) -> Iterator[Fault]:
@@ -131,10 +131,10 @@ def _level_faults(files: BundleFiles) -> Iterator[Fault]:
 
 def _wrong_levels(files: BundleFiles, where: str, kind: str, holder: Tree, key: tuple[str, ...]) -> Iterator[Fault]:
     if "permissions" in holder and kind not in LEVELS:
-        yield files.fault(f"{where}takes no permissions", *key, "permissions")
+        yield files.fault(f"{where}may not have permissions", *key, "permissions")
         return
-    for number, said in enumerate(holder.get("permissions", [])):
-        given, place = _with_default(files, said, (*key, "permissions", number))
+    for number, permission in enumerate(holder.get("permissions", [])):
+        given, place = _with_default(files, permission, (*key, "permissions", number))
         if not isinstance(given, dict):
             given = {}
         level, place = _with_default(files, given.get("level"), (*place, "level"))
@@ -144,7 +144,7 @@ def _wrong_levels(files: BundleFiles, where: str, kind: str, holder: Tree, key: 
 
 
 def _with_default(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -> tuple[Any, tuple[str | int, ...]]:
-    """A value and where it stands: of a reference to a variable, the variable's default."""
+    """Returns a value and its path of keys. For a reference to a variable these are the variable's default."""
     reference = REFERENCE.fullmatch(node) if isinstance(node, str) else None
     if reference is None or not reference[1].startswith("var."):
         return node, key
@@ -164,7 +164,7 @@ def _reference_faults(files: BundleFiles) -> Iterator[Fault]:
         if not (spec or {}).get("description"):
             yield files.fault(f"variable {name} has no description", "variables", name)
         if f"var.{name}" not in used:
-            yield files.fault(f"variable {name} is used nowhere", "variables", name)
+            yield files.fault(f"variable {name} is not used", "variables", name)
     for name, target in files.targets.items():
         for variable in target.get("variables", {}).keys() - declared.keys():
             text = f"target {name}: there is no variable {variable}"
@@ -178,7 +178,7 @@ def _dangling(files: BundleFiles, path: str) -> str | None:
     wrong = {
         f": there is no such variable; there are {', '.join(declared)}": room == "var" and rest not in declared,
         ": there is no such resource": room == "resources" and ".".join(rest.split(".")[:2]) not in resources,
-        " begins with none of var, resources, bundle, workspace": room not in _ROOMS,
+        " must begin with var, resources, bundle or workspace": room not in _ROOMS,
     }
     return next((text for text, applies in wrong.items() if applies), None)
 
@@ -187,12 +187,12 @@ def _kind_faults(files: BundleFiles) -> Iterator[Fault]:
     for document in files.documents.values():
         for _, scope, key in _scopes(document.content):
             for kind in {kind for kind, _, _ in _resources(scope)} - MODELS.keys():
-                yield files.fault(f"there is no kind of resource {kind!r} here", *key, "resources", kind)
+                yield files.fault(f"resources of the kind {kind!r} are not supported", *key, "resources", kind)
 
 
 def _refused_by_model(kind: str, resource: Tree) -> str | None:
-    """What a resource's model says against it; None if nothing, or if the models are not here."""
-    if not models_are_here():
+    """Returns why a resource's model rejects it; None if it is valid or the models are not installed."""
+    if not models_are_installed():
         return None
     model = getattr(import_module(f"databricks.bundles.{kind}"), MODELS[kind])
     try:
@@ -203,7 +203,7 @@ def _refused_by_model(kind: str, resource: Tree) -> str | None:
 
 
 def _key_of(node: Any, word: str) -> KeyPath:
-    """Where below a node a key or a value of this name stands."""
+    """Returns the path below a node of the first key or value that equals the word; empty if there is none."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         if word in (key, value):
@@ -230,45 +230,49 @@ def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refu
         for path, text in found:
             yield files.fault(f"{kind}.{key}: {text}", *_place(files, name, (*own, *path)))
     if target.production:
-        yield from _unkept(files, target)
+        yield from _destroyable(files, target)
 
 
 def _place(files: BundleFiles, target: str, key: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Where a value of a resource is said: by the variable that it is taken from, if it is, or that one's own."""
+    """Returns the path where a resource's value is defined: its own, or that of the variable that it refers to."""
     node: Any = files.merged
     for depth in range(len(key) + 1):
-        if isinstance(node, str) and (whole := REFERENCE.fullmatch(node)) and whole[1].startswith("var."):
-            variable = whole[1].removeprefix("var.")
-            own = ("targets", target, "variables", variable)
-            chosen = variable in files.targets[target].get("variables", {})
+        if isinstance(node, str) and (found := REFERENCE.fullmatch(node)) and found[1].startswith("var."):
+            variable = found[1].removeprefix("var.")
+            setting = ("targets", target, "variables", variable)
+            is_overridden = variable in files.targets[target].get("variables", {})
             default = ("variables", variable, "default", *key[depth:])
-            # A wrong name in a variable stands there, though what it is given is another variable.
-            return own if chosen else _place(files, target, default) if depth < len(key) - 1 else default
+            # A wrong name within a variable's value is reported there, even if its value is another variable.
+            return setting if is_overridden else _place(files, target, default) if depth < len(key) - 1 else default
         try:
             node = node[key[depth]]
         except (LookupError, TypeError):
             break
-    said = ("targets", target, *key)
-    return said if files.depth(*said) - 2 > files.depth(*key) else key
+    in_target = ("targets", target, *key)
+    return in_target if files.depth(*in_target) - 2 > files.depth(*key) else key
 
 
-def _unkept(files: BundleFiles, target: Target) -> Iterator[Fault]:
+def _destroyable(files: BundleFiles, target: Target) -> Iterator[Fault]:
     for kind, key, resource in _resources(target.config):
-        kept = kind in _KEPT or (kind, key) == ("volumes", _KEPT_VOLUME)
-        if kept and not (resource.get("lifecycle") or {}).get("prevent_destroy"):
+        is_protected = kind in _PROTECTED or (kind, key) == ("volumes", _PROTECTED_VOLUME)
+        if is_protected and not (resource.get("lifecycle") or {}).get("prevent_destroy"):
             text = (
-                f"target {target.name}: {kind}.{key} holds what cannot be made again: lifecycle.prevent_destroy: true"
+                f"target {target.name}: {kind}.{key} has data that cannot be restored: "
+                "set lifecycle.prevent_destroy: true"
             )
             yield files.fault(text, "targets", target.name, "resources", kind, key)
 
 
 def _scopes(content: Tree) -> list[tuple[str, Tree, tuple[str, ...]]]:
-    """The document itself and each of its targets, which may say the same things, with how a fault there begins."""
+    """Returns the document and each of its targets, which have the same structure.
+
+    Each comes with the beginning of its fault texts and its path of keys.
+    """
     targets = content.get("targets") or {}
     return [("", content, ()), *((f"target {n}: ", scope or {}, ("targets", n)) for n, scope in targets.items())]
 
 
 def _resources(scope: Tree) -> list[tuple[str, str, Tree]]:
-    """Type, key and content of whatever shares the keys' one namespace."""
+    """Returns kind, key and content of all resources and scripts, which share one namespace of keys."""
     shared = dict(scope.get("resources", {})) | ({"scripts": scope["scripts"]} if "scripts" in scope else {})
     return [(kind, key, own or {}) for kind, resources in shared.items() for key, own in resources.items()]

@@ -1,4 +1,4 @@
-"""The bundle's jobs in a workspace, found by their names and by the target that they were deployed to."""
+"""Finds the bundle's jobs in a workspace, by their names and by the target that they were deployed to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from databricks.sdk.service.jobs import BaseJob
 
 _NAME = re.compile(r"(?P<prefix>\[[^\]]+\] )?sessionlake-(?P<word>[\w-]+)")
-# Where a bundle keeps what it has deployed: <root>/<target>/state/metadata.json.
+# A deployment's metadata file is <root>/<target>/state/metadata.json.
 _TARGET = re.compile(r"/(?P<target>[^/]+)/state/[^/]+$")
 _DEVELOPMENT = "[dev "
 _PAGE = 100
@@ -25,10 +25,11 @@ class DeployedJob:
     """One of the bundle's jobs.
 
     Attributes:
-        word: what `remote` calls it: its name without prefix and `sessionlake-`.
-        name: as it is in the workspace.
-        place: which deployment it is of: a target and the prefix of its names.
-        settings: the SDK's `JobSettings`, without tasks and clusters.
+        id: Id of the job in the workspace.
+        word: Name of the job in `sessionlake remote`: its name without prefix and without `sessionlake-`.
+        name: Full name in the workspace.
+        place: The deployment it belongs to: target and prefix of names.
+        settings: The SDK's `JobSettings`, without tasks and clusters.
     """
 
     id: int
@@ -39,22 +40,26 @@ class DeployedJob:
 
     @property
     def warehouse(self) -> str:
-        """The name of its deployment's SQL warehouse."""
+        """Name of the SQL warehouse of the job's deployment."""
         return f"{self.place[1]}sessionlake"
 
     @property
     def target(self) -> str:
-        """The bundle's target; empty for a job that no bundle has deployed."""
+        """Target of the bundle; empty for a job that no bundle deployed."""
         return self.place[0]
 
 
 def deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str, DeployedJob]:
-    """The jobs of one deployment, by their words.
+    """Returns the jobs of one deployment, by their words.
 
-    Of development targets, where everyone has a copy, only the present user's own is looked at.
+    In development targets each user has a copy; only those of the current user are considered.
+
+    Args:
+        client: Client of the workspace.
+        target: Target of the bundle; None if there is only one deployment.
 
     Raises:
-        RemoteError: there is none, or several fit.
+        RemoteError: No deployment matches, or several do.
     """
     me = str(client.current_user.me().user_name)
     found = [_named(job) for job in client.jobs.list(limit=_PAGE) if _may_be_meant(job, me)]
@@ -64,27 +69,29 @@ def deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str, Depl
         return {job.word: job for job in sorted(fitting, key=lambda job: job.word)}
     wanted = "" if target is None else f" of target {target}"
     if not fitting:
-        there = f"; there is {_places(jobs)}" if jobs else ""
+        visible = f". There is {_places(jobs)}" if jobs else ""
         raise RemoteError(
-            f"{client.config.host} has no job sessionlake-…{wanted} that {me} may see{there}: "
-            "deploy it (databricks bundle deploy), or ask for the right to see it"
+            f"{client.config.host} has no job sessionlake-…{wanted} that {me} may see{visible}",
+            fix="Deploy it (databricks bundle deploy), or ask for the right to see it",
         )
-    raise RemoteError(f"{client.config.host} has several deployments{wanted}, {_places(fitting)}: choose by --target")
+    raise RemoteError(
+        f"{client.config.host} has several deployments{wanted}: {_places(fitting)}", fix="Choose one with --target"
+    )
 
 
 def job_called(jobs: Mapping[str, DeployedJob], word: str) -> DeployedJob:
-    """The job with this word.
+    """Returns the job with this word.
 
     Raises:
-        RemoteError: there is none; the text has those there are.
+        RemoteError: There is none. The text lists the deployment's jobs.
     """
     if word not in jobs:
-        raise RemoteError(f"there is no job sessionlake-{word} in this deployment; there are {', '.join(jobs)}")
+        raise RemoteError(f"there is no job sessionlake-{word} in this deployment. There are {', '.join(jobs)}")
     return jobs[word]
 
 
 def job_environment(client: WorkspaceClient, jobs: Iterable[DeployedJob]) -> dict[str, str]:
-    """The variables that the deployment gives to its jobs' clusters: the names of its catalog and schemas are there."""
+    """Returns the environment variables of the deployment's clusters, which include the catalog and schema names."""
     found: dict[str, str] = {}
     for job in jobs:
         settings = client.jobs.get(job.id).settings
@@ -112,6 +119,6 @@ def _named(job: BaseJob) -> DeployedJob | None:
 
 
 def _places(jobs: Iterable[DeployedJob]) -> str:
-    """Where they are from, for people: one job of each deployment by name, and all that share a name."""
+    """Describes the deployments of jobs for an error text, by the distinct names, targets and ids of their jobs."""
     named = sorted({(job.target or "deployed by no bundle", job.name, job.id) for job in jobs})
     return ", ".join(f"{name} ({target}, job {number})" for target, name, number in named)

@@ -1,4 +1,4 @@
-"""Runs of the bundle's jobs: how they stand, started, stopped, waited for, and what they said."""
+"""Runs of the bundle's jobs: their status and output, and functions to start, stop, pause and wait for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from databricks.sdk.service.jobs import BaseRun, Run, RunTask
 
 POLL_SECONDS = 5.0
-# What starts a job by itself; each can be paused.
+# Settings that start a job automatically. Each can be paused.
 _TRIGGERS = ("continuous", "schedule", "trigger")
 _ALIVE = ("BLOCKED", "PENDING", "QUEUED", "RUNNING", "TERMINATING", "WAITING")
 _ENDED = "TERMINATED"
@@ -25,12 +25,15 @@ _DONE = ("SUCCESS", "SUCCESS_WITH_FAILURES")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run stands.
+    """Status of a run.
 
     Attributes:
-        state: of its life while it lasts, else what it ended with, as the Jobs API calls it.
-        says: why it ended so, or what it waits for.
-        page: its page in the workspace.
+        run: Id of the run.
+        state: Life cycle state while it runs, then the termination code, in the Jobs API's terms.
+        started: When it started; None before.
+        ended: When it ended; None before.
+        says: Why it ended this way, or what it waits for.
+        page: URL of its page in the workspace.
     """
 
     run: int
@@ -42,18 +45,18 @@ class RunStatus:
 
     @property
     def done(self) -> bool:
-        """Whether it ended well."""
+        """True if the run succeeded."""
         return self.state in _DONE
 
 
 def latest_run(client: WorkspaceClient, job: DeployedJob, *, ended: bool = False) -> RunStatus | None:
-    """A job's latest run, or the latest that has ended; None before its first."""
+    """Returns a job's latest run, or with `ended` the latest one that has ended; None if there is none."""
     runs = client.jobs.list_runs(job_id=job.id, limit=1, completed_only=ended or None)
     return next(map(run_status, runs), None)
 
 
 def run_status(run: BaseRun | Run) -> RunStatus:
-    """What the Jobs API says of a run."""
+    """Returns the status of a run of the Jobs API."""
     status = run.status
     state = status.state.value if status and status.state else "UNKNOWN"
     why = (status.termination_details or status.queue_details) if status else None
@@ -70,7 +73,7 @@ def run_status(run: BaseRun | Run) -> RunStatus:
 
 
 def trigger_of(job: DeployedJob) -> str:
-    """What starts the job by itself, and whether that is paused; empty for one that is started by hand."""
+    """Returns what starts the job automatically, and whether it is paused. Empty for a job that is started by hand."""
     for name in _TRIGGERS:
         trigger = getattr(job.settings, name)
         if trigger is not None:
@@ -81,13 +84,13 @@ def trigger_of(job: DeployedJob) -> str:
 
 
 def set_paused(client: WorkspaceClient, job: DeployedJob, *, paused: bool) -> str | None:
-    """Pauses a job's trigger, or lets it go on.
+    """Pauses or resumes a job's trigger.
 
-    The trigger is sent back as it was read, less its pause: an update replaces it whole, and the SDK's own types would
-    leave out what they do not know.
+    An update replaces the whole trigger, so it is sent as it was read with only the pause changed. The SDK's types are
+    not used because they drop fields they do not know.
 
     Returns:
-        The kind of trigger that was changed; None if the job has none, or it was so already.
+        The kind of trigger that was changed; None if the job has none or it already had this state.
     """
     settings: dict[str, Any] = client.api_client.do("GET", "/api/2.2/jobs/get", query={"job_id": job.id})["settings"]
     wanted = "PAUSED" if paused else "UNPAUSED"
@@ -101,26 +104,31 @@ def set_paused(client: WorkspaceClient, job: DeployedJob, *, paused: bool) -> st
 
 
 def start(client: WorkspaceClient, job: DeployedJob, words: Sequence[str] = ()) -> int:
-    """Starts a run, instead of the present one of a continuous job; its id.
+    """Starts a run and returns its id. For a continuous job the new run replaces the current one.
 
     Args:
-        words: that take the place of the task's parameters.
+        client: Client of the workspace.
+        job: The job to start.
+        words: Parameters that replace the task's own.
 
     Raises:
-        UsageError: Databricks does not take one of them.
+        UsageError: A parameter has characters that Databricks does not accept.
     """
-    if other := [word for word in words if not word.isascii()]:
-        raise UsageError(f"a run's parameters: Databricks takes ASCII alone, found {', '.join(map(repr, other))}")
+    if not_ascii := [word for word in words if not word.isascii()]:
+        raise UsageError(
+            f"a run's parameters must be ASCII, found {', '.join(map(repr, not_ascii))}",
+            why="Databricks accepts no other characters",
+        )
     return int(client.jobs.run_now(job.id, python_params=list(words) or None).response.run_id or 0)
 
 
 def stop_runs(client: WorkspaceClient, job: DeployedJob) -> None:
-    """Ends the job's runs, those that wait, too."""
+    """Cancels all runs of the job, including queued ones."""
     client.jobs.cancel_all_runs(job_id=job.id)
 
 
-def awaited(client: WorkspaceClient, run: int, say: Callable[[str], None]) -> RunStatus:
-    """Waits until a run has ended; says how it stands whenever that changes."""
+def wait_for_run(client: WorkspaceClient, run: int, say: Callable[[str], None]) -> RunStatus:
+    """Waits until a run has ended, and reports each change of its state to `say`."""
     before = ""
     while True:
         status = run_status(client.jobs.get_run(run))
@@ -134,11 +142,13 @@ def awaited(client: WorkspaceClient, run: int, say: Callable[[str], None]) -> Ru
 
 @dataclass(frozen=True)
 class TaskOutput:
-    """What one task of a run wrote.
+    """Output of one task of a run.
 
     Attributes:
-        written: to standard output and standard error, the last 5 MB.
-        error: what it failed with; empty if it did not.
+        task: Key of the task.
+        written: The last 5 MB of its standard output and standard error.
+        cut: True if the beginning of the output is missing.
+        error: The error that it failed with; empty if it succeeded.
     """
 
     task: str
@@ -148,20 +158,21 @@ class TaskOutput:
 
 
 def outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
-    """What the last attempt of each task of a run wrote.
+    """Yields the output of the last attempt of each task of a run.
 
     Raises:
-        RemoteError: there is no such run.
+        RemoteError: The run does not exist or has no tasks.
     """
     found = client.jobs.get_run(run)
     attempts = sorted(found.tasks or (), key=lambda task: task.attempt_number or 0)
     last: dict[str, RunTask] = {task.task_key: task for task in attempts}
     if not last:
-        raise RemoteError(f"run {run} has no tasks: nothing was run, {run_status(found).says or 'and it says no more'}")
+        reason = run_status(found).says or "The run gives no reason"
+        raise RemoteError(f"run {run} has no tasks, so it has run nothing", why=reason)
     for key, task in last.items():
         output = client.jobs.get_run_output(int(task.run_id or 0))
-        told = [text for text in (output.error, output.error_trace) if text]
-        yield TaskOutput(key, output.logs or "", bool(output.logs_truncated), "\n".join(told))
+        errors = [text for text in (output.error, output.error_trace) if text]
+        yield TaskOutput(key, output.logs or "", bool(output.logs_truncated), "\n".join(errors))
 
 
 def _moment(ms: int | None) -> datetime | None:

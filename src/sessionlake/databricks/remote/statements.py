@@ -1,4 +1,4 @@
-"""SQL on a warehouse, through the Statement Execution API."""
+"""Runs SQL statements on a SQL warehouse, through the Statement Execution API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from databricks.sdk.service.sql import ResultData, StatementResponse
 
 POLL_SECONDS = 1.0
-# The longest that the API waits by itself.
+# The longest wait that the API allows in one request.
 _WAIT = "50s"
 _UNDER_WAY = ("PENDING", "RUNNING")
 _VALUES: Mapping[str, Callable[[str], Any]] = {
@@ -31,11 +31,11 @@ _VALUES: Mapping[str, Callable[[str], Any]] = {
     "DECIMAL": Decimal,
     "TIMESTAMP": lambda text: _time_or_text(text, datetime.fromisoformat),
 }
-"""What the API sends as texts, by the names of types; all else stays text."""
+"""Parsers for the API's values, which are all texts, by type name. Values of other types stay texts."""
 
 
 def _time_or_text(text: str, read: Callable[[str], Any]) -> Any:
-    """A time, or its text where the year is not one of 1 to 9999."""
+    """Returns the parsed time, or the text if its year is not between 1 and 9999."""
     try:
         return read(text)
     except ValueError:
@@ -44,42 +44,44 @@ def _time_or_text(text: str, read: Callable[[str], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Answer:
-    """Column names and rows of the answer to a statement."""
+    """Column names and rows of a statement's result."""
 
     names: list[str]
     rows: list[tuple[Any, ...]]
 
 
 def warehouse_id(client: WorkspaceClient, wanted: str | None, own: str) -> str:
-    """The SQL warehouse to ask.
+    """Returns the id of the SQL warehouse to use.
 
     Args:
-        wanted: its id or name; without it, that of the SDK's configuration, the bundle's, or the only one there is.
-        own: the name of the bundle's.
+        client: Client of the workspace.
+        wanted: Id or name. None takes the warehouse of the SDK's configuration, else the bundle's, else the only one.
+        own: Name of the bundle's warehouse.
 
     Raises:
-        UsageError: there is no such one, or several.
+        UsageError: No warehouse matches, or several do.
     """
     if wanted is None and client.config.warehouse_id:
         return str(client.config.warehouse_id)
-    there = list(client.warehouses.list())
+    warehouses = list(client.warehouses.list())
     for fitting in (
-        [one for one in there if (wanted or own) in {one.id, one.name}],
-        there if wanted is None else [],
+        [one for one in warehouses if (wanted or own) in {one.id, one.name}],
+        warehouses if wanted is None else [],
     ):
         if len(fitting) == 1:
             return str(fitting[0].id)
-    names = ", ".join(sorted(f"{one.name} ({one.id})" for one in there)) or "none"
-    raise UsageError(f"choose a SQL warehouse by --warehouse or DATABRICKS_WAREHOUSE_ID; there are: {names}")
+    names = ", ".join(sorted(f"{one.name} ({one.id})" for one in warehouses)) or "none"
+    raise UsageError(
+        f"it is not clear which SQL warehouse to use. There are: {names}",
+        fix="Choose one with --warehouse or DATABRICKS_WAREHOUSE_ID",
+    )
 
 
-def answer_of(client: WorkspaceClient, warehouse: str, sql: str) -> Answer:
-    """Runs a statement to its end, and brings all that it answers.
-
-    If this is interrupted, the statement is, too.
+def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Answer:
+    """Runs a statement to its end and returns its full result. Ctrl-C cancels the statement.
 
     Raises:
-        RemoteError: it fails, or is stopped by somebody else; over 25 MiB, too, are refused by the API.
+        RemoteError: The statement fails, another user cancels it, or its result is larger than 25 MiB, the API's limit.
     """
     from databricks.sdk.service.sql import ExecuteStatementRequestOnWaitTimeout as OnWait
 

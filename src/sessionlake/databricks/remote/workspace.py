@@ -1,4 +1,4 @@
-"""A Databricks workspace, asked through the SDK: host, profile and credentials are the SDK's own configuration."""
+"""Connects to a Databricks workspace through the SDK, which finds host, profile and credentials."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from sessionlake.errors import MachineError, RemoteError
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
-# Unless told, the SDK asks for five minutes whether a host is there that is not.
+# By default the SDK retries for five minutes when a host does not answer.
 _RETRY_SECONDS = 30
 
 
 @contextmanager
 def workspace(profile: str | None) -> Iterator[WorkspaceClient]:
-    """A client of the workspace; what goes wrong with it inside the block is told in one text.
+    """Opens a client of the workspace, and turns the SDK's errors in the block into `RemoteError`.
 
     Args:
-        profile: of `~/.databrickscfg`; without one the SDK's rules say, `DATABRICKS_HOST` and its siblings first.
+        profile: Profile in `~/.databrickscfg`. None follows the SDK's rules: first `DATABRICKS_HOST` and similar
+            variables.
 
     Raises:
-        MachineError: the SDK is not installed.
-        RemoteError: nothing says which workspace, it cannot be reached, or it refuses what it is asked.
+        MachineError: The SDK is not installed.
+        RemoteError: No workspace is configured, it cannot be reached, or it rejects a request.
     """
     try:
         from databricks.sdk import WorkspaceClient
@@ -33,7 +34,7 @@ def workspace(profile: str | None) -> Iterator[WorkspaceClient]:
         from databricks.sdk.errors import DatabricksError
     except ImportError as error:
         raise MachineError(
-            "the Databricks SDK is not installed: pip install 'sessionlake[remote]', on a laptop beside what is there"
+            "the Databricks SDK is not installed", fix="Run `pip install 'sessionlake[remote]'`"
         ) from error
     from requests import RequestException
 
@@ -43,12 +44,15 @@ def workspace(profile: str | None) -> Iterator[WorkspaceClient]:
         )
     except ValueError as error:
         raise RemoteError(
-            f"no Databricks workspace is configured ({error}): `databricks auth login`, then name its profile with "
-            "--profile or DATABRICKS_CONFIG_PROFILE; or set DATABRICKS_HOST and DATABRICKS_TOKEN"
+            f"no Databricks workspace is configured ({error})",
+            fix="Run `databricks auth login` and name its profile with --profile or DATABRICKS_CONFIG_PROFILE, or set "
+            "DATABRICKS_HOST and DATABRICKS_TOKEN",
         ) from error
     try:
         yield WorkspaceClient(config=config)
     except DatabricksError as error:
-        raise RemoteError(f"{config.host} refuses: {error.error_code or type(error).__name__}: {error}") from error
+        raise RemoteError(
+            f"{config.host} rejects the request: {error.error_code or type(error).__name__}: {error}"
+        ) from error
     except (RequestException, TimeoutError) as error:
-        raise RemoteError(f"{config.host} cannot be reached: {error}; check host and network") from error
+        raise RemoteError(f"{config.host} cannot be reached: {error}", fix="Check host and network") from error

@@ -20,7 +20,7 @@ from sessionlake.delta.storage.interface import Storage, delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.spark.session import own_session
+from sessionlake.spark.session import separate_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +49,7 @@ class SparkLeases:
     """
 
     def __init__(self, spark: SparkSession, storage: Storage) -> None:
-        self._spark = own_session(spark)  # Delta reports the version of the last commit by session
+        self._spark = separate_session(spark)  # Delta reports the version of the last commit by session
         self._storage = storage
         self.identifier = storage.identifier(LEASES)
         if not storage.exists(self._spark, LEASES):

@@ -8,7 +8,7 @@ layer without messages commits nothing. A lease that is not renewed in time may 
 Before each commit the holder makes sure that it still is (`Claim.require`): from memory as long as it has renewed
 lately by the wall clock and by the one that is never set, else by reading the row anew. So a process that was stopped,
 and goes on past the end of its lease, writes nothing. What it had checked and not yet committed when it was stopped is
-for Delta to pass over, or harmless: see "One writer" in docs/explanation/architecture.md.
+for Delta to pass over, or harmless: see docs/decisions/013-one-writer.md.
 
 The lease's end is a moment of its holder's wall clock, and is looked at by another's. A holder relies on memory for
 half of the lease alone: clocks may differ by the other half.
@@ -28,7 +28,7 @@ from typing import Protocol
 
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.local.home import Holder, refusal
+from sessionlake.local.home import Holder, claimed_error
 from sessionlake.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -77,10 +77,8 @@ class Lease:
 
     def refusal(self, settings: Settings) -> ClaimedError:
         """What is told to one that wants it, too."""
-        way_on = (
-            f"stop it first; if it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
-        )
-        return refusal(settings, self._holder, self.name, way_on)
+        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
+        return claimed_error(settings, self._holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
@@ -148,7 +146,7 @@ class Claim:
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
         self.name, self.took_over = name, False
-        self._renewed, self._lease = self._acquire(Holder.here(doing))
+        self._renewed, self._lease = self._acquire(Holder.this_process(doing))
 
     @property
     def token(self) -> int:

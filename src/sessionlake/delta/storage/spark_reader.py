@@ -24,8 +24,8 @@ from sessionlake.delta.storage.reading import (
 from sessionlake.delta.storage.values import rows_of
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
-from sessionlake.spark.failures import RESULT_TOO_BIG, failure_of
-from sessionlake.spark.frames import as_frame, by_parts
+from sessionlake.spark.failures import RESULT_TOO_BIG, parse_failure
+from sessionlake.spark.frames import as_frame, iterate_batches
 from sessionlake.spark.interpreted import interpreted
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class SparkReader(TableReader):
                 frame = self._where(table, conditions, columns)
                 found = frame.toArrow()
         except Exception as error:
-            if not RESULT_TOO_BIG.fits(failure_of(error)):
+            if not RESULT_TOO_BIG.fits(parse_failure(error)):
                 raise
-            yield from by_parts(frame)
+            yield from iterate_batches(frame)
         else:
             yield from found.to_batches()
 
@@ -86,7 +86,7 @@ class SparkReader(TableReader):
                 most = max_bytes // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
         except Exception as error:
-            if not RESULT_TOO_BIG.fits(failure_of(error)):
+            if not RESULT_TOO_BIG.fits(parse_failure(error)):
                 raise
             raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
         if found.num_rows > most or found.nbytes > max_bytes:

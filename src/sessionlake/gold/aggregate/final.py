@@ -118,7 +118,7 @@ class Closing:
         """
         return {place: end for place, end in self.final.limits(times).items() if end > self.since.get(place, NEVER)}
 
-    def move(self, until: Limits) -> None:
+    def advance(self, until: Limits) -> None:
         """Takes note that they are appended."""
         self.since, self.found = latest(latest(self.since, self.found), until), {}
 
@@ -128,17 +128,17 @@ def final_table(product: Product) -> FinalTable | None:
     return FinalTable(product) if product.output == APPEND else None
 
 
-def between(rows: pa.Table, since: Limits, until: Limits) -> pa.Table:
+def newly_final(rows: pa.Table, since: Limits, until: Limits) -> pa.Table:
     """The rows that are final by `until` and were not by `since`.
 
     Args:
         rows: with `topic`, `partition` and `window_start`.
     """
     start = starts(rows)
-    return rows.filter(pa.array((start >= of_rows(rows, since)) & (start < of_rows(rows, until))))
+    return rows.filter(pa.array((start >= limits_of_rows(rows, since)) & (start < limits_of_rows(rows, until))))
 
 
-def of_rows(rows: pa.Table, limits: Limits) -> Int64s:
+def limits_of_rows(rows: pa.Table, limits: Limits) -> Int64s:
     """The limit of each row's topic-partition; `NEVER` if it has none."""
     code, (topics, partitions) = row_codes(rows["topic"], rows[PARTITION])
     places = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)

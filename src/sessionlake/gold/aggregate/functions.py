@@ -102,19 +102,19 @@ class Sum(Aggregate):
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The second is what is left over when the sum is rounded.
-        return (name, "double"), (_beside(name, "rest"), "double")
+        return (name, "double"), (_state_column(name, "rest"), "double")
 
     def begin(self, name: str, events: pa.Table) -> Columns:
         values = _doubles(events, self.of)
         if not self.squared:
-            return {name: values, _beside(name, "rest"): np.zeros(len(values))}
+            return {name: values, _state_column(name, "rest"): np.zeros(len(values))}
         with np.errstate(over="ignore", invalid="ignore"):
             squares, rest = _product(values, values)
-        return {name: squares, _beside(name, "rest"): rest}
+        return {name: squares, _state_column(name, "rest"): rest}
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         """Knuth's two-sum: what rounding takes away is added up by itself."""
-        rest = _beside(name, "rest")
+        rest = _state_column(name, "rest")
         a, b = one[name], other[name]
         added = a + b
         back = added - a
@@ -181,18 +181,18 @@ class Endmost(Aggregate):
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # Besides, where in time it is.
-        return (name, "double"), *((_beside(name, part), sql) for part, _, sql in ORDER)
+        return (name, "double"), *((_state_column(name, part), sql) for part, _, sql in ORDER)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
-        places = {_beside(name, part): events[column].to_numpy() for part, column, _ in ORDER}
+        places = {_state_column(name, part): events[column].to_numpy() for part, column, _ in ORDER}
         return {name: _doubles(events, self.of)} | places
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        a, b = one[_beside(name, "ts")], other[_beside(name, "ts")]
+        a, b = one[_state_column(name, "ts")], other[_state_column(name, "ts")]
         later = b > a
         ties = np.flatnonzero(a == b)  # few, mostly
         if len(ties):
-            sides = ({part: side[_beside(name, part)][ties] for part, _, _ in ORDER} for side in (one, other))
+            sides = ({part: side[_state_column(name, part)][ties] for part, _, _ in ORDER} for side in (one, other))
             later[ties] = _is_later(*sides)
         picked = later if self.last else ~later
         return {column: np.where(picked, other[column], one[column]) for column, _ in self.columns(name)}
@@ -264,14 +264,14 @@ class Variance(Derived):
 
     def of(self, results: Columns) -> Any:
         # There is none of a single event, nor where the squares are beyond the range of doubles.
-        n, whole, rest = results[self.count], results[self.sum], results[_beside(self.sum, "rest")]
+        n, whole, rest = results[self.count], results[self.sum], results[_state_column(self.sum, "rest")]
         square, lost = _product(whole, whole)
         mean = square / n
         back, behind = _product(mean, n.astype(np.float64))
         mean_rest = ((square - back) - behind + lost + 2 * whole * rest) / n
-        spread = (results[self.squares] - mean) + (results[_beside(self.squares, "rest")] - mean_rest)
-        told = (n > 1) & np.isfinite(results[self.squares] * n)  # which no sum is beyond, squared
-        return np.maximum(spread, 0.0) / np.where(told, n - 1, np.nan)
+        spread = (results[self.squares] - mean) + (results[_state_column(self.squares, "rest")] - mean_rest)
+        has_variance = (n > 1) & np.isfinite(results[self.squares] * n)  # which no sum is beyond, squared
+        return np.maximum(spread, 0.0) / np.where(has_variance, n - 1, np.nan)
 
     @property
     def meaning(self) -> str:
@@ -297,7 +297,7 @@ def _is_later(one: Columns, other: Columns) -> Bools:
     return later
 
 
-def _beside(name: str, part: str) -> str:
+def _state_column(name: str, part: str) -> str:
     """The column of an aggregate that holds what its result needs besides."""
     return f"_{name}_{part}"
 

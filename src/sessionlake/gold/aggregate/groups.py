@@ -60,10 +60,10 @@ class Groups:
         Args:
             combine: what two rows come to, for many pairs at once; in whatever order, it must come to the same.
         """
-        whole = {name: column[self.firsts] for name, column in columns.items()}
+        result = {name: column[self.firsts] for name, column in columns.items()}
         several, rounds = self._rounds
         if not rounds:
-            return whole
+            return result
         held = {name: column[several.order] for name, column in columns.items()}
         for first, second in rounds:
             one = {name: column[first] for name, column in held.items()}
@@ -72,8 +72,8 @@ class Groups:
                 held[name][first] = column
         groups = np.flatnonzero(self.lengths > 1)
         for name, column in held.items():
-            whole[name][groups] = column[several.starts]
-        return whole
+            result[name][groups] = column[several.starts]
+        return result
 
     @cached_property
     def _rounds(self) -> tuple[Groups, list[tuple[Int64s, Int64s]]]:

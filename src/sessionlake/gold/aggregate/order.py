@@ -49,7 +49,7 @@ class OnceTopics:
         return Integrity.ONCE in (capture.integrity, *(rule.integrity for rule in capture.by_topic))
 
 
-def in_turn(changes: pa.Table, once: OnceTopics | None = None) -> pa.Table:
+def with_turn(changes: pa.Table, once: OnceTopics | None = None) -> pa.Table:
     """Changes with `LIFE` and `TURN`.
 
     Args:
@@ -59,17 +59,17 @@ def in_turn(changes: pa.Table, once: OnceTopics | None = None) -> pa.Table:
     position = one(changes["position"])
     if once is None or SEQ not in changes.column_names:
         life = pa.array(np.full(changes.num_rows, NO_LIFE))
-        return _put(_put(changes, LIFE, life), TURN, position)
+        return _set_column(_set_column(changes, LIFE, life), TURN, position)
     code, topics = codes(changes["topic"])
     is_once = pa.array(np.array([once(topic) for topic in topics.to_pylist()], np.bool_)[code])
     life = pc.if_else(is_once, pc.fill_null(one(changes[LIFE]), 0), NO_LIFE)
     turn = pc.if_else(is_once, pc.coalesce(one(changes[SEQ]), position), position)
-    return _put(_put(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
+    return _set_column(_set_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
 
 
-def in_order(changes: pa.Table) -> pa.Table:
+def with_order(changes: pa.Table) -> pa.Table:
     """Changes with `LIFE` and `TURN`: where they lack these, no topic is judged under `once`."""
-    return changes if TURN in changes.column_names else in_turn(changes)
+    return changes if TURN in changes.column_names else with_turn(changes)
 
 
 def with_sessions(changes: pa.Table) -> pa.Table:
@@ -77,7 +77,7 @@ def with_sessions(changes: pa.Table) -> pa.Table:
     life = one(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
     marks = session_marks(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
-    return _put(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
+    return _set_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
 
 
 def session_marks(sessions: pa.Array | pa.ChunkedArray) -> Int64s:
@@ -92,6 +92,6 @@ def session_mark_sql(column: str) -> str:
     return f"CAST(conv(substr(sha2({column}, 256), 1, {_HEX_DIGITS}), 16, 10) AS BIGINT)"
 
 
-def _put(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+def _set_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
     place = table.schema.get_field_index(name)
     return table.append_column(name, column) if place < 0 else table.set_column(place, name, column)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
-from sessionlake.gold.aggregate.order import in_order
+from sessionlake.gold.aggregate.order import with_order
 from sessionlake.gold.aggregate.sources import PARTITION, POINTS, Declared, Rows, Source, key_field, names_sessions
 from sessionlake.protocol.names import ddl_of, internal
 from sessionlake.protocol.types import Int64s
@@ -163,7 +163,7 @@ class Product:
 
     def of_events(self, events: pa.Table) -> pa.Table:
         """Its rows for these events alone."""
-        events = in_order(events) if "position" in events.column_names else events
+        events = with_order(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _within_time(events, self.bucket_ms)
             events = events.append_column(START_FIELD, _bucket(events["ts"].to_numpy(), self.bucket_ms))
@@ -180,9 +180,11 @@ class Product:
             keys: the columns that are its keys.
             values: of the same rows, what aggregates read: see `Rows.events`. A key may be called as one of these is.
         """
-        told = {name: values[name] for name in values.column_names} | {self.fields[key]: keys[key] for key in self.keys}
+        columns = {name: values[name] for name in values.column_names} | {
+            self.fields[key]: keys[key] for key in self.keys
+        }
         marks = (*(self.fields[key] for key in self.keys), *self.reads)
-        return self.of_events(self.source.events(pa.table(told), Declared(()), marks))
+        return self.of_events(self.source.events(pa.table(columns), Declared(()), marks))
 
     def of_finer(self, rows: pa.Table) -> pa.Table:
         """Its rows for these rows of the product below alone."""
@@ -202,16 +204,16 @@ class Product:
         both = parts if held is None else pa.concat_tables([parts, held.select(parts.column_names).cast(parts.schema)])
         groups = Groups.of(both, self.row_keys)
         firsts = groups.firsts  # parts come before what is held
-        whole: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for name, aggregate in self._merging.items():
-            whole |= aggregate.merge(name, both, groups)
+            results |= aggregate.merge(name, both, groups)
         with np.errstate(over="ignore", invalid="ignore"):
             for name, derived in self.aggregates.items():
                 if isinstance(derived, Derived):
-                    whole[name] = pa.array(derived.of(whole), from_pandas=True)
+                    results[name] = pa.array(derived.of(results), from_pandas=True)
         keys = {name: both[name].take(pa.array(firsts)) for name in self.row_keys}
         schema = pa.schema([both.schema.field(f.name) if f.name in keys else f for f in self.schema()])
-        rows = pa.table([(keys | whole)[name] for name, _ in self.columns], schema=schema)
+        rows = pa.table([(keys | results)[name] for name, _ in self.columns], schema=schema)
         return rows if held is None else rows.filter(pa.array(firsts < parts.num_rows))
 
 

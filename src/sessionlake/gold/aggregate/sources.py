@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, with_order
 from sessionlake.protocol.arrow import one, sort_rows
 from sessionlake.protocol.names import internal
 
@@ -149,7 +149,7 @@ def _set_to(
     changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType, marks: Sequence[str]
 ) -> pa.Table:
     """A row for each value that a change set: the changes' marks, the column's name, and the value."""
-    changes = in_order(changes)
+    changes = with_order(changes)
     names, nothing = [*marks, called, "value"], changes.slice(0, 0)
     none = [*(nothing[mark] for mark in marks), pa.array([], pa.string()), pa.array([], value)]
     parts = [pa.table(none, names)]

@@ -87,6 +87,6 @@ def answer_by(keys: Sequence[str], step: int | None) -> Product:
 
     There is a first and a last only of a series: where in time a point is, is said among those of one alone.
     """
-    whole = {*keys} == {*METRICS_1M.keys}
-    kept = {name: one for name, one in METRICS_1M.aggregates.items() if whole or not isinstance(one, Endmost)}
+    has_all_keys = {*keys} == {*METRICS_1M.keys}
+    kept = {name: one for name, one in METRICS_1M.aggregates.items() if has_all_keys or not isinstance(one, Endmost)}
     return replace(METRICS_1M, name="answer", keys=tuple(keys), aggregates=kept, bucket_ms=step)

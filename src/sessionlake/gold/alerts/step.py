@@ -118,10 +118,8 @@ class RuleStep:
         """Stores the changes that are events, and returns them.
 
         The batch's changes are searched for known events. All changes are searched for events that were not searched
-        for so
-        far back. If gold's batch read a part of a silver batch, that silver batch is searched completely. The MERGE
-        stores
-        each match once.
+        for so far back. If gold's batch read a part of a silver batch, that silver batch is searched completely. The
+        MERGE stores each match once.
         """
         if read.last is None or read.first is None:
             return MATCH.empty_table()

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
 from sessionlake.delta.storage.far_times import ms_of, nearest_time
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in, key_conditions
-from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
+from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, with_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
@@ -113,8 +113,7 @@ def merge_text_times(
         times: stream times in ms by topic; changed in place.
         parts: rows of `gold.distinct_values`.
         conditions: select the changes behind these rows. The changes are read if the last time of a row is out of
-            range,
-            because the row does not hold the last time within it.
+            range, because the row does not hold the last time within it.
     """
     unknown = False
     for rows in parts:
@@ -177,7 +176,7 @@ def _as_event_columns(
             made[text_field(declared.texts.index(name))] = value
         else:
             made[value_field(declared.numbers.index(name))] = value.cast(pa.float64(), safe=False)
-    return in_turn(pa.table(made), once)
+    return with_turn(pa.table(made), once)
 
 
 def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:

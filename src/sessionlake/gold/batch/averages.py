@@ -20,12 +20,12 @@ from sessionlake.delta.storage.limits import Limits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.gold.batch.rows import Part, rows_of
-from sessionlake.gold.fold.outputs import RowRange, SeriesOutput, reported
+from sessionlake.gold.batch.rows import FoldResult, rows_of
+from sessionlake.gold.fold.outputs import RowRange, SeriesOutput, with_report
 from sessionlake.gold.fold.pack import ReadChanges, place_of
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
-from sessionlake.gold.references.taken import PART
+from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import among_keys, stamped
 from sessionlake.protocol.names import ddl_of, quote
@@ -54,17 +54,17 @@ class AverageWriter:
 
     spark: SparkSession
     lake: Lake
-    part: Part
+    part: FoldResult
     txn: Txn
     shards: int
 
     def write(self, averages: Sequence[RollingAverage]) -> list[TableOutput]:
         """Commits the batch to the tables; what each took in."""
-        parts = [self.part, *self._slow(averages)]
-        outputs = [self._restate(parts, averages), *(self._write(parts, series) for series in averages)]
+        parts = [self.part, *self._recompute_beyond_tails(averages)]
+        outputs = [self._write_restatements(parts, averages), *(self._write_rows(parts, series) for series in averages)]
         return [output for output in outputs if output is not None]
 
-    def _slow(self, averages: Sequence[RollingAverage]) -> Iterator[Part]:
+    def _recompute_beyond_tails(self, averages: Sequence[RollingAverage]) -> Iterator[FoldResult]:
         """What follows from the tables, of each that has new points from before its tails."""
         spark, limits = self.spark, self.lake.limits
         for series in averages:
@@ -73,16 +73,18 @@ class AverageWriter:
                 continue
             points, found = rows_of([self.part], [beyond], beyond_ddl(series)), None
             if isinstance(points, pa.Table):
-                found = recomputed_at_hand(points, self.lake.reader(spark), series, limits)
+                found = recompute_in_driver(points, self.lake.reader(spark), series, limits)
             if found is not None:
-                yield Part.of(spark, found)
+                yield FoldResult.of(spark, found)
             else:
                 held = self.lake.read(spark, series.table)
-                frame = recomputed(as_frame(spark, points), held, series, shards=self.shards)
+                frame = recompute_on_cluster(as_frame(spark, points), held, series, shards=self.shards)
                 # Not persisted: Spark would compute it again after each write to the table that it was read from.
-                yield Part.collect(frame.localCheckpoint(), limits.inline_bytes)
+                yield FoldResult.collect(frame.localCheckpoint(), limits.inline_bytes)
 
-    def _restate(self, parts: Sequence[Part], averages: Sequence[RollingAverage]) -> TableOutput | None:
+    def _write_restatements(
+        self, parts: Sequence[FoldResult], averages: Sequence[RollingAverage]
+    ) -> TableOutput | None:
         kinds = [SeriesOutput.RESTATED.of(series) for series in averages]
         span = _span(parts, kinds)
         if span is None:
@@ -93,7 +95,7 @@ class AverageWriter:
         append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
-    def _write(self, parts: Sequence[Part], series: RollingAverage) -> TableOutput | None:
+    def _write_rows(self, parts: Sequence[FoldResult], series: RollingAverage) -> TableOutput | None:
         """Appends new rows, for which nothing is looked up: they are most of what a batch brings; merges others."""
         new, changed = (_span(parts, [kind.of(series)]) for kind in (SeriesOutput.NEW, SeriesOutput.CHANGED))
         if not new and not changed:
@@ -111,7 +113,7 @@ class AverageWriter:
         return TableOutput(series.table, commit.version, sum(span.rows for span in (new, changed) if span))
 
 
-def _span(parts: Sequence[Part], kinds: Iterable[str]) -> RowRange | None:
+def _span(parts: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
     found = [part.report.spans[kind] for part in parts for kind in kinds if kind in part.report.spans]
     return reduce(operator.add, found) if found else None
 
@@ -123,7 +125,7 @@ def beyond_ddl(series: RollingAverage) -> str:
     return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint{order}"
 
 
-def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, shards: int) -> DataFrame:
+def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, shards: int) -> DataFrame:
     """Rows that follow from the points.
 
     Args:
@@ -138,7 +140,9 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
 
     columns, new = _history_columns(series), beyond.columns
     asked = F.broadcast(beyond.select(*map(quote, series.keys)).distinct())
-    history = _narrowed(held, beyond, series).join(asked, list(series.keys), "left_semi").select(*map(quote, columns))
+    history = (
+        _in_touched_files(held, beyond, series).join(asked, list(series.keys), "left_semi").select(*map(quote, columns))
+    )
     both = history.withColumn("fresh", F.lit(col=False)).unionByName(
         beyond.withColumn("fresh", F.lit(col=True)), allowMissingColumns=True
     )
@@ -151,18 +155,22 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
     return map_groups(both, series.keys, shards, call, FOLDED_SCHEMA)
 
 
-def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAverage, limits: Limits) -> Payloads | None:
-    """Rows that follow from points at hand, as `recomputed` has them, without Spark; None if it takes too much memory.
+def recompute_in_driver(beyond: pa.Table, held: TableReader, series: RollingAverage, limits: Limits) -> Payloads | None:
+    """Computes what `recompute_on_cluster` does, from points in memory and without Spark.
 
     Args:
-        held: reads the table.
-        limits: of what is done in the driver.
+        beyond: New points that are older than their series' tails, columns as in `beyond_ddl`.
+        held: Reads the table.
+        limits: Limits of what the driver processes.
+
+    Returns:
+        The payloads of the rows; None if they need too much memory.
     """
     if beyond.num_rows > limits.driver_changes:
         return None
     conditions = key_conditions(beyond, series.keys, held.schema(series.table))
     try:
-        most = limits.driver_bytes // PART
+        most = limits.driver_bytes // MEMORY_FACTOR
         rows = held.table(series.table, *conditions, columns=_history_columns(series), max_bytes=most)
     except TooLargeError:
         return None
@@ -204,10 +212,10 @@ def _as_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
 
 
 def _emitted(points: pa.Table, series: RollingAverage) -> Payloads:
-    return sent(reported(ReadChanges(), 0, recompute(points, series)))
+    return sent(with_report(ReadChanges(), 0, recompute(points, series)))
 
 
-def _narrowed(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:
+def _in_touched_files(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:
     """Less what files of other sessions, or of other rows, hold, if the points are of few."""
     from pyspark.sql import functions as F
 

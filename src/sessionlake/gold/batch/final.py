@@ -27,12 +27,12 @@ from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeEr
 from sessionlake.delta.storage.spark_reader import literal
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.gold.aggregate.final import BATCH, Closing, FinalTable, Limits, between, of_rows
+from sessionlake.gold.aggregate.final import BATCH, Closing, FinalTable, Limits, limits_of_rows, newly_final
 from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import finals_of
-from sessionlake.gold.tables.expiry import Expiry, Floors, are_above
+from sessionlake.gold.tables.expiry import Expiry, Floors, without_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import stamped
 from sessionlake.protocol.names import ddl_of, quote
@@ -54,8 +54,8 @@ class Finals:
         self._lake, self._expiry = lake, expiry
         self._first = handover.first_batch(lake.settings, GOLD)
         following, reader = handover.next_batch(lake.settings, GOLD), lake.reader(spark)
-        self._tables = {final.product.table: _closing(reader, final, following) for final in finals_of(products)}
-        self._times = _times_in_part(spark, lake) if self._tables else {}
+        self._tables = {final.product.table: _read_closing(reader, final, following) for final in finals_of(products)}
+        self._times = _times_of_partial_version(spark, lake) if self._tables else {}
 
     def require_open(self, spark: SparkSession, product: Product, rows: Rows, low: int) -> None:
         """Returns if a batch has nothing for buckets that are final.
@@ -72,7 +72,7 @@ class Finals:
             return
         if not isinstance(rows, pa.Table):
             rows = _earliest(as_frame(spark, rows))
-        closed = rows.filter(pa.array(starts(rows) < of_rows(rows, closing.since)))
+        closed = rows.filter(pa.array(starts(rows) < limits_of_rows(rows, closing.since)))
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
@@ -101,7 +101,7 @@ class Finals:
             count = self._append(spark, closing.final, closing.since, until, txn) if until else 0
             if count:
                 yield TableOutput(table, self._lake.latest_version(spark, table), count)
-            closing.move(until)
+            closing.advance(until)
         self._times = {}
 
     def _append(self, spark: SparkSession, final: FinalTable, since: Limits, until: Limits, txn: Txn) -> int:
@@ -113,7 +113,7 @@ class Finals:
                 found.append(reader.table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
-            near = _near(final, self._lake.read(spark, table), since, until)
+            near = _candidate_rows(final, self._lake.read(spark, table), since, until)
         rows = mapped(near, _final_rows(final, since, until, txn.version, *floors), ddl_of(final.columns))
         count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()
         if count:
@@ -129,10 +129,10 @@ def _final_rows(
     Its result has the columns of the final rows' table.
     """
     names, stamps = [name for name, _ in final.shown], {BATCH: pa.scalar(batch, pa.int64())}
-    return lambda rows: stamped(are_above(between(rows.select(names), since, until), *floors), stamps)
+    return lambda rows: stamped(without_expired_rows(newly_final(rows.select(names), since, until), *floors), stamps)
 
 
-def make_final_anew(
+def rebuild_final_rows(
     spark: SparkSession, lake: Lake, final: FinalTable, rows: DataFrame, times: Limits, batch: int
 ) -> None:
     """Puts those of a product's rows that are final into their table, in one commit.
@@ -144,12 +144,12 @@ def make_final_anew(
     """
     until = final.limits(times)
     keep = EachBatch(_final_rows(final, {}, until, batch))
-    found = map_batches(_near(final, rows, {}, until), keep, ddl_of(final.columns))
+    found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.columns))
     lake.storage.require_lease(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
-def places_of(changes: DataFrame) -> dict[TopicPartition, int]:
+def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
     """Of each topic-partition, the highest stream time at which a change was applied, in ms.
 
     Args:
@@ -161,7 +161,7 @@ def places_of(changes: DataFrame) -> dict[TopicPartition, int]:
     return {(row["topic"], row[PARTITION]): row["time"] for row in found}
 
 
-def _closing(reader: TableReader, final: FinalTable, following: int) -> Closing:
+def _read_closing(reader: TableReader, final: FinalTable, following: int) -> Closing:
     """Up to where rows are appended before gold's next batch."""
 
     def found(*conditions: Condition) -> Limits:
@@ -173,7 +173,7 @@ def _closing(reader: TableReader, final: FinalTable, following: int) -> Closing:
     return Closing(final, found((BATCH, operator.lt, following)), found() if is_there else {})
 
 
-def _times_in_part(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
+def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
     """The stream times of a version that gold has read in part, if it stopped in one: no row was appended by them."""
     from pyspark.sql import functions as F
 
@@ -184,7 +184,7 @@ def _times_in_part(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]
     if is_whole:
         return {}
     changes = lake.read(spark, CHANGES, version)
-    return places_of(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
+    return latest_stream_times(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
 
 
 def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
@@ -202,7 +202,7 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
             yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
 
 
-def _near(final: FinalTable, rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
+def _candidate_rows(final: FinalTable, rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
     """Of a product's rows, all that are final by `until` and were not by `since`, and others near them."""
     rows = rows.select(*(quote(name) for name, _ in final.shown))
     if not until:

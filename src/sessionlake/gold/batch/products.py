@@ -25,9 +25,9 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.late import LATE_COLUMNS, NEVER
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch.final import Finals
-from sessionlake.gold.batch.rows import BatchRows, Part, is_of_session, rows_of
+from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, rows_of
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
-from sessionlake.gold.tables.expiry import Expiry, are_above
+from sessionlake.gold.tables.expiry import Expiry, without_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import stamped
 from sessionlake.protocol.names import ddl_of, internal, quote
@@ -58,18 +58,18 @@ class ProductMerger:
         """Merges the batch into these products' tables."""
         for product in products:
             if self.rows.span(product).rows:
-                part = self._kept(product, self.rows.of(product))
+                part = self._without_expired(product, self.rows.of(product))
                 self.finals.require_open(self.spark, product, part, self.rows.span(product).low)
-                yield self._merged(product, part)
+                yield self._merge_rows(product, part)
 
-    def _kept(self, product: Product, part: pa.Table | Mapped) -> Rows:
+    def _without_expired(self, product: Product, part: pa.Table | Mapped) -> Rows:
         """Less what comes for buckets that are gone."""
         floors = self.expiry.floors(product.table)
         if self.rows.span(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
-        return mapped(part, lambda rows: are_above(rows, floors), product.ddl)
+        return mapped(part, lambda rows: without_expired_rows(rows, floors), product.ddl)
 
-    def _merged(self, product: Product, part: Rows) -> TableOutput:
+    def _merge_rows(self, product: Product, part: Rows) -> TableOutput:
         rows = self.rows.span(product).rows
         if not isinstance(part, pa.Table):
             if self._is_new(product):
@@ -78,7 +78,7 @@ class ProductMerger:
                 return TableOutput(product.table, done.version, done.rows)
             if rows > self.lake.limits.driver_changes:
                 return self._on_cluster(product, as_frame(self.spark, part))
-            part = are_above(self.rows.brought(product), self.expiry.floors(product.table))
+            part = without_expired_rows(self.rows.collect_rows(product), self.expiry.floors(product.table))
         try:
             return self._in_driver(product, part)
         except TooLargeError:
@@ -86,7 +86,7 @@ class ProductMerger:
 
     def _is_new(self, product: Product) -> bool:
         """Whether each row is new, since the table has none of these topics in this time."""
-        if not is_of_session(product):
+        if not has_session_key(product):
             return False
         conditions: list[Condition] = [("topic", is_in, sorted(self.rows.part.report.times))]
         if product.bucket_ms is not None:
@@ -112,7 +112,7 @@ class ProductMerger:
         from pyspark.sql import functions as F
 
         keys = [*map(quote, product.row_keys)]
-        held = self._touched(product).join(part.select(*keys), list(product.row_keys), "left_semi")
+        held = self._rows_in_span(product).join(part.select(*keys), list(product.row_keys), "left_semi")
         fresh = part.withColumn(_FRESH, F.lit(col=True))
         both = fresh.unionByName(held.withColumn(_FRESH, F.lit(col=False)))
 
@@ -126,7 +126,7 @@ class ProductMerger:
         commit = merge(self.spark, self.lake, product.table, rows, _upsert(product), self.txn)
         return TableOutput(product.table, commit.version, rows.count())
 
-    def _touched(self, product: Product) -> DataFrame:
+    def _rows_in_span(self, product: Product) -> DataFrame:
         """The table's rows that the batch may touch, and others: files are left out by it."""
         from pyspark.sql import functions as F
 
@@ -143,7 +143,7 @@ def _upsert(product: Product) -> Upsert:
 
 
 def write_late(
-    spark: SparkSession, lake: Lake, part: Part, written: Sequence[Product], txn: Txn
+    spark: SparkSession, lake: Lake, part: FoldResult, written: Sequence[Product], txn: Txn
 ) -> Iterator[TableOutput]:
     """Appends the batch's late points of these products."""
     tables = [product.table for product in written if product.lateness_ms is not None]

@@ -43,7 +43,7 @@ class BatchRows:
     """
 
     spark: SparkSession
-    part: Part
+    part: FoldResult
     declared: Declared
     products: Sequence[Product]
 
@@ -52,12 +52,12 @@ class BatchRows:
         few, payloads = self._few[product.name], self.part.folded.at_hand([product.name])
         if payloads is not None:
             return _together(product, few, payloads)
-        frame = self._left(product.name)
+        frame = self._payloads_on_cluster(product.name)
         if few.num_rows:
             frame = frame.union(self.spark.createDataFrame([(write_ipc(encoded(product, few)),)], frame.schema))
         return Mapped(frame, unpack, product.ddl)
 
-    def brought(self, product: Product) -> pa.Table:
+    def collect_rows(self, product: Product) -> pa.Table:
         """One row a key, brought to the driver whatever their size."""
         return _together(product, self._few[product.name], self._payloads(product.name))
 
@@ -79,18 +79,18 @@ class BatchRows:
         return product_tables(together, self.declared, self.products)
 
     def _payloads(self, kind: str) -> list[bytes]:
-        at_hand = self.part.folded.at_hand([kind])
-        if at_hand is not None:
-            return at_hand
-        return [payload.as_buffer().to_pybytes() for payload in self._left(kind).toArrow()["payload"]]
+        in_memory = self.part.folded.at_hand([kind])
+        if in_memory is not None:
+            return in_memory
+        return [payload.as_buffer().to_pybytes() for payload in self._payloads_on_cluster(kind).toArrow()["payload"]]
 
-    def _left(self, kind: str) -> DataFrame:
+    def _payloads_on_cluster(self, kind: str) -> DataFrame:
         from pyspark.sql import functions as F
 
         return self.part.folded.frame.where(F.col("kind") == kind).select("payload")
 
 
-def is_of_session(product: Product) -> bool:
+def has_session_key(product: Product) -> bool:
     """Whether all that becomes one of its rows is in one shard."""
     return set(OF_SESSION) <= {*product.row_keys}
 
@@ -102,31 +102,31 @@ def _together(product: Product, few: pa.Table, payloads: Sequence[bytes]) -> pa.
     if few.num_rows:
         rows = pa.concat_tables([rows, few.cast(rows.schema)])
     rows = rows.unify_dictionaries()
-    return rows if is_of_session(product) else product.merged(rows)
+    return rows if has_session_key(product) else product.merged(rows)
 
 
 @dataclass(frozen=True)
-class Part:
+class FoldResult:
     """What one fold emitted, with its report."""
 
     folded: Folded
     report: GoldReport
 
     @staticmethod
-    def collect(frame: DataFrame, inline_bytes: int) -> Part:
+    def collect(frame: DataFrame, inline_bytes: int) -> FoldResult:
         """Runs the fold (one job) and takes its report."""
         folded, reports = collect(frame, SeriesOutput.REPORT, inline_bytes)
-        return Part(folded, total(reports))
+        return FoldResult(folded, total(reports))
 
     @staticmethod
-    def of(spark: SparkSession, payloads: Payloads) -> Part:
+    def of(spark: SparkSession, payloads: Payloads) -> FoldResult:
         """One that was folded in the driver."""
         frame = as_frame(spark, folded_table(payloads))
         folded, reports = taken_apart(frame, payloads, SeriesOutput.REPORT)
-        return Part(folded, total(reports))
+        return FoldResult(folded, total(reports))
 
 
-def rows_of(parts: Sequence[Part], kinds: Sequence[str], ddl: str) -> Rows:
+def rows_of(parts: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows:
     """The rows of these kinds: at hand if all their payloads are, else unpacked where they are.
 
     Args:
@@ -135,9 +135,9 @@ def rows_of(parts: Sequence[Part], kinds: Sequence[str], ddl: str) -> Rows:
     from pyspark.sql import functions as F
 
     found = [part.folded.at_hand(kinds) for part in parts]
-    at_hand = [content for contents in found for content in contents or ()]
-    if at_hand and None not in found:
-        return read_rows(at_hand)
+    in_memory = [content for contents in found for content in contents or ()]
+    if in_memory and None not in found:
+        return read_rows(in_memory)
     payloads = [part.folded.frame.where(F.col("kind").isin(*kinds)).select("payload") for part in parts]
     return Mapped(reduce(lambda a, b: a.union(b), payloads), unpack, ddl)
 

@@ -1,1 +1,1 @@
-"""Tables of gold as the configuration declares them."""
+"""The tables of gold that the configuration declares, with their schemas and column comments."""

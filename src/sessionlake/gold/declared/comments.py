@@ -1,4 +1,4 @@
-"""Comments of columns that a configuration declares: of products, averages, enriched tables and reference tables."""
+"""Column comments of declared tables: products, averages, enriched tables and reference tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sessionlake.gold.aggregate.functions import Aggregate
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows
 from sessionlake.gold.enrich.reference import FROM, GONE_BY, TAKEN_BY, TO, Reference
-from sessionlake.gold.enrich.table import OF_CHANGE, Enriched
+from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable
 
 _KEYS = {column.name: column.comment for column in (TOPIC, SESSION_ID, ROW_ID, METRIC, PARTITION_COLUMN)}
 _KEYS |= {
@@ -34,13 +34,13 @@ _CHANGE = {column.name: column.comment for column in (TOPIC, SESSION_ID, PARTITI
     "change": "clear (all rows of the session go), upsert or delete (one row)",
     "position": "Order of application in the session (session_changes._position)",
 }
-_OWN = "Declared column: the value that the message set; null if it set null or did not set it"
+_DECLARED = "Declared column: the value that the message set; null if it set null or did not set it"
 
 
 def product_comments(product: Product) -> dict[str, str]:
-    """Comments on the columns of a product's table, those that only keep it included.
+    """Returns comments on all columns of a product's table.
 
-    A column whose name begins with an underscore is state: what late rows are merged by.
+    A column whose name starts with an underscore is state: late rows are merged by it.
     """
     return _key_comments(product) | dict(_results(product))
 
@@ -54,22 +54,22 @@ def _key_comments(product: Product) -> dict[str, str]:
 
 def _results(product: Product) -> Iterator[tuple[str, str]]:
     for name, one in product.aggregates.items():
-        said = one.meaning
+        comment = one.meaning
         if name not in product.results:
-            said = f"State: {said[0].lower()}{said[1:]}"
-        yield name, said
+            comment = f"State: {comment[0].lower()}{comment[1:]}"
+        yield name, comment
         if isinstance(one, Aggregate):
             yield from ((beside, f"State of {name}: what it is merged by") for beside, _ in one.columns(name)[1:])
 
 
 def final_comments(final: FinalTable) -> dict[str, str]:
-    """Comments on the columns of the table of a product's final rows."""
+    """Returns comments on the columns of a product's table of final rows."""
     return product_comments(final.product) | {BATCH: "Number of the gold batch by which the row was final"}
 
 
-def enriched_comments(table: Enriched) -> dict[str, str]:
-    """Comments on the columns of an enriched table."""
-    comments = {name: _OWN for name, _ in table.own[len(OF_CHANGE) :]} | _CHANGE
+def enriched_comments(table: EnrichedTable) -> dict[str, str]:
+    """Returns comments on the columns of an enriched table."""
+    comments = {name: _DECLARED for name, _ in table.own[len(CHANGE_COLUMNS) :]} | _CHANGE
     for join in table.joins:
         source = join.reference.table
         comments |= {
@@ -80,7 +80,7 @@ def enriched_comments(table: Enriched) -> dict[str, str]:
 
 
 def reference_comments(reference: Reference) -> dict[str, str]:
-    """Comments on the columns of a reference table, and of the table that holds what gold has read of it."""
+    """Returns comments on the columns of a reference table, and of the table with the rows that gold has applied."""
     return (
         dict.fromkeys(reference.key_names, "Key: what the row is about")
         | {name: "Declared column: what holds of the key in this time" for name, _ in reference.columns}

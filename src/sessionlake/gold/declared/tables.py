@@ -1,4 +1,4 @@
-"""What gold keeps up: the tables that every lake has, and those that its configuration declares."""
+"""All tables that gold maintains: the standard ones of every lake, and those that the configuration declares."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, Rows, S
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.comments import final_comments, product_comments
 from sessionlake.gold.declared.references import enriched_of, enriched_schema, reference_schemas
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
 from sessionlake.protocol.names import internal, same_but_for_case, same_name_text
 from sessionlake.settings.gold import (
@@ -36,7 +36,7 @@ from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.settings.named_code import NamedCodeError, named_code
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
-_KINDS: dict[AggregateKind, Aggregate | Derived] = {
+_AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
     AggregateKind.COUNT: Count(),
     AggregateKind.SUM: Sum("value"),
     AggregateKind.MIN: Extreme("value", greatest=False),
@@ -53,44 +53,46 @@ _KINDS: dict[AggregateKind, Aggregate | Derived] = {
     AggregateKind.P99: Quantile(_BUCKETS, 0.99),
     AggregateKind.APPROX_DISTINCT: Distinct(_REGISTERS),
 }
-_KEEPS_SUMS: dict[str, Aggregate] = {_COUNT: Count(), _SUM: Sum("value")}
-_KEEPS_BUCKETS: dict[str, Aggregate] = {_BUCKETS: Buckets("value")}
-# What is kept besides, for those that follow from it.
-_KEPT: dict[AggregateKind, dict[str, Aggregate]] = {
-    AggregateKind.MEAN: _KEEPS_SUMS,
-    AggregateKind.VARIANCE: _KEEPS_SUMS | {_SQUARES: Sum("value", squared=True)},
-    AggregateKind.P50: _KEEPS_BUCKETS,
-    AggregateKind.P90: _KEEPS_BUCKETS,
-    AggregateKind.P95: _KEEPS_BUCKETS,
-    AggregateKind.P99: _KEEPS_BUCKETS,
+_SUMS: dict[str, Aggregate] = {_COUNT: Count(), _SUM: Sum("value")}
+_BUCKET_COUNTS: dict[str, Aggregate] = {_BUCKETS: Buckets("value")}
+# The hidden aggregates that each kind is computed from.
+_HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
+    AggregateKind.MEAN: _SUMS,
+    AggregateKind.VARIANCE: _SUMS | {_SQUARES: Sum("value", squared=True)},
+    AggregateKind.P50: _BUCKET_COUNTS,
+    AggregateKind.P90: _BUCKET_COUNTS,
+    AggregateKind.P95: _BUCKET_COUNTS,
+    AggregateKind.P99: _BUCKET_COUNTS,
     AggregateKind.APPROX_DISTINCT: {_REGISTERS: Registers("value")},
 }
 
 
-GoldTable = Product | RollingAverage | Enriched
-"""What gold keeps up, and makes anew by itself."""
+GoldTable = Product | RollingAverage | EnrichedTable
+"""A table that gold maintains, and rebuilds by itself if its definition changes."""
 
 
 def tables_of(settings: Settings) -> tuple[GoldTable, ...]:
-    """All that gold keeps up.
+    """Returns all tables that gold maintains.
 
     Raises:
-        ConfigError: a declared one has the name of another table.
+        ConfigError: a declared table has the name of another one.
     """
-    _refuse_taken([*(one.table for one in settings.gold.enriched), *(one.taken for one in settings.gold.references)])
+    _refuse_existing(
+        [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
+    )
     return (*averages_of(settings), *products_of(settings), *enriched_of(settings))
 
 
 def averages_of(settings: Settings) -> tuple[RollingAverage, ...]:
-    """The tables of averages.
+    """Returns the tables of rolling averages.
 
     Raises:
-        ConfigError: a declared one has the name of another table.
+        ConfigError: a declared table has the name of another one.
     """
     declared = {one.name: one for one in settings.gold.averages}
-    _refuse_taken(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
-    whole = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
-    return tuple(_average(settings, one) for one in whole.values())
+    _refuse_existing(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
+    by_name = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
+    return tuple(_average(settings, one) for one in by_name.values())
 
 
 def _average(settings: Settings, one: AverageSettings) -> RollingAverage:
@@ -108,118 +110,138 @@ def _average(settings: Settings, one: AverageSettings) -> RollingAverage:
     )
 
 
-def _refuse_taken(tables: Iterable[str]) -> None:
+def _refuse_existing(tables: Iterable[str]) -> None:
     for table in tables:
         if table in {*TABLES, *VIEWS}:
-            raise ConfigError(f"gold: {table} is a table of every lake's: choose another name")
+            raise ConfigError(
+                f"gold declares a table {table}, but every lake has a table or view of this name",
+                fix="Choose another name for the declared table",
+            )
 
 
 def products_of(settings: Settings) -> tuple[Product, ...]:
-    """All products that gold keeps up, each behind the one that it is made from.
+    """Returns all products that gold maintains. Each comes after the product that it is computed from.
 
     Raises:
-        ConfigError: a declared one has the name of another table.
+        ConfigError: a declared table has the name of another one.
     """
-    _refuse_taken(table for one in settings.gold.products for table in one.tables)
+    _refuse_existing(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_milliseconds(tiers.get(one.name))) for one in STANDARD)
     return (*standard, *(product_of(one) for one in settings.gold.products if one.source is None))
 
 
 def finals_of(products: Iterable[GoldTable]) -> list[FinalTable]:
-    """Where final rows of these are appended, of those of which they are."""
+    """Returns the tables of final rows that these products have."""
     found = (final_table(product) for product in products if isinstance(product, Product))
     return [final for final in found if final is not None]
 
 
 def with_finals(products: Iterable[GoldTable]) -> list[GoldTable | FinalTable]:
-    """These, and behind them where their final rows are appended."""
+    """Returns these tables, followed by their tables of final rows."""
     every = list(products)
     return [*every, *finals_of(every)]
 
 
 def schemas_of(settings: Settings) -> dict[str, TableSchema]:
-    """The definitions of the tables that the configuration declares."""
+    """Returns the definitions of all declared tables, by two-level name."""
     tables = tables_of(settings)
     own = {table.table: _schema(table) for table in tables if table.table not in TABLES}
     own |= {final.table: _final_schema(final) for final in finals_of(tables)}
     return own | reference_schemas(settings)
 
 
-def _in_python(declared: ProductSettings, target: str) -> Product:
+def _python_product(declared: ProductSettings, target: str) -> Product:
     where = f"gold.products.{declared.name}.python"
     try:
         found = named_code(target, Product, str(Path.cwd()))
     except NamedCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not isinstance(found, Product):
-        raise ConfigError(f"{where}: {target} is no sessionlake.gold.Product")
+        raise ConfigError(
+            f"{where}: {target} is not a `sessionlake.gold.Product`", fix="Name an instance of this class"
+        )
     if found.name != declared.name:
-        raise ConfigError(f"{where}: {target} is named {found.name!r}: the two names must be the same")
+        raise ConfigError(
+            f"{where}: {target} has the name {found.name!r}, but the configuration says {declared.name!r}",
+            fix="Use the same name in both",
+        )
     if found.output != declared.output:
         raise ConfigError(
-            f"{where}: {target} has output {found.output!r}, and the configuration {declared.output.value!r}: say the "
-            f"same in both, of {', '.join(OutputMode)}, since who looks after tables goes by the configuration alone"
+            f"{where}: {target} has output {found.output!r}, but the configuration says {declared.output.value!r}",
+            why="Commands that maintain tables read the configuration only",
+            fix=f"Use the same output in both, one of {', '.join(OutputMode)}",
         )
     if vague := [name for name, one in found.aggregates.items() if type(one).__repr__ is object.__repr__]:
         raise ConfigError(
-            f"{where}: {', '.join(vague)}: an aggregate of one's own is a dataclass, or has a __repr__ of "
-            "all that decides its figures: by that, gold knows when the table is to be made anew"
+            f"{where}: the aggregates {', '.join(vague)} have no __repr__",
+            why="Gold compares the __repr__ of aggregates to know when to rebuild the table",
+            fix="Make the class a dataclass, or write a __repr__ with everything that decides its results",
         )
     if found.below is not None and found.below not in STANDARD:
         names = ", ".join(product.table for product in STANDARD)
-        raise ConfigError(f"{where}: {target} is made from {found.below.table}; there are {names}")
+        raise ConfigError(
+            f"{where}: {target} is computed from {found.below.table}, which is not a standard table",
+            fix=f"Use one of {names}",
+        )
     if found.retention_ms is not None and (found.bucket_ms is None or "topic" not in found.keys):
         raise ConfigError(
-            f"{where}: {target} has a retention_ms: what is kept for a time has a bucket_ms, and topic among its keys, "
-            "whose stream time counts"
+            f"{where}: {target} has a retention_ms, but no bucket_ms or no key `topic`",
+            why="Rows expire by their bucket and their topic's stream time",
+            fix="Set bucket_ms and add `topic` to the keys, or leave retention_ms out",
         )
     spans = map(_span, (found.bucket_ms, found.lateness_ms, found.retention_ms))
     if found.output == OutputMode.APPEND and (lacks := lacking_for_append(found.keys, *spans)):
         raise ConfigError(f"{where}: {target}: {lacks}")
-    _refuse_twice(found, f"{where}: {target}")
-    for wrong in _wrong_source(found, declared):
+    _refuse_same_results(found, f"{where}: {target}")
+    for wrong in _source_faults(found, declared):
         raise ConfigError(f"{where}: {target} {wrong}")
     return found
 
 
-def _wrong_source(found: Product, declared: ProductSettings) -> Iterator[str]:
-    """What cannot be of a product in Python that is made of such a source, or is said to be."""
+def _source_faults(found: Product, declared: ProductSettings) -> Iterator[str]:
+    """Yields what does not fit the source of a product in Python, or differs from the configuration."""
     if found.below is not None and found.lateness_ms is not None:
-        yield f"is made from {found.below.table}, which does not tell what is late"
+        yield f"has a lateness_ms, but is computed from {found.below.table}, which does not say which rows are late"
     rows = found.source if isinstance(found.source, Rows) else None
     table = None if rows is None else rows.table
     if table != declared.source:
-        yield f"has the source {table or 'silver'}, the configuration {declared.source or 'none'}: say it in both"
+        yield (
+            f"has the source {table or 'silver'}, but the configuration says {declared.source or 'none'}: "
+            "use the same in both"
+        )
     if rows is None:
         return
     reads = {name for one in found.aggregates.values() if isinstance(one, Aggregate) for name in one.reads}
     if found.keys != declared.keys:
-        yield f"has the keys {', '.join(found.keys)}, the configuration {', '.join(declared.keys)}: say them in both"
+        yield (
+            f"has the keys {', '.join(found.keys)}, but the configuration says {', '.join(declared.keys)}: "
+            "use the same in both"
+        )
     if found.below is not None or found.lateness_ms is not None or found.retention_ms is not None:
-        yield "is of a table's rows, all of which are gone through each time: no below, lateness_ms or retention_ms"
+        yield "is computed from all rows of a table each time: leave out below, lateness_ms and retention_ms"
     if rows.time is None and (found.bucket_ms is not None or ("ts" in reads and not rows.order)):
-        yield "needs the `time` of its Rows"
+        yield "needs a `time` in its Rows"
     if rows.value is None and "value" in reads:
-        yield "needs the `value` of its Rows"
+        yield "needs a `value` in its Rows"
 
 
-def _refuse_twice(product: Product, where: str) -> None:
+def _refuse_same_results(product: Product, where: str) -> None:
     if (pair := same_but_for_case(name for name, _ in product.columns)) is not None:
-        raise ConfigError(f"{where}: {same_name_text(*pair)}. Give its results other names")
+        raise ConfigError(f"{where}: {same_name_text(*pair)}", fix="Give its results other names")
 
 
 def product_of(declared: ProductSettings) -> Product:
-    """The product that is declared, of silver's changes or of a table's rows.
+    """Returns the declared product, of silver's changes or of a table's rows.
 
     Raises:
-        ConfigError: its Python cannot be used.
+        ConfigError: its Python code cannot be used.
     """
     if declared.python is not None:
-        return _in_python(declared, declared.python)
-    aggregates = {name: _KINDS[kind] for name, kind in declared.aggregates.items()}
+        return _python_product(declared, declared.python)
+    aggregates = {name: _AGGREGATES[kind] for name, kind in declared.aggregates.items()}
     for kind in sorted({*declared.aggregates.values()}):
-        aggregates |= _KEPT.get(kind, {})
+        aggregates |= _HIDDEN_AGGREGATES.get(kind, {})
     found = Product(
         declared.name,
         declared.keys,
@@ -232,7 +254,7 @@ def product_of(declared: ProductSettings) -> Product:
         comment=f"A row for each {', '.join(declared.keys)}" + (f" and {declared.bucket}" if declared.bucket else ""),
         shown=tuple(declared.aggregates),
     )
-    _refuse_twice(found, f"gold.products.{declared.name}")
+    _refuse_same_results(found, f"gold.products.{declared.name}")
     return found
 
 
@@ -252,7 +274,7 @@ def _span(ms: int | None) -> timedelta | None:
 
 
 def _schema(table: GoldTable) -> TableSchema:
-    if isinstance(table, Enriched):
+    if isinstance(table, EnrichedTable):
         return enriched_schema(table)
     keys = table.row_keys
     times = tuple(name for name in (START, "ts") if name in keys)

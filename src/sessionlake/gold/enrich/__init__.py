@@ -1,1 +1,1 @@
-"""Pure: what reference tables said of a key at a time, and what a change of theirs touches."""
+"""Joins changes with reference tables as of event time, and finds what a changed reference table touches. Pure."""

@@ -1,4 +1,4 @@
-"""Which version of a key holds at a time: columns of keys looked up in sorted spans, by binary search."""
+"""Finds the version of a key that holds at a time, by binary search in sorted spans."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pyarrow.compute as pc
 from sessionlake.protocol.arrow import codes, combined
 from sessionlake.protocol.types import Int64s
 
-OPEN = (1 << 63) - 1
-"""The end of a span that has none, in ms."""
+OPEN_END = (1 << 63) - 1
+"""The end of a span without an end, in ms."""
 
 
 def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> list[Int64s]:
-    """Numbers of rows, the same for equal rows of any of the tables; one NaN equals another.
+    """Returns numbers that identify rows: equal rows of any of the tables get the same number. NaN equals NaN.
 
     Args:
-        tables: the columns of each, of the same types in the same order.
-        nulls: whether a null equals another; else rows with one have the number -1.
+        tables: the columns of each table, with the same types in the same order.
+        nulls: whether null equals null. If not, rows with a null get the number -1.
     """
     lengths = [len(columns[0]) for columns in tables]
     coded = []
@@ -28,35 +28,35 @@ def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> li
         chunks = [chunk for column in columns for chunk in column.chunks]
         code, values = codes(_one_nan(pa.chunked_array(chunks, columns[0].type)))
         coded.append((code + 1, range(len(values) + 1)))
-    whole = combined(coded, sum(lengths))
+    rows = combined(coded, sum(lengths))
     if not nulls:
-        whole = np.where(np.any([code == 0 for code, _ in coded], axis=0), -1, whole)
-    return np.split(whole, np.cumsum(lengths)[:-1])
+        rows = np.where(np.any([code == 0 for code, _ in coded], axis=0), -1, rows)
+    return np.split(rows, np.cumsum(lengths)[:-1])
 
 
 def _one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Floats with one kind of NaN: Arrow tells them apart by their bits, which a writer of Parquet may change."""
+    """Returns floats with a single NaN: Arrow compares NaN by its bits, which writers of Parquet may change."""
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
 def as_of(code: Int64s, ts: Int64s, known: Int64s, begin: Int64s, end: Int64s) -> Int64s:
-    """For each row the place of the span that it lies in, -1 if there is none.
+    """Returns for each row the index of the span that contains it, or -1.
 
     Args:
-        code: numbers of the rows' keys, -1: none.
-        ts: the rows' times, in ms.
-        known: numbers of the spans' keys.
-        begin: of the spans, in ms; those of one key do not overlap.
-        end: of the spans, not included.
+        code: for each row, the number of its key; -1 for no key.
+        ts: for each row, its time in ms.
+        known: for each span, the number of its key.
+        begin: for each span, its start in ms. Spans of one key do not overlap.
+        end: for each span, its end in ms, not included.
     """
     if not len(known) or not len(code):
         return np.full(len(code), -1, np.int64)
     times = np.unique(begin)
     order = np.lexsort((end, begin, known))
     width = len(times) + 1
-    # Equal keys' spans in the order of their begins, as one number.
+    # Key and start combined into one number, so that a single search finds both.
     keys, spans = np.unique(known[order], return_inverse=True)
     place = spans.reshape(-1) * width + np.searchsorted(times, begin[order]) + 1
     at = np.searchsorted(keys, code)
@@ -68,24 +68,24 @@ def as_of(code: Int64s, ts: Int64s, known: Int64s, begin: Int64s, end: Int64s) -
     return np.where(inside, found, -1)
 
 
-def begins(moments: pa.ChunkedArray) -> Int64s:
-    """The first millisecond at or behind each moment.
+def start_ms(moments: pa.ChunkedArray) -> Int64s:
+    """Returns the first millisecond at or after each moment.
 
     Args:
-        moments: timestamps, none of them null.
+        moments: timestamps without nulls.
     """
     return -np.floor_divide(-micros(moments, 0), 1000)
 
 
-def ends(moments: pa.ChunkedArray) -> Int64s:
-    """The first millisecond at or behind each moment; `OPEN` in the place of null."""
-    return np.where(moments.is_null().to_numpy(), OPEN, begins(moments))
+def end_ms(moments: pa.ChunkedArray) -> Int64s:
+    """Returns the first millisecond at or after each moment, and `OPEN_END` for null."""
+    return np.where(moments.is_null().to_numpy(), OPEN_END, start_ms(moments))
 
 
 def micros(moments: pa.ChunkedArray, null: int) -> Int64s:
-    """Microseconds since the epoch.
+    """Returns microseconds since the epoch.
 
     Args:
-        null: what stands for null.
+        null: the value for null.
     """
     return pc.fill_null(moments.cast(pa.timestamp("us", "UTC")).cast(pa.int64()), null).to_numpy()

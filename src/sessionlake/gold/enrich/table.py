@@ -1,4 +1,4 @@
-"""A table of changes with what reference tables said at their event times: what it declares, and its rows."""
+"""An enriched table: changes joined with the reference rows that held at their event times."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hashlib import sha256
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.enrich.asof import as_of, begins, ends, row_codes
+from sessionlake.gold.enrich.asof import as_of, end_ms, row_codes, start_ms
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
 
-IDENTITY = ("topic", "partition", "offset", "ordinal")
-"""What tells changes apart: a message, and the place in it."""
+CHANGE_ID = ("topic", "partition", "offset", "ordinal")
+"""The columns that identify a change: a message, and the position in it."""
 BATCH = "_batch"
-OF_CHANGE = (
+CHANGE_COLUMNS = (
     ("topic", "string"),
     ("session_id", "string"),
     ("row_id", "string"),
@@ -26,11 +26,11 @@ OF_CHANGE = (
     ("ts", "bigint"),
     ("position", "bigint"),
 )
-"""What every table has of a change, before the declared columns; `ts` is event time in milliseconds."""
-JOINED_ON = ("topic", "session_id", "row_id")
-"""Of these, what reference tables can be joined on, beside declared columns."""
-SOURCES = {"offset": "_offset", "ts": "_ts", "position": "_position"}
-"""Columns that silver calls otherwise."""
+"""The columns of a change that every enriched table has before the declared ones. `ts` is event time in ms."""
+JOINABLE_COLUMNS = ("topic", "session_id", "row_id")
+"""The columns among these that reference tables can be joined on, in addition to declared columns."""
+SILVER_NAMES = {"offset": "_offset", "ts": "_ts", "position": "_position"}
+"""Names in silver of the columns that are named differently there."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Join:
     """One reference table that changes are joined with.
 
     Attributes:
-        name: of the column that says which version decided.
-        on: of each of its keys, in their order, the column of the change.
-        take: the columns that are added, and the reference table's that they come from.
+        name: prefix of the column `<name>_valid_from`.
+        on: for each key of the reference table, in order, the column of the change to compare it with.
+        take: the added columns, and the columns of the reference table that they come from.
     """
 
     reference: Reference
@@ -50,43 +50,43 @@ class Join:
 
     @property
     def version(self) -> str:
-        """The column that says since when the row holds that was found; null if none was."""
+        """The column with `valid_from` of the row that was joined; null if no row held."""
         return f"{self.name}_{FROM}"
 
     @property
     def added(self) -> tuple[tuple[str, str], ...]:
-        """The columns that it adds, and their Spark SQL types."""
+        """The columns that the join adds, and their Spark SQL types."""
         types = dict(self.reference.all_columns)
         return (*((name, types[source]) for name, source in self.take), (self.version, "timestamp"))
 
-    def found(self, changes: pa.Table, versions: pa.Table) -> dict[str, pa.ChunkedArray]:
-        """The columns that it adds.
+    def added_values(self, changes: pa.Table, versions: pa.Table) -> dict[str, pa.ChunkedArray]:
+        """Returns the columns that the join adds.
 
         Args:
             changes: `ts` and the columns that are joined on.
-            versions: rows of the reference table, those of one key not overlapping.
+            versions: rows of the reference table; rows of one key do not overlap.
         """
         known = self._narrowed(changes, versions)
         keys = [[changes[name] for name in self.on], [known[name] for name in self.reference.key_names]]
         mine, theirs = row_codes(keys, nulls=False)
-        place = as_of(mine, changes["ts"].to_numpy(), theirs, begins(known[FROM]), ends(known[TO]))
+        place = as_of(mine, changes["ts"].to_numpy(), theirs, start_ms(known[FROM]), end_ms(known[TO]))
         taken = pa.array(place, mask=place < 0)
         sources = (*self.take, (self.version, FROM))
         return {name: known[source].take(taken) for name, source in sources}
 
     def _narrowed(self, changes: pa.Table, versions: pa.Table) -> pa.Table:
-        """Less the versions of keys that no change has: what is sorted then goes by the changes."""
+        """Drops versions of keys that no change has, so that sorting costs depend on the changes."""
         first, on = self.reference.key_names[0], self.on[0]
         return versions.filter(pc.is_in(versions[first], value_set=pc.unique(changes[on])))
 
 
 @dataclass(frozen=True)
-class Enriched:
-    """A table of gold: one row for each change.
+class EnrichedTable:
+    """A table of gold with one row for each change.
 
     Attributes:
-        name: of the table, in the schema `gold`.
-        own: its columns that a change has, and their Spark SQL types.
+        name: its name in the schema `gold`.
+        own: the columns that come from the change, and their Spark SQL types.
     """
 
     name: str
@@ -101,13 +101,13 @@ class Enriched:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Columns by which files are found."""
+        """Columns that files are clustered by."""
         return ("topic", "session_id")
 
     @property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns that tell its rows apart."""
-        return IDENTITY
+        """The columns that identify a row."""
+        return CHANGE_ID
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
@@ -116,34 +116,34 @@ class Enriched:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Its columns besides, but for the number of silver's batch, which a rebuild of silver changes."""
-        return tuple(name for name, _ in self.columns if name not in {*IDENTITY, BATCH})
+        """All other columns, except the number of the silver batch, which changes when silver is rebuilt."""
+        return tuple(name for name, _ in self.columns if name not in {*CHANGE_ID, BATCH})
 
     @property
     def logic(self) -> str:
-        """Changes with whatever its rows depend on."""
+        """A hash of everything that decides the table's rows. The table is rebuilt if it changes."""
         keys = [(join.name, join.reference.name, join.reference.keys, join.on, join.take) for join in self.joins]
         return sha256(repr((self.columns, keys)).encode()).hexdigest()[:12]
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns that are a change's."""
+        """Names of the columns that come from the change."""
         return [*(name for name, _ in self.own), BATCH]
 
     def rows(self, changes: pa.Table, versions: Mapping[str, pa.Table]) -> pa.Table:
-        """Its rows for these changes.
+        """Returns the table's rows for these changes.
 
         Args:
-            changes: as silver has them.
-            versions: of each reference table, its rows.
+            changes: rows with the columns of `silver.session_changes`.
+            versions: the rows of each reference table, by its name.
         """
-        mine = {name: changes[SOURCES.get(name, name)] for name in self.names}
+        mine = {name: changes[SILVER_NAMES.get(name, name)] for name in self.names}
         table = pa.table(mine)
         for join in self.joins:
-            mine |= join.found(table, versions[join.reference.name])
+            mine |= join.added_values(table, versions[join.reference.name])
         return pa.table([mine[name] for name, _ in self.columns], [name for name, _ in self.columns])
 
 
-def joins_of(tables: Sequence[Enriched], reference: Reference) -> list[tuple[Enriched, Join]]:
-    """Where a reference table is joined."""
+def joins_with(tables: Sequence[EnrichedTable], reference: Reference) -> list[tuple[EnrichedTable, Join]]:
+    """Returns the tables and joins that use a reference table."""
     return [(table, join) for table in tables for join in table.joins if join.reference.name == reference.name]

@@ -1,4 +1,4 @@
-"""Rows put into a reference table: each holds from its moment on, and what held there before is cut."""
+"""Inserts rows into a reference table: each holds from its start, and versions that it overlaps are cut."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.enrich.asof import OPEN
-from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, Reference, faulty
+from sessionlake.gold.enrich.asof import OPEN_END
+from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, Reference, find_faults
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
 
 FIRST_MICROS = FIRST_MS * 1000
-"""The first moment that a timestamp can tell."""
+"""The first moment that a timestamp can hold, in microseconds."""
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Version:
-    """What holds of a key from `begin` until `end` (not included), in microseconds; `OPEN`: until further notice."""
+    """The values of a key from `begin` until `end` (not included), in microseconds; `OPEN_END` if it has no end."""
 
     begin: int
     end: int
@@ -30,12 +30,12 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Given:
-    """A row that is to be put in.
+class NewRow:
+    """A row to insert.
 
     Attributes:
-        begin: None: from now on, or, as the first of its key, since ever.
-        end: None: until the next row of its key begins.
+        begin: in microseconds. None: the current time, or the first possible moment if it is the key's first row.
+        end: in microseconds. None: until the next row of the key starts.
     """
 
     begin: int | None
@@ -44,13 +44,13 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Upserted:
-    """What changes in a reference table.
+class TableUpsert:
+    """What an insertion changes in a reference table.
 
     Attributes:
-        written: rows that are added, or take the place of those with the same key and `valid_from`.
-        removed: rows that are not there any more.
-        refused: the keys whose rows cannot be put in, and why: of them nothing changes.
+        written: rows to add, or to replace the row with the same key and `valid_from`.
+        removed: rows to delete.
+        refused: keys whose rows cannot be inserted, with the reason. Nothing changes for these keys.
     """
 
     written: pa.Table
@@ -58,24 +58,24 @@ class Upserted:
     refused: Mapping[Key, str]
 
 
-def put(held: Sequence[Version], given: Iterable[Given], now: int) -> list[Version]:
-    """The versions of one key with further rows put in, in order.
+def insert_versions(held: Sequence[Version], given: Iterable[NewRow], now: int) -> list[Version]:
+    """Returns the versions of one key after rows are inserted, ordered by start.
 
-    A row that says neither since when nor what is other than what holds now, changes nothing.
+    A row without a start whose values equal those that hold now changes nothing.
 
     Raises:
-        ValueError: two rows begin at once, or one ends before it begins.
+        ValueError: two rows start at the same moment, or a row ends before it starts.
     """
     rows = list(given)
     begun = [now if held else FIRST_MICROS] * len(rows)
     begun = [first if row.begin is None else row.begin for row, first in zip(rows, begun, strict=True)]
     if len({*begun}) < len(begun):
-        raise ValueError("two rows begin at the same moment")
+        raise ValueError("two rows start at the same moment")
     starts = sorted({*begun, *(one.begin for one in held)})
     for begin, row in sorted(zip(begun, rows, strict=True), key=lambda pair: pair[0]):
-        until = next((start for start in starts if start > begin), OPEN) if row.end is None else row.end
+        until = next((start for start in starts if start > begin), OPEN_END) if row.end is None else row.end
         if until <= begin:
-            raise ValueError(f"{TO} is not behind {FROM}")
+            raise ValueError(f"{TO} is not after {FROM}")
         same = any(one.begin <= begin < one.end and one.values == row.values for one in held)
         if row.begin is not None or not same:
             held = [*_cut(held, begin, until), Version(begin, until, row.values)]
@@ -83,7 +83,7 @@ def put(held: Sequence[Version], given: Iterable[Given], now: int) -> list[Versi
 
 
 def _cut(held: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
-    """What is left of versions outside of a span."""
+    """Yields what remains of the versions outside a span."""
     for one in held:
         if one.end <= begin or one.begin >= end:
             yield one
@@ -94,32 +94,37 @@ def _cut(held: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
             yield Version(end, one.end, one.values)
 
 
-def upserted(reference: Reference, held: pa.Table, given: pa.Table, now: int) -> Upserted:
-    """What changes in a reference table if rows are put in.
+def plan_upsert(reference: Reference, held: pa.Table, given: pa.Table, now: int) -> TableUpsert:
+    """Returns what changes in a reference table when rows are inserted.
 
     Args:
-        held: its rows.
-        given: with its columns, `valid_from` and `valid_to` perhaps null: see `Given`.
-        now: in microseconds.
+        held: the table's rows.
+        given: rows to insert, with the table's columns; `valid_from` and `valid_to` may be null, as `NewRow` describes.
+        now: the current time in microseconds.
     """
     mine, theirs = reference.codes(held, given)
     near = held.filter(pa.array(np.isin(mine, theirs[theirs >= 0])))
     known, new = _by_key(reference, near), _by_key(reference, given)
     refused = {key: "a key is null" for key in new if None in key}
-    refused |= {fault.key: f"of what the table has of it, {fault.reason}" for fault in faulty(reference, near)[1]}
+    refused |= {
+        fault.key: f"the table's own rows of this key have a fault: {fault.reason}"
+        for fault in find_faults(reference, near)[1]
+    }
     written: list[Row] = []
     removed: list[Row] = []
     for key in (key for key in new if key not in refused):
-        before = [Version(row[FROM], OPEN if row[TO] is None else row[TO], row["values"]) for row in known.get(key, [])]
+        before = [
+            Version(row[FROM], OPEN_END if row[TO] is None else row[TO], row["values"]) for row in known.get(key, [])
+        ]
         try:
-            after = put(before, (Given(row[FROM], row[TO], row["values"]) for row in new[key]), now)
+            after = insert_versions(before, (NewRow(row[FROM], row[TO], row["values"]) for row in new[key]), now)
         except ValueError as error:
             refused[key] = str(error)
             continue
         there, left = {*before}, {one.begin for one in after}
         written += [_row(reference, key, one) for one in after if one not in there]
         removed += [_row(reference, key, one) for one in before if one.begin not in left]
-    return Upserted(_table(reference, written), _table(reference, removed), refused)
+    return TableUpsert(_table(reference, written), _table(reference, removed), refused)
 
 
 def _by_key(reference: Reference, rows: pa.Table) -> dict[Key, list[Row]]:
@@ -133,7 +138,7 @@ def _by_key(reference: Reference, rows: pa.Table) -> dict[Key, list[Row]]:
 
 
 def _one_nan(value: Any) -> Any:
-    """The value; of NaN always the same object, by which Python compares it within a tuple."""
+    """Returns the value, with one object for all NaN: Python then finds them equal inside tuples."""
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -143,7 +148,7 @@ def _row(reference: Reference, key: Key, one: Version) -> Row:
 
 
 def _end(one: Version) -> int | None:
-    return None if one.end == OPEN else one.end
+    return None if one.end == OPEN_END else one.end
 
 
 def _table(reference: Reference, rows: list[Row]) -> pa.Table:
@@ -151,6 +156,6 @@ def _table(reference: Reference, rows: list[Row]) -> pa.Table:
 
 
 def _numbered(rows: pa.Table) -> pa.Table:
-    """Its rows with times and dates as numbers: Python's reach less far."""
+    """Returns rows with times and dates as numbers, because Python's own types have a smaller range."""
     numbers = {pa.date32(): pa.int32(), MOMENT: pa.int64()}
     return rows.cast(pa.schema([(f.name, numbers.get(f.type, f.type)) for f in rows.schema]))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sessionlake.gold.aggregate.late import by_topic, latest
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
-from sessionlake.gold.fold.pack import ReadChanges, taken_apart
+from sessionlake.gold.fold.pack import ReadChanges, split_place
 from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
 from sessionlake.gold.fold.series import RollingAverage
@@ -110,7 +110,9 @@ class Emitted(NamedTuple):
     rows: pa.Table
 
 
-def rows_out(series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names) -> list[Emitted]:
+def average_payloads(
+    series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
+) -> list[Emitted]:
     """Rows of one shard and batch.
 
     Args:
@@ -126,11 +128,11 @@ def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Produ
     A product costs milliseconds however few the changes: those of all shards are made rows of together.
     """
     late = (product.late_of_changes(changes, declared) for product in products if product.lateness_ms is not None)
-    told = [emitted for rows in late for emitted in _emitted(LATE_POINTS, rows, None)]
+    payloads = [emitted for rows in late for emitted in _emitted(LATE_POINTS, rows, None)]
     if changes.num_rows <= FEW_CHANGES:
-        return [*told, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), changes)]
+        return [*payloads, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), changes)]
     tables = product_tables(changes, declared, products)
-    return told + [
+    return payloads + [
         emitted
         for product in products
         for rows in [encoded(product, tables[product.name])]
@@ -181,7 +183,7 @@ def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
         yield Emitted(kind, span_of(part, time), part)
 
 
-def reported(
+def with_report(
     read: ReadChanges, points: int, emitted: Iterable[Emitted], times: Mapping[TopicPartition, int] = _NO_TIMES
 ) -> list[tuple[str, bytes | pa.Table]]:
     """The rows, and a report of them."""
@@ -222,14 +224,14 @@ def _values(points: Points) -> dict[str, pa.Array]:
 
 
 def _seq_order(points: Points) -> dict[str, pa.Array]:
-    return (points.by_seq or SeqOrder.none(len(points))).shown()
+    return (points.by_seq or SeqOrder.none(len(points))).columns()
 
 
 def _places(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
     """What orders points of one event time, as the table has it."""
     if series.of_session:
         return {"position": pa.array(points.position)}
-    apart = taken_apart(points.position)
+    apart = split_place(points.position)
     return {"partition": pa.array(apart["partition"].astype(np.int32)), "offset": pa.array(apart["offset"])}
 
 

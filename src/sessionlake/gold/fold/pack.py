@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.late import APPLIED
-from sessionlake.gold.aggregate.order import LIFE, SESSION_MARK, TURN, OnceTopics, in_order, in_turn, with_sessions
+from sessionlake.gold.aggregate.order import LIFE, SESSION_MARK, TURN, OnceTopics, with_order, with_sessions, with_turn
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.protocol.arrow import one
@@ -61,7 +61,7 @@ class ChangePacker:
     """Packs one task's changes; a `mapInArrow` function.
 
     Takes `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, what
-    `in_turn` takes, the declared columns (see `Declared`), and for each owner the shard of the change (see
+    `with_turn` takes, the declared columns (see `Declared`), and for each owner the shard of the change (see
     `shard_field`); gives `shard int, chunk binary`.
 
     Attributes:
@@ -91,7 +91,7 @@ class ChangePacker:
         texts = [text_field(i) for i in range(len(self.declared.texts))]
         encoded, order = _encoded(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
-            encoded, order = with_sessions(in_turn(encoded, self.once)), [LIFE, TURN]
+            encoded, order = with_sessions(with_turn(encoded, self.once)), [LIFE, TURN]
         with_points = encoded.filter(any_valid(changes, values))
         shards, tables = list[int](), list[pa.Table]()
         for i, owner in enumerate(self.owners):
@@ -126,12 +126,12 @@ class Chunks:
         read = ReadChanges()
         for chunk in chunks:
             table = read_ipc(chunk)
-            said = table.schema.metadata
-            read += _counted(said)
-            owner = tuple(said[_OWNER].decode().split(SEPARATOR))
+            metadata = table.schema.metadata
+            read += _counted(metadata)
+            owner = tuple(metadata[_OWNER].decode().split(SEPARATOR))
             parts.setdefault(owner, []).append(table.replace_schema_metadata(None))
-        whole = {owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}
-        return Chunks({owner: in_order(changes) for owner, changes in whole.items()}, read)
+        tables = {owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}
+        return Chunks({owner: with_order(changes) for owner, changes in tables.items()}, read)
 
 
 def owners_of(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
@@ -149,7 +149,7 @@ def place_of(partition: Int64s, offset: Int64s) -> Int64s:
     return (partition << PLACE_BITS) | offset
 
 
-def taken_apart(place: Int64s) -> dict[str, Int64s]:
+def split_place(place: Int64s) -> dict[str, Int64s]:
     """What `place_of` was made of."""
     return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
 

@@ -36,7 +36,7 @@ class SeqOrder:
         """Of the points at these places."""
         return SeqOrder(self.session[index], self.life[index], self.seq[index])
 
-    def shown(self) -> dict[str, pa.Array]:
+    def columns(self) -> dict[str, pa.Array]:
         """As columns of a table of averages: null in other classes."""
         none = self.life == NO_LIFE
         return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.parts, strict=True)}

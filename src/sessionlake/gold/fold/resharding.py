@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.gold.fold.pack import SEPARATOR
-from sessionlake.gold.fold.shard import Kept
+from sessionlake.gold.fold.shard import TrackedAverages
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states
 from sessionlake.protocol.types import Int64s
 
@@ -60,7 +60,7 @@ class GoldResharder:
     """
 
     metrics: tuple[str, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[TrackedAverages, ...]
     marked: Mapping[str, MarkedShards]
     shards: int
 
@@ -87,13 +87,20 @@ class GoldResharder:
         return {target: encode_states(states) for target, states in found.items()}
 
     def join(self, parts: Sequence[bytes]) -> bytes:
-        """One state of all parts of a shard. Each table of averages has one, so that none begins with `Kept.begin`."""
+        """Merges all parts of a shard into one state.
+
+        Every table of averages has a state in it, so that none starts from `TrackedAverages.begin`.
+        """
         decoded = [decode_states(part) for part in parts]
-        whole = {}
+        states = {}
         for kept in self.kept:
-            mine = [GoldShardState.decode(part[name]) for part in decoded if (name := kept.series.name) in part]
-            whole[kept.series.name] = GoldShardState.empty(kept.made, self.metrics).with_others(*mine).encode()
-        return encode_states(whole)
+            parts_of_table = [
+                GoldShardState.decode(part[name]) for part in decoded if (name := kept.series.name) in part
+            ]
+            states[kept.series.name] = (
+                GoldShardState.empty(kept.made, self.metrics).with_others(*parts_of_table).encode()
+            )
+        return encode_states(states)
 
     def _states(self, shard: int, state: bytes | None) -> list[tuple[str, GoldShardState]]:
         """By table of averages; where a shard has none of the table's present making, what it would begin with."""

@@ -66,7 +66,7 @@ class Older:
         result.some[index], result.ts[index] = changed.some, changed.ts
         return result
 
-    def taking_in(self, key: Int64s, ts: Int64s) -> Older:
+    def with_dropped(self, key: Int64s, ts: Int64s) -> Older:
         """With the points that leave the tails, sorted by key and event time; they are later than all before."""
         last = np.flatnonzero(np.diff(key, append=-1))
         return self.put(key[last], Older(np.ones(len(last), np.bool_), ts[last]))
@@ -141,7 +141,7 @@ class Evolution:
 
 
 @dataclass(frozen=True)
-class Line:
+class Timeline:
     """Points sorted by key and event time.
 
     Attributes:
@@ -156,11 +156,11 @@ class Line:
     left: Int64s
 
     @staticmethod
-    def of(points: Points, source: Int64s, keys: int) -> Line:
+    def of(points: Points, source: Int64s, keys: int) -> Timeline:
         """Points that are sorted already."""
         count = np.bincount(points.key, minlength=keys)
         rank = np.arange(len(points)) - (np.cumsum(count) - count)[points.key]
-        return Line(points, source, rank, count[points.key] - rank - 1)
+        return Timeline(points, source, rank, count[points.key] - rank - 1)
 
     @property
     def fresh(self) -> Bools:
@@ -238,9 +238,9 @@ def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, k
         keep: length of a tail, at least N - 1; points that the watermark has not passed are kept besides.
     """
     times = Times.of(tail, older, new, series.watermark_ms)
-    line, too_old = _weave(tail, older, new)
-    near = _near(line, times, series.last)
-    unproven = _unproven(line, older, too_old, near, series.last) | times.pending_before(older)
+    line, too_old = _merge_timeline(tail, older, new)
+    near = _affected_points(line, times, series.last)
+    unproven = _find_unproven(line, older, too_old, near, series.last) | times.pending_before(older)
     averages, revision = _averages(line, near & ~unproven[line.points.key], times, series)
     # The rows of unproven keys are revised elsewhere.
     line = replace(
@@ -251,13 +251,13 @@ def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, k
     dropped = line.left >= keep + pending[line.points.key]
     return Evolution(
         tail=line.points.take(~dropped),
-        older=older.taking_in(line.points.key[dropped], line.points.ts[dropped]),
+        older=older.with_dropped(line.points.key[dropped], line.points.ts[dropped]),
         unproven=unproven,
         averages=averages,
     )
 
 
-def _weave(tail: Points, older: Older, new: Points) -> tuple[Line, Points]:
+def _merge_timeline(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:
     """Tail and new points as one timeline, and apart from it the new points that are older than the tail."""
     both = Points.concat(tail, new)
     order = both.order()
@@ -269,11 +269,11 @@ def _weave(tail: Points, older: Older, new: Points) -> tuple[Line, Points]:
     oldest[points.key[kept]] = kept  # written from the right: the leftmost stays
     known = ~fresh | ~older.some[points.key] | (points.ts > older.ts[points.key]) | (place > oldest[points.key])
     if known.all():
-        return Line.of(points, source, len(older)), Points.empty()
-    return Line.of(points.take(known), source[known], len(older)), points.take(~known)
+        return Timeline.of(points, source, len(older)), Points.empty()
+    return Timeline.of(points.take(known), source[known], len(older)), points.take(~known)
 
 
-def _near(line: Line, times: Times, window: int) -> Bools:
+def _affected_points(line: Timeline, times: Times, window: int) -> Bools:
     """The new points, the up to N - 1 that follow each, and those that the watermark passes."""
     place, fresh = np.arange(len(line.points)), line.fresh
     last_fresh = np.maximum.accumulate(np.where(fresh, place, -1))
@@ -281,7 +281,7 @@ def _near(line: Line, times: Times, window: int) -> Bools:
     return follows | (times.early(line.points) & ~times.pending(line.points))
 
 
-def _unproven(line: Line, older: Older, too_old: Points, near: Bools, window: int) -> Bools:
+def _find_unproven(line: Timeline, older: Older, too_old: Points, near: Bools, window: int) -> Bools:
     """Keys with a row to be written whose window reaches further back than the tail, or whose revision is unknown."""
     key = line.points.key
     short = line.rank < max(window - 1, 1)
@@ -292,7 +292,7 @@ def _unproven(line: Line, older: Older, too_old: Points, near: Bools, window: in
     return found
 
 
-def _averages(line: Line, chosen: Bools, times: Times, series: RollingAverage) -> tuple[Averages, Int64s]:
+def _averages(line: Timeline, chosen: Bools, times: Times, series: RollingAverage) -> tuple[Averages, Int64s]:
     """The chosen rows, less those that stay as they are, and the revisions of all points."""
     index = np.flatnonzero(chosen)
     points, fresh = line.points.take(index), line.fresh[index]
@@ -332,19 +332,19 @@ def _figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bo
     return Figures(average, size, (size >= series.least) & (passed | series.early))
 
 
-def _before(line: Line, index: Int64s, times: Times, series: RollingAverage) -> Figures:
+def _before(line: Timeline, index: Int64s, times: Times, series: RollingAverage) -> Figures:
     """The rows' figures without the batch; of new points none was to be seen."""
     held = ~line.fresh
-    base = Line.of(line.points.take(held), line.source[held], len(times.before))
-    there = held[index]
-    place = (np.cumsum(held) - 1)[index[there]]
+    base = Timeline.of(line.points.take(held), line.source[held], len(times.before))
+    had_row = held[index]
+    place = (np.cumsum(held) - 1)[index[had_row]]
     average, size = np.zeros(len(index)), np.zeros(len(index), np.int64)
-    average[there], size[there] = base.sums(place, series.last)
+    average[had_row], size[had_row] = base.sums(place, series.last)
     found = _figures(average, size, series, ~times.early(line.points.take(index)))
-    return replace(found, seen=found.seen & there)
+    return replace(found, seen=found.seen & had_row)
 
 
-def _causes(line: Line, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
+def _causes(line: Timeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
     """The batch's points in order, and of each row the range of those in its window."""
     fresh = np.flatnonzero(line.fresh)
     first = np.searchsorted(fresh, np.maximum(rows - window + 1, rows - line.rank[rows]))

@@ -18,7 +18,7 @@ from sessionlake.gold.aggregate.late import stream_times
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SESSION_MARK, TURN
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import PARTITION, Declared, value_field
-from sessionlake.gold.fold.outputs import Causes, Emitted, Names, product_rows, reported, rows_out
+from sessionlake.gold.fold.outputs import Causes, Emitted, Names, average_payloads, product_rows, with_report
 from sessionlake.gold.fold.pack import SEPARATOR, Chunks, any_valid, place_of
 from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older, evolve
@@ -41,7 +41,7 @@ def tail_length(series: RollingAverage) -> int:
 
 
 @dataclass(frozen=True)
-class Kept:
+class TrackedAverages:
     """A table of averages that is kept up.
 
     Attributes:
@@ -74,10 +74,10 @@ class GoldFold:
     """
 
     declared: Declared
-    kept: tuple[Kept, ...]
+    kept: tuple[TrackedAverages, ...]
     products: tuple[Product, ...]
     idle_ms: int
-    resting_ms: int
+    row_idle_ms: int
 
     def __call__(
         self, shard: int, state: bytes | None, chunks: list[bytes]
@@ -97,10 +97,10 @@ class GoldFold:
         if OF_SESSION in found.changes:
             rows += product_rows(found.changes[OF_SESSION], self.declared, self.products) if self.products else []
             times = stream_times(found.changes[OF_SESSION])
-        return encode_states(held) if is_changed else None, reported(found.read, points, rows, times)
+        return encode_states(held) if is_changed else None, with_report(found.read, points, rows, times)
 
     def _folded(
-        self, kept: Kept, shard: int, state: bytes | None, changes: pa.Table
+        self, kept: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
     ) -> tuple[bytes, list[Emitted], int]:
         """One table's new state, its rows, and the number of points."""
         series = kept.series
@@ -124,8 +124,8 @@ class GoldFold:
         )
         tail = Points.concat(known.tail.take(apart), found.tail.under(touched[found.tail.key]))
         after = replace(known, tail=tail, older=known.older.put(touched, found.older))
-        rows = rows_out(series, found, new, causes, _names(series, after.rows, self.declared.numbers, touched))
-        idle_ms = self.idle_ms if series.of_session else self.resting_ms
+        rows = average_payloads(series, found, new, causes, _names(series, after.rows, self.declared.numbers, touched))
+        idle_ms = self.idle_ms if series.of_session else self.row_idle_ms
         return after.without_idle(idle_ms, _topic_of).within_limits().encode(), rows, len(new)
 
     def _points(self, changes: pa.Table, row: Int64s) -> tuple[Points, Causes]:
@@ -134,11 +134,11 @@ class GoldFold:
         parts, places = [Points.empty()], [np.empty(0, np.int64)]
         for metric in range(len(self.declared.numbers)):
             value = changes[value_field(metric)].to_numpy()
-            there = ~np.isnan(value)  # null
-            key = row[there] * len(self.declared.numbers) + metric
-            order = None if by_seq is None else by_seq.take(there)
-            parts.append(Points.new(key, ts[there], position[there], ordinal[there], value[there], order))
-            places.append(np.flatnonzero(there))
+            is_set = ~np.isnan(value)  # null
+            key = row[is_set] * len(self.declared.numbers) + metric
+            order = None if by_seq is None else by_seq.take(is_set)
+            parts.append(Points.new(key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order))
+            places.append(np.flatnonzero(is_set))
         place = np.concatenate(places)
         return Points.concat(*parts), Causes(_ints(changes["partition"])[place], _ints(changes["offset"])[place])
 
@@ -167,7 +167,7 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     def named(keys: Int64s) -> dict[str, pa.Array]:
         return {name: part.take(pa.array(keys)) for name, part in known.items()}
 
-    return rows_out(series, found, new, causes, named)
+    return average_payloads(series, found, new, causes, named)
 
 
 def _admit(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
@@ -211,10 +211,10 @@ def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
 def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
     """Names of key codes that count through `touched`, which rises."""
     row, metric = np.divmod(touched, max(len(metrics), 1))
-    begins = np.diff(row, prepend=-1) > 0
-    place = np.cumsum(begins) - 1
+    starts_row = np.diff(row, prepend=-1) > 0
+    place = np.cumsum(starts_row) - 1
     own = [name for name in series.keys if name != "metric"]
-    parts = pc.split_pattern(rows.take(pa.array(row[begins])), SEPARATOR, max_splits=len(own) - 1).flatten()
+    parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
     texts = {name: codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)}
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())

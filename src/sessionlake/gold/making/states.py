@@ -19,7 +19,7 @@ from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.resharding import MarkedShards
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import Kept
+from sessionlake.gold.fold.shard import TrackedAverages
 from sessionlake.gold.fold.state import marks_of
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.names import quote
@@ -35,7 +35,7 @@ MADE = "sessionlake.made"
 
 In front of a dash it has the last of gold's batches that the table was made of.
 """
-_NOBODY = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([], pa.int64())})
+_NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([], pa.int64())})
 
 
 def folder(settings: Settings) -> Path:
@@ -51,64 +51,66 @@ def shard_of(owner: Sequence[str], shards: int) -> Column:
     return F.pmod(F.xxhash64(*names), F.lit(shards)).cast("int")
 
 
-def note_making(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame) -> None:
+def restart_states(
+    spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame
+) -> None:
     """Has the states begin anew by the table's rows."""
     made = f"{handover.next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
-    _store(settings, series, made, _held(series, settings.gold.shards, rows))
+    _store(settings, series, made, _owners_in(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table, MADE, made)
 
 
-def made_behind(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
+def rebuilt_up_to(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
     """The last of gold's batches that the table was made anew of, -1 if none: later restatements are of its rows."""
     behind, _, _ = lake.storage.properties(spark, series.table).get(MADE, "").rpartition("-")
     return int(behind or -1)
 
 
-def kept(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> Kept:
+def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
     """The table, and how its states begin."""
     made = lake.storage.properties(spark, series.table).get(MADE, "")
     if made and not handover.next_batch(settings, GOLD):
         # Gold begins anew, with tables that are empty.
         lake.set_property(spark, series.table, MADE, "")
-        return Kept(series)
+        return TrackedAverages(series)
     if not made:
-        return Kept(series)
-    held = _Held(str(folder(settings) / f"{series.name}.{made}"))
+        return TrackedAverages(series)
+    held = _StoredOwners(str(folder(settings) / f"{series.name}.{made}"))
     if not Path(held.folder).is_dir():
         # Rows that came since do no harm: their shards have states already.
-        _store(settings, series, made, _held(series, settings.gold.shards, lake.read(spark, series.table)))
-    return Kept(series, made, held)
+        _store(settings, series, made, _owners_in(series, settings.gold.shards, lake.read(spark, series.table)))
+    return TrackedAverages(series, made, held)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _StoredOwners:
     """What a table was made of, by shard: all owners that ever were, read where the shard is folded."""
 
     folder: str
 
     def __call__(self, shard: int) -> pa.Table:
         file = Path(self.folder) / f"{shard}.arrow"
-        return read_ipc(file.read_bytes()) if file.exists() else _NOBODY
+        return read_ipc(file.read_bytes()) if file.exists() else _NO_OWNERS
 
 
-def _held(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
+def _owners_in(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
     from pyspark.sql import functions as F
 
     owner = [*map(quote, series.owner)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     newest = rows.groupBy(*owner).agg(F.max("ts").alias("newest"))
-    return _marked(newest.select(shard_of(series.owner, shards).alias("shard"), name, "newest"))
+    return _hash_names(newest.select(shard_of(series.owner, shards).alias("shard"), name, "newest"))
 
 
-def _marked(named: DataFrame) -> pa.Table:
+def _hash_names(named: DataFrame) -> pa.Table:
     """With hashes in the place of names."""
     columns = ", ".join(f"{name} {kind}" for name, kind in named.dtypes if name != "name")
-    found = named.mapInArrow(_with_marks, f"{columns}, mark bigint").toArrow().combine_chunks()
+    found = named.mapInArrow(_append_hashes, f"{columns}, mark bigint").toArrow().combine_chunks()
     place = found.schema.get_field_index("mark")
     return found.set_column(place, "mark", found["mark"].combine_chunks().view(pa.uint64()))
 
 
-def _with_marks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _append_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """A `mapInArrow` function; Spark has no unsigned numbers."""
     for batch in batches:
         marks = pa.array(marks_of(batch.column("name").to_pylist()).view(np.int64))
@@ -125,10 +127,10 @@ def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shard
     owner = [*map(quote, series.owner)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     owners = lake.read(spark, table).select(*owner).distinct()
-    return MarkedShards.of(_marked(owners.select(shard_of(series.owner, shards).alias("shard"), name)))
+    return MarkedShards.of(_hash_names(owners.select(shard_of(series.owner, shards).alias("shard"), name)))
 
 
-def forget_held(settings: Settings) -> None:
+def remove_forgotten_owners(settings: Settings) -> None:
     """Removes what is noted of other shards; whoever needs it looks it up in the tables."""
     shutil.rmtree(folder(settings), ignore_errors=True)
 
@@ -142,6 +144,6 @@ def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table
     held = held.sort_by([("shard", "ascending"), ("mark", "ascending")])
     shards, firsts = np.unique(held["shard"].to_numpy(), return_index=True)
     for shard, (first, end) in zip(shards, pairwise([*firsts, held.num_rows]), strict=True):
-        own = held.slice(first, end - first).select(_NOBODY.column_names)
+        own = held.slice(first, end - first).select(_NO_OWNERS.column_names)
         write_whole(partial / f"{shard}.arrow", write_ipc(own))
     partial.rename(beside / f"{series.name}.{made}")

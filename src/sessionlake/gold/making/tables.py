@@ -19,21 +19,21 @@ from sessionlake.gold.aggregate.late import by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, Declared
 from sessionlake.gold.batch.averages import points_of
-from sessionlake.gold.batch.final import make_final_anew, places_of
+from sessionlake.gold.batch.final import latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
-from sessionlake.gold.changes import changes_read, declared_in, events_of, version_read, with_seq_order
+from sessionlake.gold.changes import declared_in, events_of, read_changes, version_read, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
-from sessionlake.gold.making.states import note_making
-from sessionlake.gold.references.taken import enriched_rows
-from sessionlake.gold.tables.expiry import above, due, note_floors
-from sessionlake.gold.tables.notes import LOGIC, hold_feeds
+from sessionlake.gold.making.states import restart_states
+from sessionlake.gold.references.applied import enriched_frame
+from sessionlake.gold.tables.expiry import due_floors, store_floors, without_expired
+from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import dense, stamped
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import compared
+from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import EachBatch, map_groups
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.handover import next_batch
@@ -66,7 +66,9 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     lake.cluster(spark, table)
 
 
-def make_late_anew(spark: SparkSession, lake: Lake, changes: DataFrame, product: Product, declared: Declared) -> None:
+def rebuild_late_points(
+    spark: SparkSession, lake: Lake, changes: DataFrame, product: Product, declared: Declared
+) -> None:
     """Tells the late points of a product that is made anew of all changes that gold has read, and forgets the former.
 
     Between the two, a death leaves a product that is not whole, and is made anew as gold starts next.
@@ -84,7 +86,7 @@ def make_late_anew(spark: SparkSession, lake: Lake, changes: DataFrame, product:
 
 
 @dataclass(frozen=True)
-class Made:
+class RebuiltTable:
     """A table that was made anew.
 
     Attributes:
@@ -95,38 +97,38 @@ class Made:
     before: str | None
 
 
-def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> Made:
+def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> RebuiltTable:
     """Puts all that gold has read into the table, in one commit; a table of other columns is dropped first.
 
     Raises:
         LakeError: gold has stopped within a version of silver's table.
     """
-    changes, table = changes_read(spark, lake, settings), product.table
+    changes, table = read_changes(spark, lake, settings), product.table
     for one in with_finals([product]):
         _ensure_columns(spark, lake, one, empty=changes is None)
-    hold_feeds(spark, lake, settings, [product])
-    made = Made(0, None)
+    set_change_feeds(spark, lake, settings, [product])
+    made = RebuiltTable(0, None)
     if changes is not None:
         rows = _rows(spark, lake, settings, product, changes)
-        times = places_of(changes) if isinstance(product, Product) else {}
+        times = latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = due(product, by_topic(times))
-            note_floors(spark, lake, [one.table for one in with_finals([product])], floors)
-            rows = above(rows, floors)
+            floors = due_floors(product, by_topic(times))
+            store_floors(spark, lake, [one.table for one in with_finals([product])], floors)
+            rows = without_expired(rows, floors)
         rows = rows.localCheckpoint()
-        made = Made(rows.count(), _first_other(lake.read_small_in_memory(spark, table), rows, product))
+        made = RebuiltTable(rows.count(), _first_difference(lake.read_small_in_memory(spark, table), rows, product))
         replace_table(spark, lake, table, rows)
-        _pass_over_batches_read(spark, lake, settings, table)
+        _skip_batches_read(spark, lake, settings, table)
         for final in finals_of([product]):
-            make_final_anew(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)
-            _pass_over_batches_read(spark, lake, settings, final.table)
+            rebuild_final_rows(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)
+            _skip_batches_read(spark, lake, settings, final.table)
         if isinstance(product, RollingAverage):
-            note_making(spark, lake, settings, product, rows)
-            _pass_over_batches_read(spark, lake, settings, RESTATEMENTS)
+            restart_states(spark, lake, settings, product, rows)
+            _skip_batches_read(spark, lake, settings, RESTATEMENTS)
         elif isinstance(product, Product):
-            make_late_anew(spark, lake, changes, product, declared_in(settings))
+            rebuild_late_points(spark, lake, changes, product, declared_in(settings))
             if product.lateness_ms is not None:
-                _pass_over_batches_read(spark, lake, settings, LATE_POINTS)
+                _skip_batches_read(spark, lake, settings, LATE_POINTS)
     # Last: without it the table is taken for one that is not whole.
     lake.storage.require_lease(table)
     lake.set_property(spark, table, LOGIC, product.logic)
@@ -143,7 +145,7 @@ def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTab
     lake.ensure(spark, [table.table])
 
 
-def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
+def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
     """Has a batch that the rows are of change nothing, should it be repeated, as where Spark's note of it is lost."""
     app_id = Generations(settings.checkpoint(GOLD), GOLD).present.app_id
     if app_id is not None:
@@ -153,19 +155,19 @@ def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings,
 
 
 def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
-    if isinstance(product, Enriched):
-        return enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
-    return recomputed(changes, product, declared_in(settings))
+    if isinstance(product, EnrichedTable):
+        return enriched_frame(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
+    return recompute_rows(changes, product, declared_in(settings))
 
 
-def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
+def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
     """The first row that is other than in the live table; None, too, where that was empty."""
     if live.isEmpty():
         return None
-    return compared(product.table, product.row_keys, product.results, live, rows).first
+    return compare_rows(product.table, product.row_keys, product.results, live, rows).first
 
 
-def recomputed(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
+def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
     """The table's rows for these changes, as gold itself computes them."""
     if isinstance(table, RollingAverage):
         return _averages(changes, table, declared)

@@ -1,1 +1,1 @@
-"""Reference tables in the lake: taken by gold, joined with changes, written from files and by lookups."""
+"""Reference tables in the lake: applied by gold, joined with changes, and written from files and by lookups."""

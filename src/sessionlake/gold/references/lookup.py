@@ -1,4 +1,4 @@
-"""What is asked of the outside: rows of a reference table by their keys, over HTTP or whatever answers so."""
+"""Lookups: requests for rows of a reference table by their keys, over HTTP or by the user's Python code."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sessionlake.settings.references import LookupSettings
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
-_MOST_BYTES = 16 << 20
-_PIECE = 64 << 10
+_MAX_BYTES = 16 << 20
+_CHUNK_BYTES = 64 << 10
 _BACKOFF_SECONDS = 0.2
-_LONGEST_PAUSE = 10
-_AGAIN = (429, 500, 502, 503, 504)
+_MAX_PAUSE_SECONDS = 10
+_RETRIED_STATUSES = (429, 500, 502, 503, 504)
 _OK = 200
 
 
 class LookupFailedError(LakeError):
-    """A request came to nothing: its keys are asked for again later.
+    """A lookup request failed: gold requests its keys again later.
 
     Attributes:
-        kind: in one word, for counting.
+        kind: the kind of failure in one word, for counting.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -37,23 +37,27 @@ class LookupFailedError(LakeError):
 
 
 class Lookup(Protocol):
-    """Answers for keys. Used by several threads at once."""
+    """Returns rows for keys. Several threads use one instance at the same time."""
 
     def fetch(self, keys: Sequence[Row]) -> list[Row]:
-        """Rows of these keys: their columns, those of the reference table, perhaps `valid_from` and `valid_to`.
+        """Returns the rows of these keys.
 
-        Of a key that is not known there is no row.
+        A row has the columns of the reference table, and optionally `valid_from` and `valid_to`. An unknown key has no
+        row.
 
         Raises:
-            LookupFailedError: there is no answer, or none that can be used, after as many attempts as are allowed.
+            LookupFailedError: no usable answer came within the allowed attempts.
         """
 
 
-def lookup_of(settings: LookupSettings, where: str) -> Lookup:
-    """What the settings name.
+def create_lookup(settings: LookupSettings, where: str) -> Lookup:
+    """Returns the lookup that the settings name.
+
+    Args:
+        where: the configuration key of the reference table, for error texts.
 
     Raises:
-        ConfigError: the code is not there, or is no lookup.
+        ConfigError: the Python code does not exist, or is not a lookup.
         MachineError: a package is missing.
     """
     if settings.python is None:
@@ -63,15 +67,18 @@ def lookup_of(settings: LookupSettings, where: str) -> Lookup:
     except NamedCodeError as error:
         raise ConfigError(f"{where}.lookup.python: {error}") from error
     if not callable(getattr(found, "fetch", None)):
-        raise ConfigError(f"{where}.lookup.python: {settings.python} has no method fetch: it is no Lookup")
+        raise ConfigError(
+            f"{where}.lookup.python: {settings.python} has no method `fetch`",
+            fix="Name an object that implements `sessionlake.gold.references.lookup.Lookup`",
+        )
     return cast("Lookup", found)
 
 
 class HttpLookup(Lookup):
-    """POSTs keys as a JSON array of objects, and takes a JSON array of rows.
+    """POSTs keys as a JSON array of objects, and expects a JSON array of rows.
 
-    Every attempt has its timeout, an answer its deadline and its greatest size; what a busy or broken server does not
-    answer is asked for again, after a pause that doubles.
+    Every attempt has a timeout. An answer has a deadline and a maximum size. If the server is busy or fails, the
+    request is repeated after a pause that doubles each time.
     """
 
     def __init__(self, settings: LookupSettings) -> None:
@@ -103,16 +110,16 @@ class HttpLookup(Lookup):
             raise LookupFailedError("connection", type(error).__name__) from None
 
     def _content(self, answer: BaseHTTPResponse) -> bytes:
-        """The whole answer, unless it is too slow or too large."""
+        """Returns the body of the answer, unless it is too slow or too large."""
         until = time.monotonic() + self._settings.timeout.total_seconds()
         parts, size = list[bytes](), 0
-        while part := answer.read1(_PIECE):  # what there is; `read` would wait for a whole piece
+        while part := answer.read1(_CHUNK_BYTES):  # returns what has arrived; `read` would wait for a full chunk
             parts.append(part)
             size += len(part)
-            if size > _MOST_BYTES or time.monotonic() > until:
+            if size > _MAX_BYTES or time.monotonic() > until:
                 answer.close()
-                kind = "size" if size > _MOST_BYTES else "timeout"
-                raise LookupFailedError(kind, f"the answer has more than {_MOST_BYTES} bytes, or takes too long")
+                kind = "size" if size > _MAX_BYTES else "timeout"
+                raise LookupFailedError(kind, f"the answer has more than {_MAX_BYTES} bytes or takes too long")
         return b"".join(parts)
 
 
@@ -120,16 +127,18 @@ def _pool(settings: LookupSettings) -> PoolManager:
     try:
         import urllib3
     except ImportError:
-        raise MachineError("lookups need urllib3: pip install 'sessionlake[lookups]'") from None
+        raise MachineError(
+            "lookups need the package urllib3, which is not installed", fix="Run `pip install 'sessionlake[lookups]'`"
+        ) from None
     retries = urllib3.Retry(
         total=settings.attempts - 1,
         backoff_factor=_BACKOFF_SECONDS,
-        backoff_max=_LONGEST_PAUSE,
-        status_forcelist=_AGAIN,
-        allowed_methods=["POST"],  # asking twice does no harm
+        backoff_max=_MAX_PAUSE_SECONDS,
+        status_forcelist=_RETRIED_STATUSES,
+        allowed_methods=["POST"],  # a repeated lookup does no harm
         redirect=False,
         raise_on_status=False,
-        respect_retry_after_header=False,  # who asks for an hour would stop all lookups for it
+        respect_retry_after_header=False,  # a server that asks for an hour would stop all lookups for an hour
     )
     seconds = settings.timeout.total_seconds()
     timeout = urllib3.Timeout(connect=seconds, read=seconds)
@@ -138,11 +147,11 @@ def _pool(settings: LookupSettings) -> PoolManager:
 
 def _rows(status: int, content: bytes) -> list[Row]:
     if status != _OK:
-        raise LookupFailedError(f"http_{status}", f"the server answers {status}")
+        raise LookupFailedError(f"http_{status}", f"the server answered with status {status}")
     try:
         found: Any = json.loads(content)
     except ValueError:
-        raise LookupFailedError("answer", "the answer is no JSON") from None
+        raise LookupFailedError("answer", "the answer is not JSON") from None
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise LookupFailedError("answer", "the answer is no JSON array of objects")
+        raise LookupFailedError("answer", "the answer is not a JSON array of objects")
     return found

@@ -1,4 +1,4 @@
-"""Rows put into a reference table: from a file, or from what a lookup brought."""
+"""Writes rows into a reference table, from a file or from the answers of a lookup."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sessionlake.delta.storage.far_times import micros_of
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
-from sessionlake.gold.enrich.upsert import Key, upserted
-from sessionlake.gold.references.taken import next_txn, read_reference
+from sessionlake.gold.enrich.upsert import Key, plan_upsert
+from sessionlake.gold.references.applied import next_txn, read_reference
 from sessionlake.protocol.names import DELETE
 
 if TYPE_CHECKING:
@@ -29,41 +29,44 @@ _READABLE = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
-class Written:
-    """What became of rows that were put in.
+class WriteResult:
+    """The result of a write.
 
     Attributes:
-        rows: how many of the table are written.
-        gone: how many are not there any more.
-        refused: keys whose rows could not be put in, and why.
+        rows: number of rows added or replaced.
+        removed: number of rows deleted.
+        refused: keys whose rows could not be written, with the reason.
     """
 
     rows: int
-    gone: int
+    removed: int
     refused: Mapping[Key, str]
 
 
 def write_reference(
-    spark: SparkSession, lake: Lake, reference: Reference, rows: pa.Table, now: datetime, *, partly: bool = False
-) -> Written:
-    """Puts rows in, in one commit.
+    spark: SparkSession, lake: Lake, reference: Reference, rows: pa.Table, now: datetime, *, skip_refused: bool = False
+) -> WriteResult:
+    """Writes rows in one commit.
 
     Args:
-        rows: with the table's columns; see `gold.enrich.upsert.Given`.
-        now: since when a row holds that does not say so.
-        partly: whether those of other keys are put in if those of a key cannot be.
+        rows: rows with the table's columns; `gold.enrich.upsert.NewRow` says what null times mean.
+        now: the start of rows that have no `valid_from`.
+        skip_refused: if a key's rows cannot be written, write those of other keys instead of raising.
 
     Raises:
-        ClaimedError: another process writes it.
-        LakeError: see `read_reference`.
-        UsageError: rows of a key cannot be put in, and nothing is.
+        ClaimedError: another process writes the table.
+        LakeError: the table is missing, has other columns or types, or is too large.
+        UsageError: the rows of a key cannot be written; nothing is written then.
     """
     with lake.storage.claim(spark, f"reference-{reference.name}", f"writes {reference.table}"):
         held = read_reference(lake, lake.reader(spark), reference)
-        found = upserted(reference, held, rows, micros_of(now))
-        if found.refused and not partly:
+        found = plan_upsert(reference, held, rows, micros_of(now))
+        if found.refused and not skip_refused:
             key, why = next(iter(found.refused.items()))
-            raise UsageError(f"{reference.table}: {', '.join(map(repr, key))}: {why}")
+            raise UsageError(
+                f"{reference.table}: the rows of key {', '.join(map(repr, key))} cannot be written: {why}",
+                fix="Correct these rows and run the command again; nothing was written",
+            )
         counts = (found.written.num_rows, found.removed.num_rows)
         if any(counts):
             flags = [pa.array([gone] * count) for gone, count in zip((False, True), counts, strict=True)]
@@ -73,43 +76,47 @@ def write_reference(
             others = (TO, *(name for name, _ in reference.columns))
             upsert = Upsert(keys, others, pruned_by=reference.key_names[:1], deletes=True)
             merge(spark, lake, reference.table, pa.concat_tables(parts), upsert, next_txn(spark, lake, reference.table))
-        return Written(*counts, found.refused)
+        return WriteResult(*counts, found.refused)
 
 
-def rows_of_file(reference: Reference, file: Path) -> pa.Table:
-    """The rows of a CSV or Parquet file, as the table has them.
+def read_rows_file(reference: Reference, file: Path) -> pa.Table:
+    """Returns the rows of a CSV or Parquet file, with the table's columns.
 
     Raises:
-        UsageError: it cannot be read, or has other columns.
+        UsageError: the file cannot be read, or has other columns.
     """
     try:
         rows = _read(reference, file)
     except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{file}: {error}") from None
-    return as_reference(reference, rows, str(file))
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    return _with_table_columns(reference, rows, str(file))
 
 
-def as_reference(reference: Reference, rows: pa.Table, where: str) -> pa.Table:
-    """Rows with the table's columns in order; null where `valid_from` or `valid_to` is not told.
+def _with_table_columns(reference: Reference, rows: pa.Table, where: str) -> pa.Table:
+    """Returns rows with the table's columns in order; `valid_from` and `valid_to` are null where they are missing.
+
+    Args:
+        where: the source of the rows, for error texts.
 
     Raises:
-        UsageError: columns are missing, are of other types, or unknown.
+        UsageError: columns are missing, unknown, repeated, or of other types.
     """
     schema = reference.schema()
-    lacking = [name for name in schema.names if name not in {*rows.column_names, FROM, TO}]
-    strange = [name for name in rows.column_names if name not in schema.names]
-    if twice := [name for name, often in Counter(rows.column_names).items() if often > 1]:
-        raise UsageError(f"{where} has {', '.join(twice)} twice")
-    if lacking or strange:
-        wrong = [f"no {', '.join(lacking)}"] * bool(lacking) + [f"a strange {', '.join(strange)}"] * bool(strange)
-        raise UsageError(f"{where} has {' and '.join(wrong)}: the columns are {', '.join(schema.names)}")
+    missing = [name for name in schema.names if name not in {*rows.column_names, FROM, TO}]
+    unknown = [name for name in rows.column_names if name not in schema.names]
+    if repeated := [name for name, often in Counter(rows.column_names).items() if often > 1]:
+        raise UsageError(f"{where} has the columns {', '.join(repeated)} twice")
+    if missing or unknown:
+        wrong = [f"lacks the columns {', '.join(missing)}"] * bool(missing)
+        wrong += [f"has the unknown columns {', '.join(unknown)}"] * bool(unknown)
+        raise UsageError(f"{where} {' and '.join(wrong)}", fix=f"Use the columns {', '.join(schema.names)}")
     try:
         columns = [
             rows[f.name].cast(f.type) if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type)
             for f in schema
         ]
     except pa.ArrowException as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise UsageError(f"{where} has values that do not fit the table's types: {error}") from None
     return pa.table(columns, schema=schema)
 
 
@@ -117,21 +124,21 @@ def _read(reference: Reference, file: Path) -> pa.Table:
     if file.suffix == ".parquet":
         return parquet.read_table(file)
     if file.suffix != ".csv":
-        raise UsageError(f"{file} ends with none of {', '.join(_READABLE)}")
+        raise UsageError(f"{file} has an unknown file type", fix=f"Use a file that ends with {' or '.join(_READABLE)}")
     types = dict(zip(reference.names, reference.schema().types, strict=True))
-    # An empty field alone is null: `NA` may be a country, `null` somebody's name.
+    # Only an empty field is null: `NA` may be a country, and `null` a name.
     options = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     return csv.read_csv(file, convert_options=options)
 
 
-def reference_named(references: Sequence[Reference], name: str) -> Reference:
-    """The reference table of this name.
+def find_reference(references: Sequence[Reference], name: str) -> Reference:
+    """Returns the reference table with this name, with or without `reference.` in front.
 
     Raises:
         UsageError: there is none.
     """
     found = {one.name: one for one in references}.get(name.removeprefix("reference."))
     if found is None:
-        there = ", ".join(one.name for one in references) or "none"
-        raise UsageError(f"gold.references has no {name}; there are: {there}")
+        declared = ", ".join(one.name for one in references) or "none"
+        raise UsageError(f"gold.references declares no table {name}; it declares {declared}")
     return found

@@ -56,8 +56,7 @@ class Batch:
             minutes, and `ts`, the first event time that the batch added there.
         matches: the batch's events, with the columns of `patterns.MATCH`.
         slice_starts: by topic, the time in ms from which slices exist, for topics with expired slices. Alerts that
-            depend
-            on expired slices stay as they are logged.
+            depend on expired slices stay as they are logged.
     """
 
     times_before: StreamTimes

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import Groups
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, with_order
 from sessionlake.gold.aggregate.sources import PARTITION, Declared, text_field, value_field
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, Evidence, key_of_row
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
@@ -77,10 +77,9 @@ class Event:
 
         Args:
             changes: the columns of `MARKS`, `deleted` (whether the change deleted its row), and the declared columns
-                under the
-                names that `Declared` gives them.
+                under the names that `Declared` gives them.
         """
-        of, changes = selection(self.condition), in_order(changes)
+        of, changes = selection(self.condition), with_order(changes)
         found = map_distinct(changes["topic"], of.has_topic) & _meets(self.condition, changes, declared)
         if of.rows:
             found &= map_distinct(changes["row_id"], of.has_row)
@@ -134,8 +133,7 @@ def evaluate_pattern(
 
     Args:
         matches: the pattern's events, with the columns of `MATCH`, from the pattern's time before `first_ms` on.
-            Repeated
-            rows are allowed.
+            Repeated rows are allowed.
         until: stream time in ms by topic, or one for all topics. It decides which `not followed by` patterns are over.
     """
     pattern, (one, other) = rule.tree, pattern_events(rule)

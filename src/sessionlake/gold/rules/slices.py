@@ -1,8 +1,7 @@
 """Sliding windows over slices, shared by all rules. A slice holds one series' points in one minute, hour or day.
 
 A window of `n` minutes that ends at minute `t` holds the slices that end at `t - n + 1` to `t`. Windows that overlap
-are
-computed together. Their common part is merged once, from hours and days where possible. The rest is added minute by
+are computed together. Their common part is merged once, from hours and days where possible. The rest is added minute by
 minute, forward for slices that enter and backward for those that leave. Nothing is ever subtracted, so every aggregate
 that can be merged in any order works.
 """

@@ -100,7 +100,7 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     return create_table_function(spark, lake, f"gold.{METRICS_BETWEEN}", parameters, columns, body)
 
 
-def keep_definitions(spark: SparkSession, lake: Lake) -> None:
+def create_definitions(spark: SparkSession, lake: Lake) -> None:
     """Creates gold's views and functions in a catalog, for SQL warehouses; elsewhere they are a session's own.
 
     Tables that they read and that are not there yet are created.

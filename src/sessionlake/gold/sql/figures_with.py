@@ -17,9 +17,9 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import create_table_function, subquery
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.changes import declared_in, late
+from sessionlake.gold.changes import declared_in, late_condition
 from sessionlake.gold.declared.tables import GoldTable, tables_of
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -154,7 +154,7 @@ def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
     keys = ", ".join(map(quote, table.row_keys))
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([sql_string(table.table), *own])
-    if isinstance(table, Enriched):
+    if isinstance(table, EnrichedTable):
         return _ENRICHED.format(columns=columns, changes=_changes(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
         return _of_averages(lake, table, columns, keys)
@@ -170,7 +170,7 @@ def _of_product(product: Product, columns: str, keys: str, retained: str | None)
         kind="numbers" if product.source.numbers else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
-        late=late(product),
+        late_condition=late_condition(product),
         kept=_KEPT.format(retained=retained, table=sql_string(product.table), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )

@@ -48,7 +48,7 @@ Floors = Mapping[str, int]
 _STEPS = 24
 
 
-def floors_in(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
+def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
     """Where tables begin of which something is gone."""
     known = read_retained(reader, tables)
     return {table: _floors(known[table]) for table in tables if table in known}
@@ -56,17 +56,17 @@ def floors_in(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]
 
 def slices_begin(reader: TableReader) -> Floors:
     """Where the slices begin that rules are evaluated over: those of each length are there."""
-    return _latest(floors_in(reader, [tier.table for tier in TIERS]).values())
+    return _latest(read_floors(reader, [tier.table for tier in TIERS]).values())
 
 
-def told(table: str, floors: Floors) -> str:
+def describe_floors(table: str, floors: Floors) -> str:
     """Where a table begins, in words for people."""
     ends = sorted({f"{nearest_time(ms):%Y-%m-%d %H:%M:%SZ}" for ms in floors.values()})
     until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
     return f"{table} is kept for a time: buckets before {until} are gone"
 
 
-def above(rows: DataFrame, *floors: Floors) -> DataFrame:
+def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
     """Rows, with `topic` and `window_start`, less those of buckets that are gone of any of several tables."""
     from pyspark.sql import functions as F
 
@@ -75,8 +75,8 @@ def above(rows: DataFrame, *floors: Floors) -> DataFrame:
     return rows
 
 
-def are_above(rows: pa.Table, *floors: Floors) -> pa.Table:
-    """As `above`, of rows in memory; a table that loses no rows needs no buckets."""
+def without_expired_rows(rows: pa.Table, *floors: Floors) -> pa.Table:
+    """As `without_expired`, of rows in memory; a table that loses no rows needs no buckets."""
     floors = tuple(filter(None, floors))
     if not rows.num_rows or not floors:
         return rows
@@ -86,7 +86,7 @@ def are_above(rows: pa.Table, *floors: Floors) -> pa.Table:
     return rows.filter(pa.array(starts(rows) >= np.array(begin, np.int64)[code]))
 
 
-def due(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
+def due_floors(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
     """Where a product is to begin at these stream times, in ms, of topics.
 
     A producer whose clock is ahead moves stream time with it: no more goes than by the clock here.
@@ -97,7 +97,7 @@ def due(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, in
     return {topic: first_kept(min(time, now), length, retention) for topic, time in times.items() if time > NEVER}
 
 
-def note_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
+def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
     """Notes where tables begin, all at one place, whose rows are being written anew.
 
     Raises:
@@ -107,19 +107,19 @@ def note_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors
     if any((_floors(known[table]) if table in known else {}) != dict(floors) for table in tables):
         with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
             for table in tables if floors else ():
-                record_retained(spark, lake, _noted(table, floors))
+                record_retained(spark, lake, _retained_entry(table, floors))
             others = {topic for one in known.values() for topic in _floors(one)} - floors.keys()
             clear_retained(spark, lake, tables, sorted(others) if floors else None)
 
 
-def begun_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
+def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
     """Where these tables begin, once what is due, or was to go when a process died, is removed.
 
     Args:
         is_new: whether gold begins with tables that are empty.
     """
     if is_new:
-        note_floors(spark, lake, [one.table for one in with_finals(products_of(lake.settings))], {})
+        store_floors(spark, lake, [one.table for one in with_finals(products_of(lake.settings))], {})
     products = [one for one in tables if isinstance(one, Product)]
     expiry = Expiry(spark, lake, [*products, *finals_of(products)])
     expiry.remove(spark, {})
@@ -155,7 +155,9 @@ class Expiry:
         for product in self._products:
             looked, step = self._looked.setdefault(product.table, {}), (product.retention_ms or 0) // _STEPS
             floors = {
-                topic: floor for topic, floor in due(product, times).items() if floor > looked.get(topic, NEVER) + step
+                topic: floor
+                for topic, floor in due_floors(product, times).items()
+                if floor > looked.get(topic, NEVER) + step
             }
             if not floors and product.table not in self._pending:
                 continue
@@ -180,7 +182,7 @@ class Expiry:
             return
         # Of what a process that died was about to remove, all is gone or nothing.
         removed = 0 if found is None else found.gone - (count if found.pending else 0)
-        noted = replace(_noted(table, now), removed=removed, pending=count)
+        noted = replace(_retained_entry(table, now), removed=removed, pending=count)
         if count:
             record_retained(spark, self._lake, noted)
             self._floors[table] = now
@@ -211,6 +213,6 @@ def _floors(found: Retained) -> dict[str, int]:
     return {row["topic"]: row["limit"] + 1 for row in found.limits.to_pylist()}
 
 
-def _noted(table: str, floors: Floors) -> Retained:
+def _retained_entry(table: str, floors: Floors) -> Retained:
     rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(floors.items())]
     return Retained(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))

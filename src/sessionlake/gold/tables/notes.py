@@ -9,7 +9,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.errors import LakeError
-from sessionlake.gold.changes import refuse_removed
+from sessionlake.gold.changes import require_all_changes
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
 from sessionlake.settings.model import Settings
 
@@ -20,14 +20,14 @@ T = TypeVar("T", bound=GoldTable)
 LOGIC = "sessionlake.logic"
 """Property of a table: what its rows rest on. It is set once the table has all that gold has read."""
 _SHARDS = "sessionlake.goldShards"
-KEPT_UP = "sessionlake.products"
+MAINTAINED = "sessionlake.products"
 """Property of `gold.rolling_average`: the tables that gold keeps up, without `gold.`.
 
 After gold was emptied, until it starts: all tables that were.
 """
 
 
-def hold_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
+def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
     """Notes the number of shards in `gold.rolling_average` the first time, and compares it ever after.
 
     Of other shards, series would not find their states.
@@ -35,9 +35,9 @@ def hold_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
     Raises:
         LakeError: gold was built with another one.
     """
-    found = shards_noted(spark, lake)
+    found = stored_shards(spark, lake)
     if found is None:
-        note_shards(spark, lake, shards)
+        store_shards(spark, lake, shards)
     elif found != shards:
         raise LakeError(
             f"gold.shards is {shards}, but gold was built with {found}: set it back, or move its states with "
@@ -45,7 +45,7 @@ def hold_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
         )
 
 
-def shards_noted(spark: SparkSession, lake: Lake) -> int | None:
+def stored_shards(spark: SparkSession, lake: Lake) -> int | None:
     """The number of shards that gold's states are of; None before it has begun."""
     if not lake.exists(spark, AVERAGES):
         return None
@@ -53,20 +53,20 @@ def shards_noted(spark: SparkSession, lake: Lake) -> int | None:
     return None if found is None else int(found)
 
 
-def note_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
+def store_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
     """Notes the number of shards that gold's states are of."""
     lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
 
 
-def left_out(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
+def skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     """The products that gold did not keep up when it ran last: they have missed batches."""
-    noted = kept_up(spark, lake)
+    noted = maintained_names(spark, lake)
     if noted is None:
         return []
     return [one for one in products if one.table != AVERAGES and one.name not in noted]  # that is never left out
 
 
-def tables_to_make(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
+def tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     """Those whose tables are not there, or not whole: gold died while it made them, or has left them out for a while.
 
     Raises:
@@ -79,7 +79,7 @@ def tables_to_make(spark: SparkSession, lake: Lake, products: Sequence[T]) -> li
                 f"{product.table} was made by other logic ({found}, now {product.logic}): "
                 f"`sessionlake rebuild {product.table}` makes it anew"
             )
-    for product in left_out(spark, lake, products):
+    for product in skipped_tables(spark, lake, products):
         _refuse_cut(spark, lake, product)
         mark_incomplete(spark, lake, product)
     return [product for product in products if _logic(spark, lake, product) is None]
@@ -90,7 +90,7 @@ def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
     if _logic(spark, lake, product) is None or not lake.reader(spark).any(product.table):
         return
     try:
-        refuse_removed(lake, spark)
+        require_all_changes(lake, spark)
     except LakeError as error:
         raise LakeError(
             f"{error}. {product.table} was left out of the configuration for a while: made anew with what it missed, "
@@ -98,12 +98,12 @@ def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
         ) from error
 
 
-def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+def store_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Notes which products take in what comes from now on."""
-    note_names(spark, lake, (product.name for product in products))
+    store_maintained_names(spark, lake, (product.name for product in products))
 
 
-def hold_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
+def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
     """Switches the tables' change feeds on, and off, as the configuration has it."""
     for table in with_finals(products):
         wanted = table.name in settings.gold.change_feed
@@ -111,25 +111,25 @@ def hold_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: It
             lake.set_property(spark, table.table, CHANGE_FEED, str(wanted).lower())
 
 
-def hold_properties(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Sets the tables' change feeds as configured, and has Delta refuse whatever would change a final row.
 
     `forget` has had to open the tables of final rows; retention removes rows of those that it is configured for.
     """
-    hold_feeds(spark, lake, lake.settings, products)
+    set_change_feeds(spark, lake, lake.settings, products)
     for final in finals_of(products):
         if final.retention_ms is None and lake.storage.properties(spark, final.table).get(APPEND_ONLY) != "true":
             lake.set_property(spark, final.table, APPEND_ONLY, "true")
 
 
-def require_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Returns if these are all that gold keeps up: of another's states nothing would be known.
 
     Raises:
         LakeError: naming one that is lacking, or is not whole.
     """
-    names = {product.name for product in whole(spark, lake, products)}
-    lacking = sorted({*(kept_up(spark, lake) or ())} - names)
+    names = {product.name for product in complete_tables(spark, lake, products)}
+    lacking = sorted({*(maintained_names(spark, lake) or ())} - names)
     if lacking:
         raise LakeError(
             f"gold keeps up {', '.join(lacking)}, which the configuration lacks, or has otherwise: put that back, or "
@@ -137,7 +137,7 @@ def require_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTabl
         )
 
 
-def whole(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
+def complete_tables(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
     """Those whose tables have all that gold has read, by their present logic."""
     return [product for product in products if _logic(spark, lake, product) == product.logic]
 
@@ -154,14 +154,14 @@ def _logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | 
     return lake.storage.properties(spark, product.table).get(LOGIC) or None
 
 
-def kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:
+def maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
     """The names of the tables; None if gold has never noted them."""
-    noted = lake.storage.properties(spark, AVERAGES).get(KEPT_UP)
+    noted = lake.storage.properties(spark, AVERAGES).get(MAINTAINED)
     return None if noted is None else noted.split(",") if noted else []
 
 
-def note_names(spark: SparkSession, lake: Lake, names: Iterable[str]) -> None:
+def store_maintained_names(spark: SparkSession, lake: Lake, names: Iterable[str]) -> None:
     """Notes the names of the tables that take in what comes from now on."""
     wanted = sorted(names)
-    if kept_up(spark, lake) != wanted:
-        lake.set_property(spark, AVERAGES, KEPT_UP, ",".join(wanted))
+    if maintained_names(spark, lake) != wanted:
+        lake.set_property(spark, AVERAGES, MAINTAINED, ",".join(wanted))

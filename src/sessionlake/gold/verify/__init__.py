@@ -1,1 +1,1 @@
-"""Gold compared with a recomputation by plain Spark SQL."""
+"""Compares every table of gold with a recomputation by plain Spark SQL, or checks it for consistency."""

@@ -1,4 +1,4 @@
-"""Enriched tables and what gold has taken of reference tables, compared with the tables that they come from."""
+"""Compares enriched tables and applied reference rows with the tables that they come from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
 from sessionlake.gold.declared.references import references_of
 from sessionlake.gold.enrich.reference import FROM, GONE_BY, TO
-from sessionlake.gold.enrich.table import SOURCES, Enriched, Join
-from sessionlake.gold.references.taken import waiting
+from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, Join
+from sessionlake.gold.references.applied import pending_rows
 from sessionlake.protocol.names import internal, quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import Compared
@@ -24,39 +24,41 @@ _FROM, _TO = internal("from"), internal("to")
 
 
 def verify_references(spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[object]) -> list[Compared]:
-    """Compares the reference tables that these tables are joined with; keys that rest are passed over."""
-    used = {join.reference.name for table in tables if isinstance(table, Enriched) for join in table.joins}
+    """Compares the reference tables that these tables join with the applied rows. Keys with a fault are skipped."""
+    used = {join.reference.name for table in tables if isinstance(table, EnrichedTable) for join in table.joins}
     reader, found = lake.reader(spark), []
     for one in references_of(settings):
         if one.name not in used:
             continue
         try:
-            rest, _ = waiting(lake, reader, one)
-        except LakeError:  # all of it rests
+            rest, _ = pending_rows(lake, reader, one)
+        except LakeError:  # the whole table is faulty, and gold keeps what it applied before
             continue
         first = (
-            None if not rest.rows else f"{one.taken}: {rest.rows} rows of {one.table} wait for `sessionlake run gold`"
+            None
+            if not rest.rows
+            else f"{one.applied_table}: {rest.rows} rows of {one.table} wait for `sessionlake run gold`"
         )
-        found.append(Compared(one.taken, reader.size(one.table).rows, rest.rows, first))
+        found.append(Compared(one.applied_table, reader.size(one.table).rows, rest.rows, first))
     return found
 
 
-def enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: Enriched) -> DataFrame:
-    """The table's rows by plain Spark SQL.
+def expected_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
+    """Returns the table's rows, computed by plain Spark SQL.
 
     Args:
-        changes: as silver has them.
+        changes: rows with the columns of `silver.session_changes`.
     """
     from pyspark.sql import functions as F
 
-    own = [F.col(quote(SOURCES.get(name, name))).alias(name) for name in table.names]
+    own = [F.col(quote(SILVER_NAMES.get(name, name))).alias(name) for name in table.names]
     rows = changes.select(*own)
     for join in table.joins:
-        rows = _with(rows, join, lake.read(spark, join.reference.taken).where(f"{GONE_BY} IS NULL"))
+        rows = _joined(rows, join, lake.read(spark, join.reference.applied_table).where(f"{GONE_BY} IS NULL"))
     return rows.select(*(quote(name) for name, _ in table.columns))
 
 
-def _with(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
+def _joined(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     keys = [internal(f"key:{name}") for name in join.reference.key_names]
@@ -81,5 +83,5 @@ def _moment(timestamp: Column) -> Column:
 
 
 def _micros(number: Column) -> Column:
-    """Any event time, and a thousand times that, has room."""
+    """Casts to a type that holds a thousand times any event time."""
     return number.cast("decimal(24,0)")

@@ -1,4 +1,4 @@
-"""Conditions and events as Spark columns: only for checking what was evaluated on arrays."""
+"""Conditions and events as Spark columns, used only to verify what was evaluated on arrays."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from pyspark.sql.window import WindowSpec
 
 _TOLERANCE = 1e-9
-_ADDED = (Function.SUM, Function.AVG)
+_ADDITIVE = (Function.SUM, Function.AVG)
 
 
 def minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Column]:
-    """What the events of one minute come to, for each window."""
+    """Returns the aggregates of one minute's events, for each window."""
     from pyspark.sql import functions as F
 
     found: list[Column] = []
     for i, window in enumerate(windows):
-        value = F.when(_about(window.of, topics) & (F.col("metric") == window.metric), F.col("value"))
+        value = F.when(_is_selected(window.of, topics) & (F.col("metric") == window.metric), F.col("value"))
         order = F.when(value.isNotNull(), F.expr(ORDER_SQL))
         found += [
             F.count(value).alias(f"count{i}"), F.sum(value).alias(f"sum{i}"), F.sum(F.abs(value)).alias(f"size{i}"),
@@ -51,7 +51,7 @@ def minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Col
 
 
 def moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
-    """What the windows hold that end at a row's `end`: `points`, `value` and `size` by the window's label.
+    """Returns what the windows hold that end at a row's `end`: `points`, `value` and `size`, named by window.
 
     Args:
         line: a key's minutes in order.
@@ -72,21 +72,21 @@ def moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
             Function.FIRST: F.first(f"first{i}", ignorenulls=True).over(over),
             Function.LAST: F.last(f"last{i}", ignorenulls=True).over(over),
         }[window.function]
-        size = F.coalesce(F.sum(f"size{i}").over(over), F.lit(0.0)) if window.function in _ADDED else F.lit(0.0)
-        found += [points.alias(_named("points", window)), value.alias(_named("value", window))]
-        found.append(size.alias(_named("size", window)))
+        size = F.coalesce(F.sum(f"size{i}").over(over), F.lit(0.0)) if window.function in _ADDITIVE else F.lit(0.0)
+        found += [points.alias(_column_name("points", window)), value.alias(_column_name("value", window))]
+        found.append(size.alias(_column_name("size", window)))
     return found
 
 
 def has_points(windows: Sequence[Window]) -> Column:
-    """Whether one of the windows holds anything."""
+    """Returns whether at least one window holds a point."""
     from pyspark.sql import functions as F
 
-    return reduce(lambda a, b: a | b, (F.col(_quoted("points", window)) > 0 for window in windows))
+    return reduce(lambda a, b: a | b, (F.col(_quoted_name("points", window)) > 0 for window in windows))
 
 
 def condition(tree: Tree) -> tuple[Column, Column]:
-    """Whether it is met, and whether a comparison in it is too near to say."""
+    """Returns whether the condition is true, and whether rounding could decide a comparison in it."""
     from pyspark.sql import functions as F
 
     match tree:
@@ -100,12 +100,14 @@ def condition(tree: Tree) -> tuple[Column, Column]:
         case Compared(left, compare, right):
             a, b, size = _value(left), _value(right), _size(left) + _size(right)
             near_two = (size > 0) & (F.abs(a - b) <= _TOLERANCE * size)
-            return _sure(OPERATORS[compare](a, b)), _sure(near_two) | _sure(F.isnan(a) | F.isnan(b))
-    raise TypeError(f"{tree} is no condition")
+            return _false_if_null(OPERATORS[compare](a, b)), _false_if_null(near_two) | _false_if_null(
+                F.isnan(a) | F.isnan(b)
+            )
+    raise TypeError(f"{tree} is not a condition")
 
 
 def event(tree: Tree, topics: Sequence[str], declared: Declared) -> Column:
-    """Whether a change is the event."""
+    """Returns whether a change is the event."""
     from pyspark.sql import functions as F
 
     match tree:
@@ -114,35 +116,35 @@ def event(tree: Tree, topics: Sequence[str], declared: Declared) -> Column:
         case AnyOf(parts):
             return reduce(lambda a, b: a | b, (event(part, topics, declared) for part in parts))
         case Not(part):
-            return _of_same(part, topics) & ~event(part, topics, declared)
+            return _is_selected_by(part, topics) & ~event(part, topics, declared)
         case Deleted(of):
-            return _about(of, topics) & F.col("deleted")
+            return _is_selected(of, topics) & F.col("deleted")
         case FieldIs(of, column, compare, value):
             if column in declared.numbers:
                 found = F.col(quote(value_field(declared.numbers.index(column))))
                 found = F.when(~F.isnan(found), found)
             else:
                 found = F.col(quote(text_field(declared.texts.index(column))))
-            return _about(of, topics) & _sure(OPERATORS[compare](found, F.lit(value)))
-    raise TypeError(f"{tree} is no event")
+            return _is_selected(of, topics) & _false_if_null(OPERATORS[compare](found, F.lit(value)))
+    raise TypeError(f"{tree} is not an event")
 
 
-def _of_same(tree: Tree, topics: Sequence[str]) -> Column:
-    """What is about the topics and rows that all parts of an event are about."""
+def _is_selected_by(tree: Tree, topics: Sequence[str]) -> Column:
+    """Returns whether a change is of the topics and rows that the event reads."""
     if isinstance(tree, Pattern):
-        raise TypeError(f"{tree} is no event")
-    return _about(selection(tree), topics)
+        raise TypeError(f"{tree} is not an event")
+    return _is_selected(selection(tree), topics)
 
 
-def _about(of: Selection, topics: Sequence[str]) -> Column:
+def _is_selected(of: Selection, topics: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
     found = F.col("topic").isin([topic for topic in topics if of.has_topic(topic)])
     return found & F.col("row_id").isin(list(of.rows)) if of.rows else found
 
 
-def _sure(met: Column) -> Column:
-    """A comparison with nothing is not met."""
+def _false_if_null(met: Column) -> Column:
+    """Returns false for null: a comparison with a missing value is not met."""
     from pyspark.sql import functions as F
 
     return F.coalesce(met, F.lit(False))
@@ -151,18 +153,18 @@ def _sure(met: Column) -> Column:
 def _value(operand: Operand) -> Column:
     from pyspark.sql import functions as F
 
-    return F.col(_quoted("value", operand)) if isinstance(operand, Window) else F.lit(operand)
+    return F.col(_quoted_name("value", operand)) if isinstance(operand, Window) else F.lit(operand)
 
 
 def _size(operand: Operand) -> Column:
     from pyspark.sql import functions as F
 
-    return F.col(_quoted("size", operand)) if isinstance(operand, Window) else F.lit(0.0)
+    return F.col(_quoted_name("size", operand)) if isinstance(operand, Window) else F.lit(0.0)
 
 
-def _named(what: str, window: Window) -> str:
+def _column_name(what: str, window: Window) -> str:
     return f"{what} {window.function} {window.metric} {window.minutes} {window.of!r}"
 
 
-def _quoted(what: str, window: Window) -> str:
-    return quote(_named(what, window))
+def _quoted_name(what: str, window: Window) -> str:
+    return quote(_column_name(what, window))

@@ -1,7 +1,7 @@
-"""The log of alerts compared with what plain Spark SQL makes of all changes, which shares with rules only their trees.
+"""Compares the log of alerts with a recomputation by plain Spark SQL, which shares only the parsed rules with gold.
 
-A sum of doubles depends on the order of adding in its last digits: where two sides of a comparison are as near as that,
-SQL does not decide, and what changes there is not compared.
+The last digits of a sum of doubles depend on the order of adding. If that could decide a comparison, the alert is
+doubtful and not compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, PARTITION, Declared, text_field
 from sessionlake.gold.alerts.book import recorded_rules
-from sessionlake.gold.changes import changes_of, declared_in, events_of, version_read
+from sessionlake.gold.changes import declared_in, events_of, select_changes, version_read
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
@@ -26,44 +26,48 @@ from sessionlake.gold.verify.rule_columns import condition, event, has_points, m
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import Compared, compared
+from sessionlake.spark.compare import Compared, compare_rows
 from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Rules whose truth is worked out by one job.
-_AT_ONCE = 16
+# Rules whose alerts are recomputed by one job.
+_RULES_PER_JOB = 16
 _IDENTITY = ("rule", *KEY, "at", "what")
 
 
 def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
-    """Compares the log with what the changes that gold has read come to; None if no rule is evaluated."""
+    """Compares the log of alerts with a recomputation from the changes that gold has read.
+
+    Returns:
+        The result, or None if no rule is evaluated.
+    """
     lake, declared = Lake(settings), declared_in(settings)
     reader = lake.reader(spark)
-    taken = recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
-    rules = [one.rule for one in taken if one.rule is not None]
+    recorded = recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
+    rules = [one.rule for one in recorded if one.rule is not None]
     if not rules:
         return None
     from pyspark.sql import functions as F
 
     raw = lake.read(spark, CHANGES, version_read(settings)).where("change != 'clear'")
-    changes = gathered(changes_of(raw, settings, (F.col("change") == "delete").alias("deleted")))
+    changes = gathered(select_changes(raw, settings, (F.col("change") == "delete").alias("deleted")))
     numbers = events_of(changes, declared, MARKS, numbers=True)
     texts = events_of(changes, declared, MARKS, numbers=False)
-    told = F.col("ts").between(FIRST_MS, LAST_MS)
-    both = numbers.select("topic", "ts").unionByName(texts.select("topic", "ts")).where(told)
+    in_range = F.col("ts").between(FIRST_MS, LAST_MS)
+    both = numbers.select("topic", "ts").unionByName(texts.select("topic", "ts")).where(in_range)
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
-    truth = _Truth(numbers.where(told), changes.where(told), times, topics, declared)
-    log, begins = _log(lake.read_small_in_memory(spark, RULE_EVENTS)), slices_begin(reader)
-    parts = [rules[begin : begin + _AT_ONCE] for begin in range(0, len(rules), _AT_ONCE)]
+    truth = _ExpectedAlerts(numbers.where(in_range), changes.where(in_range), times, topics, declared)
+    log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), slices_begin(reader)
+    parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
     found = [_compared(log, truth, part, begins) for part in parts]
     first = next((one.first for one in found if one.first is not None), None)
     return Compared(RULE_EVENTS, sum(one.rows for one in found), sum(one.different for one in found), first)
 
 
-def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule], begins: StreamTimes) -> Compared:
+def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], begins: StreamTimes) -> Compared:
     from pyspark.sql import functions as F
 
     is_decidable = reduce(and_, (_is_decidable(rule, begins) for rule in rules))
@@ -72,51 +76,51 @@ def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule], begins: Stre
         doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
         mine = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
         held = mine.join(doubtful, ["rule", *KEY, "at"], "left_anti")
-        borne = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
-        return compared(RULE_EVENTS, _IDENTITY, ["times"], held, borne)
+        expected = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
+        return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], held, expected)
     finally:
         rows.unpersist()
 
 
 def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
-    """`rules.alerts.is_decidable` as SQL; true for other rules' alerts, and for a pattern's."""
+    """Returns whether the rule's alert is decidable, as a column; true for other rules' alerts and for patterns."""
     from pyspark.sql import functions as F
 
     if isinstance(rule.tree, Pattern) or not begins:
         return F.lit(col=True)
-    told, at = F.col("rule") != rule.name, F.col("at") - rule.longest_minutes * MINUTE_MS
+    is_other_rule, at = F.col("rule") != rule.name, F.col("at") - rule.longest_minutes * MINUTE_MS
     if "topic" in rule.by:
         gone = (((F.col("topic") == topic) & (at <= begin)) for topic, begin in begins.items())
-        return told | ~reduce(or_, gone)
+        return is_other_rule | ~reduce(or_, gone)
     begin = stream_time(rule, None, begins)
-    return told | (F.lit(col=True) if begin is None else at > begin)
+    return is_other_rule | (F.lit(col=True) if begin is None else at > begin)
 
 
-def _log(events: DataFrame) -> DataFrame:
-    """The alerts that the log holds, and how often."""
+def _logged_alerts(events: DataFrame) -> DataFrame:
+    """Returns the alerts that the log holds, and how often."""
     from pyspark.sql import functions as F
 
     once = F.when(F.col("event") == RETRACTED, -1).otherwise(1)
     what = F.coalesce("retracts", "event").alias("what")
     at = F.unix_millis("window_end").alias("at")
-    rows = events.select("rule", *_present(KEY), at, what, once.alias("once"))
+    rows = events.select("rule", *_non_null_texts(KEY), at, what, once.alias("once"))
     return rows.groupBy(*_IDENTITY).agg(F.sum("once").alias("times")).where("times != 0")
 
 
-def _present(columns: Sequence[str]) -> list[Column]:
-    """As texts that are never null: nulls would not meet in a join."""
+def _non_null_texts(columns: Sequence[str]) -> list[Column]:
+    """Returns columns as texts that are never null, because nulls do not match in a join."""
     from pyspark.sql import functions as F
 
     return [F.coalesce(F.col(quote(name)).cast("string"), F.lit("")).alias(name) for name in columns]
 
 
 @dataclass(frozen=True)
-class _Truth:
-    """What all changes come to.
+class _ExpectedAlerts:
+    """The alerts that follow from all changes.
 
     Attributes:
-        numbers: what changes set, see `events_of`.
-        times: stream time of each topic.
+        numbers: the numbers that changes set, as `gold.changes.events_of` returns them.
+        times: stream time of each topic, in ms.
     """
 
     numbers: DataFrame
@@ -126,7 +130,7 @@ class _Truth:
     declared: Declared
 
     def alerts(self, rule: Rule) -> DataFrame:
-        """Those of one rule: `rule`, `KEY`, `at`, `what`, `doubtful`, `times`."""
+        """Returns the alerts of one rule: `rule`, `KEY`, `at`, `what`, `doubtful`, `times`."""
         from pyspark.sql import functions as F
 
         rows = self._pattern(rule) if isinstance(rule.tree, Pattern) else self._condition(rule)
@@ -134,10 +138,10 @@ class _Truth:
             rows = rows.where(F.col("at") >= rule.since_ms)
         keys = [F.col(name) if name in rows.columns else F.lit(None).cast("string").alias(name) for name in KEY]
         rows = rows.select(F.lit(rule.name).alias("rule"), *keys, "at", "what", "doubtful", F.lit(1).alias("times"))
-        return rows.select("rule", *_present(KEY), "at", "what", "doubtful", "times")
+        return rows.select("rule", *_non_null_texts(KEY), "at", "what", "doubtful", "times")
 
     def _until(self, rule: Rule) -> Column:
-        """Stream time of a row's key, in ms."""
+        """Returns the stream time of a row's key, in ms."""
         from pyspark.sql import functions as F
 
         if "topic" not in rule.by:
@@ -146,7 +150,7 @@ class _Truth:
         return F.element_at(F.create_map(*pairs), F.col("topic"))
 
     def _condition(self, rule: Rule) -> DataFrame:
-        """Where it begins and ceases to hold: looked at wherever something comes into a window or leaves one."""
+        """Returns where the condition starts and stops to hold: wherever a point enters or leaves a window."""
         from pyspark.sql import Window as Over
         from pyspark.sql import functions as F
 
@@ -190,7 +194,8 @@ class _Truth:
         events = self.changes.select(*SERIES_KEY, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
                                      first.alias("first"), second.alias("second"))  # fmt: skip
         events = events.where("first OR second").where("true" if rule.key_column is None else f"{VALUE} IS NOT NULL")
-        # Of several sessions under `once`, each session's events of one time are together.
+        # Under `once`, offsets do not order events of different sessions: each session's events of one time stay
+        # together.
         across = F.when(F.col(order[0]) == NO_LIFE, F.col(order[1]))
         line = Over.partitionBy(*by).orderBy(
             "ts", across, "topic", "session_id", PARTITION, *order, "ordinal", "row_id"

@@ -1,4 +1,4 @@
-"""Gold compared with a recomputation by plain Spark SQL, which shares nothing with the aggregates that keep it up."""
+"""Compares gold with a recomputation by plain Spark SQL, which shares no code with the aggregates that gold uses."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
 from sessionlake.gold.changes import (
-    changes_read,
     declared_in,
     events_of,
     is_late,
-    refuse_removed,
+    read_changes,
+    require_all_changes,
     version_read,
     with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import above, floors_in
+from sessionlake.gold.tables.expiry import read_floors, without_expired
 from sessionlake.gold.verify.averages import verify_restatements
-from sessionlake.gold.verify.references import enriched_rows, verify_references
+from sessionlake.gold.verify.references import expected_enriched_rows, verify_references
 from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import Compared, compared, size_of
+from sessionlake.spark.compare import Compared, compare_rows, magnitude_column
 from sessionlake.spark.frames import gathered
 
 if TYPE_CHECKING:
@@ -40,44 +40,45 @@ _TIME = internal("time")
 
 
 def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[Compared]:
-    """Compares tables with what the changes that gold has read come to; of those kept for a time, what is to be there.
+    """Compares tables with a recomputation from the changes that gold has read, without rows that have expired.
 
     Raises:
-        LakeError: gold has stopped within a version of silver's table, or retention has removed rows of it.
+        LakeError: gold stopped in the middle of a version of silver's table, or retention has removed rows of it.
     """
     lake, declared = Lake(settings), declared_in(settings)
-    refuse_removed(lake, spark)
-    changes = changes_read(spark, lake, settings)
+    require_all_changes(lake, spark)
+    changes = read_changes(spark, lake, settings)
     if changes is None:
         return []
     numbers, texts = (gathered(events_of(changes, declared, WITH_PLACE, numbers=kind)) for kind in (True, False))
-    floors = floors_in(lake.reader(spark), [table.table for table in with_finals(tables)])
+    floors = read_floors(lake.reader(spark), [table.table for table in with_finals(tables)])
     found, late, averages = [], [], []
     for table in tables:
-        if isinstance(table, Enriched):
-            truth = enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), table)
+        if isinstance(table, EnrichedTable):
+            truth = expected_enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), table)
         elif isinstance(table, RollingAverage):
-            truth = _averages(numbers, table)
+            truth = _expected_averages(numbers, table)
             averages.append(table)
         else:
             events = numbers if table.source.numbers else texts
-            truth = above(by_sql(events.where(~is_late(table)), table), floors.get(table.table, {}))
+            truth = without_expired(expected_rows(events.where(~is_late(table)), table), floors.get(table.table, {}))
             if table.lateness_ms is not None:
-                late.append(_late(events.where(is_late(table)), table))
+                late.append(_expected_late(events.where(is_late(table)), table))
         rows = lake.read_small_in_memory(spark, table.table)
-        found.append(compared(table.table, table.row_keys, table.results, rows, truth))
+        found.append(compare_rows(table.table, table.row_keys, table.results, rows, truth))
         for final in finals_of([table]):
-            # What is gone of either is not compared: of a topic-partition that lags, a row may go before it is final.
+            # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
+            # is final.
             gone = [floors.get(one, {}) for one in (table.table, final.table)]
             rows, truth = (
-                above(side, *gone)
-                for side in (lake.read_small_in_memory(spark, final.table), _final(truth, changes, final))
+                without_expired(side, *gone)
+                for side in (lake.read_small_in_memory(spark, final.table), _expected_final(truth, changes, final))
             )
-            found.append(compared(final.table, final.row_keys, table.results, rows, truth))
+            found.append(compare_rows(final.table, final.row_keys, table.results, rows, truth))
     if late:
-        stored = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
+        stored = lake.read(spark, LATE_POINTS).join(_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
-        found.append(compared(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
+        found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
         found.append(verify_restatements(spark, lake, averages, numbers))
     found += verify_references(spark, lake, settings, tables)
@@ -85,8 +86,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     return found if rules is None else [*found, rules]
 
 
-def by_sql(events: DataFrame, product: Product) -> DataFrame:
-    """The product's results, and `size_of` the name of one for how large the numbers were that it came from."""
+def expected_rows(events: DataFrame, product: Product) -> DataFrame:
+    """Returns the product's results, computed by Spark SQL. For sums it adds the column `magnitude_column`."""
     from pyspark.sql import functions as F
 
     if product.bucket_ms is not None:
@@ -95,17 +96,17 @@ def by_sql(events: DataFrame, product: Product) -> DataFrame:
         events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
     made = {name: one.sql() for name, one in product.aggregates.items()}
     sizes = {name: one.magnitude() for name, one in product.aggregates.items()}
-    made |= {size_of(name): size for name, size in sizes.items() if size is not None}
+    made |= {magnitude_column(name): size for name, size in sizes.items() if size is not None}
     keys = [*product.fields.values()]
-    # Results get their names last: in an aggregation, the name of one result means that one to the others.
+    # Results are named last: within one aggregation, a result's name would hide an input column of the same name.
     unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
     found = events.groupBy(*map(quote, keys)).agg(*(F.expr(sql).alias(name) for name, sql in unnamed.items()))
     names = zip([*keys, *unnamed], [*product.fields, *made], strict=True)
     return found.select(*(F.col(quote(held)).alias(name) for held, name in names))
 
 
-def _final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
-    """Those of a product's rows that are final by all changes that gold has read."""
+def _expected_final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
+    """Returns the product's rows that are final after all changes that gold has read."""
     from pyspark.sql import functions as F
 
     times = changes.groupBy("topic", "partition").agg(F.max(APPLIED).alias(_TIME))
@@ -113,7 +114,7 @@ def _final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
     return rows.join(times, ["topic", "partition"]).where(closed).drop(_TIME)
 
 
-def _late(events: DataFrame, product: Product) -> DataFrame:
+def _expected_late(events: DataFrame, product: Product) -> DataFrame:
     from pyspark.sql import functions as F
 
     name = "metric" if product.source.numbers else "column"
@@ -121,24 +122,24 @@ def _late(events: DataFrame, product: Product) -> DataFrame:
     return marks.withColumn("table", F.lit(product.table)).select([name for name, _ in LATE_COLUMNS])
 
 
-def _named(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
+def _table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
     return spark.createDataFrame([(table.table,) for table in tables], "table string")
 
 
-def _averages(points: DataFrame, series: RollingAverage) -> DataFrame:
+def _expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     keys = [*map(quote, series.keys)]
-    whole = Window.partitionBy(*keys)
-    line = whole.orderBy(*map(quote, series.sorted_by))
+    all_points = Window.partitionBy(*keys)
+    line = all_points.orderBy(*map(quote, series.sorted_by))
     last = line.rowsBetween(1 - series.last, Window.currentRow)
     size = F.count("value").over(last)
-    # No earlier than time begins.
-    watermark = F.coalesce(F.try_subtract(F.max("ts").over(whole), F.lit(series.watermark_ms)), F.lit(-(2**63)))
+    # Limited to the smallest event time.
+    watermark = F.coalesce(F.try_subtract(F.max("ts").over(all_points), F.lit(series.watermark_ms)), F.lit(-(2**63)))
     shown = (size >= series.least) & (F.lit(series.early) | (F.col("ts") <= watermark))
     average = F.when(shown, F.avg("value").over(last))
     return with_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
-        F.avg(F.abs("value")).over(last).alias(size_of("average")),
+        F.avg(F.abs("value")).over(last).alias(magnitude_column("average")),
     )  # fmt: skip

@@ -11,12 +11,12 @@ from sessionlake.delta.schemas.names import MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LossError
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, without
+from sessionlake.processors.memory import ProcessorMemory, without_session
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join, split
 from sessionlake.silver.states import has_state, last_batches, state_frame
-from sessionlake.spark.failures import failure_of
+from sessionlake.spark.failures import parse_failure
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.handover import Handover
@@ -48,7 +48,8 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
             pass
     except Exception as error:
         what = (
-            f"{layer}: its states cannot be read ({failure_of(error)}), so the session could not be taken out of them"
+            f"{layer}: its states cannot be read ({parse_failure(error)}), "
+            "so the session could not be taken out of them"
         )
         raise LossError(what, fix=f"Nothing was changed. {way_on(layer)}") from error
 
@@ -81,6 +82,6 @@ def left_of(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]
     """A shard's state without a topic's sessions of one id, in any partition; all others stay as they were."""
     judging, memory = split(stored)
     state = ShardState.decode(judging, columns)
-    left = None if memory is None else without(memory, *session)
+    left = None if memory is None else without_session(memory, *session)
     state.replace_sessions(ShardState(), lambda topic, _, own: (topic, own) == session, ProcessorMemory.due_of(left))
     return join(state.encode(columns), left)

@@ -25,7 +25,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
-from sessionlake.gold.tables.notes import note_names
+from sessionlake.gold.tables.notes import store_maintained_names
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings
@@ -106,7 +106,7 @@ def reset_gold(
     fault_point("after:gold.aside")
     if AVERAGES in known:
         # What is configured again later, and is not emptied here, is then made anew.
-        note_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
+        store_maintained_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
     txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
     for table in known:
         delete_all_rows(spark, lake, table, txn)

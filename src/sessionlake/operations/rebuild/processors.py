@@ -28,7 +28,7 @@ from sessionlake.operations.rebuild.publishing import Plan, bronze_ledger_entry,
 from sessionlake.operations.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.job import configured, fold_of, load, row_ddl, table_of
+from sessionlake.processors.job import fold_of, load, processor_settings, row_ddl, table_schema
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
@@ -115,7 +115,7 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
         LakeError: as `rebuild`, or one was interrupted: what it has yet to publish is where this would be made.
         ProcessorError: likewise.
     """
-    own = configured(settings, name)
+    own = processor_settings(settings, name)
     require_uninterrupted(settings, own.layer)
     work = _Rebuild(spark, settings, name, None)
     with interpreted(spark, when=is_small(spark, work.lake)):
@@ -140,12 +140,12 @@ class _Rebuild:
 
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
-        self.own: ProcessorSettings = configured(settings, name)
+        self.own: ProcessorSettings = processor_settings(settings, name)
         self._operation = rebuild_of(self.own)
         self._processor = load(settings, name)
         self._made, self._failed = made_beside(name)
         self._tables = {ProcessorOutput.RECORDS: self._made, ProcessorOutput.ERRORS: self._failed}
-        records, errors = table_of(self.own, self._processor.workings.output), TABLES[PROCESSOR_ERRORS]
+        records, errors = table_schema(self.own, self._processor.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
         self.lake = Lake(settings, {self.own.into: records, self._made: records, self._failed: errors})
         self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
         if not self.lake.exists(spark, self.own.into):
@@ -199,7 +199,7 @@ class _Rebuild:
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
-                    ddl = row_ddl(kind, self._processor.workings.output)
+                    ddl = row_ddl(kind, self._processor.loaded_processor.output)
                     append(spark, self._beside, table, rows_of(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states

@@ -11,9 +11,9 @@ from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDG
 from sessionlake.errors import LakeError
 from sessionlake.gold.changes import refuse_shorter
 from sessionlake.gold.declared.tables import schemas_of, tables_of, with_finals
-from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
-from sessionlake.gold.tables.notes import kept_up
+from sessionlake.gold.tables.notes import maintained_names
 from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted
@@ -67,11 +67,15 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
 
 def _only_declared(spark: SparkSession, lake: Lake) -> set[str]:
     """The tables that gold has yet to begin: they are not lost."""
-    noted = kept_up(spark, lake) if lake.exists(spark, AVERAGES) else None
+    noted = maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()
     new = [table for table in tables_of(lake.settings) if table.name not in noted]
-    taken = {one.taken for one in lake.settings.gold.references if any(isinstance(table, Enriched) for table in new)}
+    taken = {
+        one.applied_table
+        for one in lake.settings.gold.references
+        if any(isinstance(table, EnrichedTable) for table in new)
+    }
     return {table.table for table in with_finals(new)} | taken
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sessionlake.integrity.resharding import group_by_shard, join_states, select_sessions, session_keys_of
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import Kept, ProcessorMemory, next_due, processor_of
+from sessionlake.processors.memory import ProcessorMemory, SessionState, next_due, stored_processor_name
 from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.silver.fold.process import join, split
 
@@ -40,7 +40,7 @@ class JudgingResharder:
         for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             kept = {key: memory.sessions[key] for key in mine if key in memory.sessions}
             own = select_sessions(judging, mine, next_due(kept, self._timeout_of)).encode(self.rules.capture.declared)
-            remembered = None if stored is None else self._encoded(kept, processor_of(stored))
+            remembered = None if stored is None else self._encoded(kept, stored_processor_name(stored))
             parts[target] = join(own, remembered)
         return parts
 
@@ -50,10 +50,10 @@ class JudgingResharder:
         joined = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in found)
         memories = [memory for _, memory in found if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode(memory).sessions.items()}
-        remembered = self._encoded(sessions, processor_of(memories[0])) if memories else None
+        remembered = self._encoded(sessions, stored_processor_name(memories[0])) if memories else None
         return join(joined.encode(self.rules.capture.declared), remembered)
 
-    def _encoded(self, sessions: dict[str, Kept], processor: str) -> bytes:
+    def _encoded(self, sessions: dict[str, SessionState], processor: str) -> bytes:
         return ProcessorMemory(next_due(sessions, self._timeout_of), sessions).encode(processor, self.shards)
 
     def _decoded(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:

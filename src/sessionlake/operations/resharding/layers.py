@@ -9,11 +9,11 @@ from sessionlake.delta.schemas.names import GOLD, SILVER
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.declared.tables import averages_of, schemas_of, tables_of
 from sessionlake.gold.fold.resharding import GoldResharder
-from sessionlake.gold.making.states import kept, marked_shards
-from sessionlake.gold.tables.notes import require_kept_up, shards_noted, whole
+from sessionlake.gold.making.states import marked_shards, tracked_averages
+from sessionlake.gold.tables.notes import complete_tables, require_maintained, stored_shards
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.processors.memory import shards_of
+from sessionlake.processors.memory import stored_shard_count
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.states import has_state, state_frame
@@ -43,14 +43,14 @@ def with_shards(settings: Settings, layer: str, shards: int) -> Settings:
 def present(spark: SparkSession, settings: Settings, layer: str) -> int | None:
     """The number of shards that a layer's states are of; None where nothing says it, since there is nothing yet."""
     if layer == GOLD:
-        return shards_noted(spark, Lake(settings))
+        return stored_shards(spark, Lake(settings))
     if layer == SILVER:
         return handover.shards(settings)
     if has_state(settings, layer):
         for row in state_frame(spark, settings, layer).toLocalIterator():
             memory = split(bytes(row["chunk"]))[1]
             if memory is not None:
-                return shards_of(memory)
+                return stored_shard_count(memory)
     return None
 
 
@@ -64,9 +64,11 @@ def moved_states(spark: SparkSession, settings: Settings, layer: str, before: in
     if layer != GOLD:
         return resharded(states, JudgingResharder(RuleBook(settings.capture), after), after)
     lake = Lake(settings, schemas_of(settings))
-    require_kept_up(spark, lake, tables_of(settings))
+    require_maintained(spark, lake, tables_of(settings))
     former = with_shards(settings, GOLD, before)
-    averages = [kept(spark, lake, former, series) for series in whole(spark, lake, averages_of(settings))]
+    averages = [
+        tracked_averages(spark, lake, former, series) for series in complete_tables(spark, lake, averages_of(settings))
+    ]
     marked = {one.series.name: marked_shards(spark, lake, one.series, after) for one in averages}
     resharder = GoldResharder(declared_in(settings).numbers, tuple(averages), marked, after)
     every = spark.range(before).selectExpr("CAST(id AS INT) AS shard")

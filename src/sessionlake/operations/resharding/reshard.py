@@ -19,8 +19,8 @@ from sessionlake.delta.schemas.names import CHANGES, GOLD, MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import schemas_of
-from sessionlake.gold.making.states import forget_held
-from sessionlake.gold.tables.notes import note_shards as note_gold_shards
+from sessionlake.gold.making.states import remove_forgotten_owners
+from sessionlake.gold.tables.notes import store_shards as note_gold_shards
 from sessionlake.operations.pipeline import to_the_end
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import configured, layers_of, moved_states, present, with_shards
@@ -185,7 +185,7 @@ def _bring_into_force(spark: SparkSession, settings: Settings, plan: _Plan, laye
         lake.storage.require_claims()
         handover.swap(spark, settings, plan.name, layer)
     if layer == GOLD:
-        forget_held(settings)
+        remove_forgotten_owners(settings)
         fault_point("after:gold.held")
         note_gold_shards(spark, lake, plan.shards)
     if layer == SILVER:

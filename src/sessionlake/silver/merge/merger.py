@@ -47,7 +47,7 @@ from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.spark.session import own_session
+from sessionlake.spark.session import separate_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,7 +131,7 @@ class TableMerger:
         self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
     ) -> None:
         self._on_merge = on_merge
-        self._spark = own_session(spark)  # MERGE sets its transaction in the session: nobody else may use it
+        self._spark = separate_session(spark)  # MERGE sets its transaction in the session: nobody else may use it
         self._lake = Lake(settings)
         self._ledger = Ledger(self._lake)
         self._settings = settings

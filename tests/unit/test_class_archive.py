@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.local import classes
+from sessionlake.local import class_archive
 
 
 @pytest.fixture
@@ -17,31 +17,31 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found = [tmp_path / name for name in ("a.jar", "b.jar")]
     for jar in found:
         jar.write_text("jar")
-    monkeypatch.setattr(classes, "_loaded_from", lambda: found)
+    monkeypatch.setattr(class_archive, "_loaded_from", lambda: found)
     (tmp_path / "jars").mkdir()
-    (tmp_path / "jars" / f"classes-{classes.fingerprint(found)}-5.jsa").write_text("whole")
+    (tmp_path / "jars" / f"classes-{class_archive.fingerprint(found)}-5.jsa").write_text("whole")
     return found
 
 
 def test_a_whole_file_is_taken(jars: list[Path]) -> None:
     assert jars
-    assert classes.flags()[0] == f"-XX:SharedArchiveFile={classes.kept()}"
+    assert class_archive.archive_flags()[0] == f"-XX:SharedArchiveFile={class_archive.find_archive()}"
 
 
 def test_one_that_was_cut_short_is_not(jars: list[Path]) -> None:
     assert jars
-    file = classes.kept()
+    file = class_archive.find_archive()
     assert file is not None
     file.write_text("who")
-    assert classes.flags() == ()
-    assert classes.flags(recording=True)[0] == "-XX:+RecordDynamicDumpInfo"
+    assert class_archive.archive_flags() == ()
+    assert class_archive.archive_flags(recording=True)[0] == "-XX:+RecordDynamicDumpInfo"
 
 
 def test_nor_one_of_other_jars(jars: list[Path]) -> None:
     jars[1].write_text("newer jar")
-    assert classes.kept() is None
+    assert class_archive.find_archive() is None
     jars.pop()
-    assert classes.kept() is None
+    assert class_archive.find_archive() is None
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()])
@@ -52,9 +52,9 @@ def test_a_failure_leaves_no_part_of_a_file(
         file.write_text("par")
         raise error
 
-    monkeypatch.setattr(classes, "_dump", fails)
+    monkeypatch.setattr(class_archive, "_dump", fails)
     jars[1].write_text("newer jar")
     before = sorted((jars[0].parent / "jars").iterdir())
     with suppress(KeyboardInterrupt):
-        classes.keep(None)
+        class_archive.write_archive(None)
     assert sorted((jars[0].parent / "jars").iterdir()) == before

@@ -1,0 +1,1 @@
+"""Feeds: how messages of any form become the events of a session. Pure: no Spark, no tables, no clock."""

@@ -1,0 +1,304 @@
+"""Reads a message by a feed, one path at a time: the authority on what a feed says. The compiled reader equals it."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
+from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
+from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, elements, find
+from sessionlake.feeds.values import FeedColumn, json_text, milliseconds_of, number_of, row_id_of, typed_constant
+from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
+from sessionlake.protocol.reasons import Reason
+
+_WHOLE = re.compile(r"-?\d{1,19}")
+_SHOWN = 60
+"""Characters of a value that a refusal shows."""
+
+
+class _RefusedError(Exception):
+    """Ends the reading of a message. Never leaves this module."""
+
+    def __init__(self, reason: Reason, path: str, why: str) -> None:
+        super().__init__(why)
+        self.refusal = Refusal(reason, path, why)
+
+
+def interpret(feed: Feed, place: Place) -> Decoded | Refusal:
+    """Reads a message.
+
+    Args:
+        place: The message, its value decoded.
+
+    Returns:
+        The events of the sessions that it concerns, or why it is refused. A message is never read in part.
+    """
+    try:
+        return _read(feed, place)
+    except _RefusedError as refused:
+        return refused.refusal
+
+
+def _read(feed: Feed, place: Place) -> Decoded:
+    candidates = [rule for rule in feed.rules if all(_holds(one, place) for one in rule.when if not _is_of_part(one))]
+    if not candidates:
+        is_tombstone = place.value is MISSING
+        reason = Reason.TOMBSTONE if is_tombstone else Reason.NO_RULE
+        raise _RefusedError(reason, "", f"no rule takes {_shown(place.value)}")
+    first = candidates[0]
+    if first.split is None:
+        return Decoded((first.number,), tuple(_event(feed, first, place)))
+    return _parts(feed, [rule for rule in candidates if rule.split == first.split], first.split, place)
+
+
+def _is_of_part(condition: Condition) -> bool:
+    return condition.path is not None and condition.path.needs_element
+
+
+def _parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
+    """Reads a message part by part. Parts of one session are joined, in order."""
+    found = elements(split, place)
+    if found is None:
+        raise _RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
+    events: dict[str, Event] = {}
+    numbers = set()
+    for element in found:
+        part = _at(place, element)
+        rule = next((one for one in rules if all(_holds(c, part) for c in one.when if _is_of_part(c))), None)
+        if rule is None:
+            raise _RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {_shown(element.value)}")
+        numbers.add(rule.number)
+        for event in _event(feed, rule, part):
+            before = events.get(event.session)
+            if before is not None and before.kind is not event.kind:
+                why = f"parts of session {event.session} are of several kinds"
+                raise _RefusedError(Reason.BAD_VALUE, split.text, why)
+            events[event.session] = event if before is None else replace(before, rows=before.rows + event.rows)
+    for event in events.values():
+        _refuse_repeats(feed, event)
+    return Decoded(tuple(sorted(numbers)), tuple(events.values()))
+
+
+def _event(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
+    """The event of a message or part; none if it is ignored, unless its order is that of a chain."""
+    order = rule.order or feed.order
+    if rule.kind is Kind.IGNORE:
+        if order.chain is not None:
+            seq, after = _interval(order, place)
+            yield Event("", Kind.IGNORE, 0, seq, after, order.kind is Ordering.LINK, _text(order.chain, place))
+        return
+    seq, after = _interval(order, place)
+    sent = MISSING if feed.check is None else find(feed.check.sent, place)
+    event = Event(
+        session=_session(rule.session or feed.session, place),
+        kind=rule.kind,
+        ts=_time(rule.time or feed.time, place),
+        seq=seq,
+        after=None if rule.restart else after,
+        is_link=order.kind is Ordering.LINK and not rule.restart,
+        chain=None if order.chain is None else _text(order.chain, place),
+        restart=rule.restart,
+        rows=tuple(row for part in rule.rows for row in _rows(feed, part, place)),
+        scope={column.name: _required(column, path, place) for column, path in rule.scope},
+        sent=None if sent is MISSING else sent,
+    )
+    if rule.split is None:
+        _refuse_repeats(feed, event)
+    yield event
+
+
+def _refuse_repeats(feed: Feed, event: Event) -> None:
+    keys = [row.key for row in event.rows]
+    if feed.refuse_repeats and len(set(keys)) != len(keys):
+        repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise _RefusedError(Reason.DUPLICATE_ROW_ID, "", f"the key {row_id_of(repeated)} is there twice")
+
+
+def _holds(condition: Condition, place: Place) -> bool:
+    if condition.path is None:
+        return isinstance(condition.wanted, tuple) and _body(place.value) in condition.wanted
+    value = find(condition.path, place)
+    if isinstance(condition.wanted, Presence):
+        return (value is MISSING) == (condition.wanted is Presence.ABSENT)
+    return any(_equal(value, one) for one in condition.wanted)
+
+
+def _body(value: Any) -> Body | None:
+    if value is MISSING:
+        return Body.TOMBSTONE
+    bodies: tuple[tuple[type, Body], ...] = ((list, Body.ARRAY), (dict, Body.OBJECT), (str, Body.TEXT))
+    return next((body for kind, body in bodies if isinstance(value, kind)), None)
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    """True if a value is one of the configuration. `1` and `1.0` are equal, `1` and `true` are not."""
+    if isinstance(value, Constant):
+        value = value.text
+    value = number_of(value)
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
+
+
+def _at(place: Place, element: Element) -> Place:
+    return replace(place, element=element.value, parent=element.parent)
+
+
+def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
+    for element in _sources(part, place):
+        at = _at(place, element)
+        raw = [(column, path.text, find(path, at)) for column, path in part.values]
+        if part.by_name:
+            if not isinstance(element.value, dict):
+                where = part.source.text if part.source else ""
+                raise _RefusedError(Reason.BAD_VALUE, where, f"{_shown(element.value)} has no fields")
+            raw += [(column, f".{column.name}", element.value.get(column.name, MISSING)) for column in part.by_name]
+        values: dict[str, Any] = {}
+        for column, where, value in raw:
+            if value is MISSING or any(_equal(value, one) for one in feed.unavailable):
+                if part.absent_is_null:
+                    values[column.name] = None
+            else:
+                values[column.name] = _convert(column, where, value)
+        key = tuple(_key_value(column, raw, values) for column in feed.key)
+        row_id = row_id_of(key)
+        if not 1 <= len(row_id.encode()) <= MAX_ID_BYTES:
+            why = f"the key has {len(row_id.encode())} bytes, 1 to {MAX_ID_BYTES} may be"
+            raise _RefusedError(Reason.BAD_ROW_ID, "", why)
+        if _is_deleted(part, values):
+            yield Delete(key, row_id, part.expect)
+        else:
+            yield Put(key, row_id, values, _rescued(feed, part, element.value), part.expect)
+
+
+def _sources(part: Rows, place: Place) -> list[Element]:
+    """The elements that are rows."""
+    if part.source is None:
+        return [Element(place.value if place.element is MISSING else place.element, place.parent)]
+    if not part.each:
+        value = find(part.source, place)
+        if value is MISSING or value is None:
+            raise _RefusedError(Reason.BAD_PATH, part.source.text, "there is no row")
+        return [Element(value, place.value)]
+    found = elements(part.source, place)
+    if found is None:
+        raise _RefusedError(Reason.BAD_VALUE, part.source.text, "there is no array")
+    return found
+
+
+def _key_value(column: FeedColumn, raw: list[tuple[FeedColumn, str, Any]], values: dict[str, Any]) -> Any:
+    value = values.get(column.name)
+    if value is None:
+        where = next((where for one, where, _ in raw if one is column), "")
+        raise _RefusedError(Reason.BAD_PATH, where, f"the key's column {column.name} is missing or null")
+    return value
+
+
+def _convert(column: FeedColumn, where: str, value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return typed_constant(value, column) if isinstance(value, Constant) else column.convert(value)
+    except (ValueError, RecursionError) as error:
+        why = f"column {column.name} is {column.sql}, found {_shown(value)}: {error}"
+        raise _RefusedError(Reason.BAD_VALUE, where, why) from None
+
+
+def _required(column: FeedColumn, path: Path, place: Place) -> Any:
+    value = find(path, place)
+    if value is MISSING:
+        raise _RefusedError(Reason.BAD_PATH, path.text, f"the scope's column {column.name} is missing")
+    return _convert(column, path.text, value)
+
+
+def _is_deleted(part: Rows, values: dict[str, Any]) -> bool:
+    if isinstance(part.delete, bool):
+        return part.delete
+    return all(column.name in values and values[column.name] == value for column, value in part.delete)
+
+
+def _rescued(feed: Feed, part: Rows, element: Any) -> str | None:
+    if not part.rescue or not isinstance(element, dict):
+        return None
+    extra = {name: element[name] for name in sorted(element) if name not in feed.columns}
+    return json_text(extra) if extra else None
+
+
+def _session(paths: tuple[Path, ...], place: Place) -> str:
+    texts = [_text(path, place) for path in paths]
+    session = texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+    if not 1 <= len(session.encode()) <= MAX_KEY_BYTES or any(unicodedata.category(c) == "Cc" for c in session):
+        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {_shown(session)}"
+        raise _RefusedError(Reason.BAD_VALUE, ", ".join(path.text for path in paths), why)
+    return session
+
+
+def _text(path: Path, place: Place) -> str:
+    """A text, or a whole number or a truth value as text."""
+    value = find(path, place)
+    if value is MISSING or value is None:
+        raise _RefusedError(Reason.BAD_PATH, path.text, "it is missing or null")
+    if isinstance(value, Constant):
+        return value.text
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool | int):
+        return json_text(value)
+    raise _RefusedError(Reason.BAD_VALUE, path.text, f"{_shown(value)} is no text or whole number")
+
+
+def _time(time: Time, place: Place) -> int:
+    """Event time in whole milliseconds; parts of one are cut off."""
+    if time.path is None:
+        return place.timestamp
+    value = find(time.path, place)
+    if value is MISSING or value is None:
+        if time.or_kafka:
+            return place.timestamp
+        raise _RefusedError(Reason.BAD_PATH, time.path.text, "the time is missing or null")
+    try:
+        found = milliseconds_of(value, time.how, from_text=time.from_text)
+    except (ValueError, OverflowError) as error:
+        raise _RefusedError(Reason.BAD_VALUE, time.path.text, f"the time is {_shown(value)}: {error}") from None
+    if not INT64_MIN <= found <= INT64_MAX:
+        raise _RefusedError(Reason.BAD_VALUE, time.path.text, f"the time {_shown(value)} is beyond 64 bits")
+    return found
+
+
+def _interval(order: Order, place: Place) -> tuple[int, int | None]:
+    """The `(after, seq]` that a message covers; after is None for whatever was last."""
+    if order.kind is Ordering.ARRIVAL or order.seq is None:
+        return place.offset, None
+    seq = _number(order.seq, place)
+    match order.kind:
+        case Ordering.STEP:
+            return seq, seq - 1
+        case Ordering.LINK if order.other is not None:
+            return seq, _number(order.other, place)
+        case Ordering.RANGE if order.other is not None:
+            return seq, _number(order.other, place) - 1
+        case _:
+            return seq, None
+
+
+def _number(path: Path, place: Place) -> int:
+    """A whole number of 64 bits, or the text of one."""
+    value = number_of(find(path, place))
+    if value is MISSING or value is None:
+        raise _RefusedError(Reason.BAD_PATH, path.text, "the order's number is missing or null")
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        value = int(value)
+    if type(value) is not int or not INT64_MIN < value <= INT64_MAX:
+        raise _RefusedError(Reason.BAD_VALUE, path.text, f"{_shown(value)} is no whole number of 64 bits")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value in an error, cut to what fits a line."""
+    if value is MISSING:
+        return "a tombstone"
+    text = value.text if isinstance(value, Constant) else json_text(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,0 +1,113 @@
+"""The plain fold of a session's events, in the order in which they came: what a feed's table is by definition."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from sessionlake.feeds.events import Delete, Event, Put
+from sessionlake.feeds.feed import Feed, Keep, Kind, Presence
+
+Row = dict[str, Any]
+Groups = Mapping[tuple[Any, ...], Sequence[Row]]
+"""By the values of `keep.per`, the first rows in the order of `keep`."""
+CheckFunction = Callable[[Groups, Any], bool]
+
+
+@dataclass
+class SessionTable:
+    """The rows of one session.
+
+    Attributes:
+        rows: By row id, in the order in which they came.
+        last_seq: Of the last event that is in the order; None before the first.
+        gaps, duplicates: How many messages came behind a gap, and how many were dropped because they came before.
+        checks, checks_failed: How many messages said a checksum, and of how many the table's was another.
+        presence_failed: How many rows were there, or not, against what the feed expects.
+    """
+
+    feed: Feed
+    check: CheckFunction | None = None
+    rows: dict[str, Row] = field(default_factory=dict)
+    last_seq: int | None = None
+    messages: int = 0
+    gaps: int = 0
+    duplicates: int = 0
+    checks: int = 0
+    checks_failed: int = 0
+    presence_failed: int = 0
+
+    def apply(self, event: Event) -> None:
+        """Applies an event, unless it is a duplicate."""
+        if not self._is_next(event):
+            return
+        self.messages += 1
+        if event.kind is Kind.SNAPSHOT:
+            self.rows = {name: row for name, row in self.rows.items() if not _in_scope(row, event.scope)}
+        for row in event.rows:
+            self._put(row)
+        if self.feed.keep is not None:
+            for name in _beyond(self.feed.keep, self.rows):
+                del self.rows[name]
+        if self.check is not None and self.feed.check is not None and event.sent is not None:
+            self.checks += 1
+            self.checks_failed += not self.check(groups_of(self.feed, self.rows), event.sent)
+
+    def _is_next(self, event: Event) -> bool:
+        """Notes the event's place in the order. False for a duplicate."""
+        last, after = self.last_seq, event.after
+        if event.seq is None or event.chain is not None:
+            return True
+        if last is not None and not event.restart:
+            if event.seq <= last:
+                self.duplicates += event.kind is not Kind.HEARTBEAT
+                return False
+            self.gaps += after is not None and (after != last if event.is_link else after > last)
+        self.last_seq = event.seq
+        return True
+
+    def _put(self, row: Put | Delete) -> None:
+        found = self.rows.get(row.row_id)
+        if row.expect is not None and (found is not None) != (row.expect is Presence.PRESENT):
+            self.presence_failed += 1
+        if isinstance(row, Delete):
+            self.rows.pop(row.row_id, None)
+        elif found is None:
+            self.rows[row.row_id] = dict.fromkeys(self.feed.columns) | row.values
+        else:
+            self.rows[row.row_id] = found | row.values
+
+
+def groups_of(feed: Feed, rows: Mapping[str, Row]) -> Groups:
+    """The rows that a check is given, as `keep` groups and orders them; without `keep` all, by row id."""
+    most = 0 if feed.check is None else feed.check.rows
+    if feed.keep is None:
+        return {(): [rows[name] for name in sorted(rows)][:most]}
+    return {group: [rows[name] for name in names[:most]] for group, names in _ordered(feed.keep, rows)}
+
+
+def _in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
+    return all(row[name] == value for name, value in scope.items())
+
+
+def _ordered(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+    """The row ids of each group, best first. Rows without a value of the column come last."""
+    groups: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for name, row in rows.items():
+        groups[tuple(row[column] for column in keep.per)].append(name)
+    for group, names in groups.items():
+        valued = [name for name in names if rows[name][keep.best] is not None]
+        valued.sort(key=partial(_best, rows, keep.best), reverse=bool({*keep.descending} & {*group}))
+        yield group, valued + [name for name in names if rows[name][keep.best] is None]
+
+
+def _best(rows: Mapping[str, Row], column: str, name: str) -> Any:
+    return rows[name][column]
+
+
+def _beyond(keep: Keep, rows: Mapping[str, Row]) -> list[str]:
+    """The row ids beyond what is kept."""
+    return [name for _, names in _ordered(keep, rows) for name in names[keep.rows :]]

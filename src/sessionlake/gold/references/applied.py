@@ -1,0 +1,189 @@
+"""The rows of reference tables that gold has applied, in `gold.reference_<name>`. Enriched tables are based on them.
+
+Others may write a reference table at any time. Gold records each difference as a numbered correction first, and updates
+the enriched rows that it touches afterwards. If gold dies in between, the next start finds the correction and repeats
+the update. New changes are joined with the recorded rows.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.delta import commit
+from sessionlake.delta.commit import append, fence_off, merge
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import GOLD
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.errors import LakeError
+from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, difference
+from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
+from sessionlake.protocol.names import ddl_of, quote
+from sessionlake.spark.frames import EachBatch, map_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Joining takes about this many times the memory of the rows that are read.
+MEMORY_FACTOR = 4
+_CORRECTED = "sessionlake.corrected"
+"""Property of a table of applied rows: the number of the last correction whose enriched rows are updated."""
+
+
+def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
+    """Returns the rows of a reference table, with the declared columns and types.
+
+    Raises:
+        LakeError: the table is missing, has other columns or types, or is too large.
+    """
+    if not reader.exists(reference.table):
+        raise LakeError(f"{reference.table} does not exist", fix="Run `sessionlake run gold`, which creates it")
+    try:
+        return _read_declared(
+            reader, reference.table, reference.schema(), max_bytes=lake.limits.driver_bytes // MEMORY_FACTOR
+        )
+    except TooLargeError as error:
+        raise LakeError(f"{error}", why="Gold holds the rows of a reference table in memory") from error
+
+
+def applied_rows(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
+    """Returns the rows that enriched tables are based on, each with the number of the correction that added it.
+
+    Raises:
+        LakeError: the table is missing, has other columns or types, or is too large.
+    """
+    schema, none = _applied_schema(reference), (GONE_BY, is_null, None)
+    schema = schema.remove(schema.get_field_index(GONE_BY))
+    return _read_declared(reader, reference.applied_table, schema, none, max_bytes=lake.limits.driver_bytes)
+
+
+def _read_declared(
+    reader: TableReader, table: str, schema: pa.Schema, *conditions: Condition, max_bytes: int
+) -> pa.Table:
+    present = reader.schema(table).names
+    if missing := [name for name in schema.names if name not in present]:
+        raise LakeError(
+            f"{table} lacks the columns {', '.join(missing)}; it has {', '.join(present)}",
+            fix="Run `sessionlake run gold`, which adds them when it starts",
+        )
+    rows = reader.table(table, *conditions, columns=schema.names, max_bytes=max_bytes)
+    try:
+        return rows.cast(schema)
+    except pa.ArrowException as error:
+        raise LakeError(
+            f"{table} has other types than the configuration: {error}",
+            fix="Correct the types in `gold.references`, or recreate the table with the declared types",
+        ) from error
+
+
+def pending_rows(lake: Lake, reader: TableReader, reference: Reference) -> tuple[Difference, list[Fault]]:
+    """Returns what gold has not applied yet of a reference table, and the keys that it skips because of a fault.
+
+    Raises:
+        LakeError: a table is missing, has other columns or types, or is too large.
+    """
+    return difference(reference, applied_rows(lake, reader, reference), read_reference(lake, reader, reference))
+
+
+class AppliedRows:
+    """The applied rows of each reference table, cached in memory.
+
+    Attributes:
+        lock: held while changes are joined and appended, and while a correction is recorded.
+    """
+
+    def __init__(self, lake: Lake, references: Sequence[Reference]) -> None:
+        self._lake = lake
+        self._references = references
+        self._current: dict[str, pa.Table] = {}
+        self.lock = threading.Lock()
+
+    def current(self, spark: SparkSession) -> dict[str, pa.Table]:
+        """Returns the rows that currently hold, by name of the reference table."""
+        reader = self._lake.reader(spark)
+        for one in self._references:
+            if one.name not in self._current:
+                self._current[one.name] = applied_rows(self._lake, reader, one)
+        return self._current
+
+    def record(self, spark: SparkSession, reference: Reference, part: Difference) -> None:
+        """Records a difference as the next correction."""
+        with self.lock:
+            txn = next_txn(spark, self._lake, reference.applied_table)
+            rows = _recorded_rows(reference, part, txn.version)
+            token = self._lake.storage.token(GOLD)
+            if part.removed.num_rows:
+                merge(spark, self._lake, reference.applied_table, rows, _upsert(reference), txn.fenced_by(token))
+            else:
+                append(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
+            self._current.pop(reference.name, None)
+
+    def unfinished(self, spark: SparkSession, reference: Reference) -> Difference | None:
+        """Returns the last correction if it is not marked as finished, else None."""
+        done = int(self._lake.storage.properties(spark, reference.applied_table).get(_CORRECTED, 0))
+        reader, schema = self._lake.reader(spark), _applied_schema(reference)
+        gone, new = (
+            reader.table(reference.applied_table, (name, operator.gt, done), columns=schema.names).cast(schema)
+            for name in (GONE_BY, TAKEN_BY)
+        )
+        found = Difference(gone, new)
+        return found if found.rows else None
+
+    def mark_corrected(self, spark: SparkSession, reference: Reference) -> None:
+        """Marks all recorded corrections as finished: the enriched rows that they touch are updated."""
+        number = self._lake.latest_version(spark, reference.applied_table)
+        self._lake.storage.require_lease(reference.applied_table)
+        self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
+
+
+def next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
+    """Returns the next transaction for a table that corrections or lookups write."""
+    return commit.next_txn(spark, lake, table, "references")
+
+
+def retire_older_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:
+    """Makes commits fail that an earlier owner of gold's lease may still attempt."""
+    token = lake.storage.token(GOLD)
+    if token:
+        fence_off(spark, lake, tables, Txn.before_holder(app_id, token))
+
+
+def _applied_schema(reference: Reference) -> pa.Schema:
+    numbers = [pa.field(name, pa.int64()) for name in (TAKEN_BY, GONE_BY)]
+    return pa.schema([*reference.schema(), *numbers])
+
+
+def _recorded_rows(reference: Reference, part: Difference, number: int) -> pa.Table:
+    schema = _applied_schema(reference)
+    gone = part.removed.append_column(GONE_BY, pa.array([number] * part.removed.num_rows, pa.int64()))
+    new = part.added.append_column(TAKEN_BY, pa.array([number] * part.added.num_rows, pa.int64()))
+    new = new.append_column(GONE_BY, pa.nulls(new.num_rows, pa.int64()))
+    return pa.concat_tables([gone.select(schema.names).cast(schema), new.select(schema.names).cast(schema)])
+
+
+def _upsert(reference: Reference) -> Upsert:
+    keys = (*reference.key_names, "valid_from", TAKEN_BY)
+    others = tuple(name for name in _applied_schema(reference).names if name not in keys)
+    return Upsert(keys, others, pruned_by=reference.key_names[:1])
+
+
+def enriched_frame(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
+    """Returns the enriched table's rows for changes that are too many for the driver, computed batch by batch.
+
+    Args:
+        changes: rows with the columns of `silver.session_changes`.
+
+    Raises:
+        LakeError: a table of applied rows is missing, has other columns or types, or is too large.
+    """
+    reader = lake.reader(spark)
+    versions = {join.reference.name: applied_rows(lake, reader, join.reference) for join in table.joins}
+    needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.names)
+    own = changes.select(*map(quote, needed))
+    return map_batches(own, EachBatch(lambda rows: table.rows(rows, versions)), ddl_of(table.columns))

@@ -1,0 +1,66 @@
+"""A feed that cannot be used is refused as the configuration is read, with the key, and what could stand there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from sessionlake.settings.feeds import FeedSettings
+from support.feed_cases import BOOK, KRAKEN
+
+
+def _rule(**changed: Any) -> dict[str, Any]:
+    rule = {"is": "update", "rows": [{"each": "a[*]", "row": {"side": "=bid", "price": ".[0]"}}]}
+    return {"messages": [rule | changed]}
+
+
+ROWS = {"each": "a[*]", "row": {"side": "=bid", "price": ".[0]"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"key": ["side", "prise"]}, "there is no column 'prise'; declared are side, price, qty"),
+        ({"key": []}, "at least 1"),
+        ({"columns": {"side": "string", "price": "float"}}, "column 'price' is float, which identifies no row"),
+        ({"columns": {"topic": "string"}, "key": ["topic"]}, "topic"),
+        ({"columns": {"side": "text"}}, "type 'text' is not one of"),
+        ({"session": "a..b"}, "character 3"),
+        ({"session": 3}, "a path is a text"),
+        ({"session": ".s"}, "rule 1: session: '.s' begins at an element, but there is no split"),
+        ({"session": "s[*]"}, "gives several values"),
+        ({"topics": "("}, "not a regular expression"),
+        ({"topics": "(a+)+"}, "could make this expression take hours"),
+        ({"name": "Book-1"}, "pattern"),
+        ({"order": {"seq": "u", "after": "v", "first": "w"}}, "found after and first"),
+        ({"time": {"path": "t", "unit": "hours"}}, "unit"),
+        ({"nonsense": 1}, "Extra inputs"),
+        (_rule(**{"is": "upsert"}), "snapshot"),
+        (_rule(**{"is": "heartbeat"}), "rule 1: a message that is heartbeat has no rows"),
+        (_rule(restart=True), "restart and scope are of a snapshot"),
+        (_rule(rows=[ROWS | {"row": {"side": "=bid"}}]), "row lacks the key's column price"),
+        (_rule(rows=[ROWS | {"each": "a"}]), r"gives one value: end it with \[\*\]"),
+        (_rule(rows=[{"at": "a[*]", "row": "all"}]), "gives several values: write each"),
+        (_rule(rows=[ROWS | {"at": "b"}]), "each or at, not both"),
+        (_rule(rows=[ROWS | {"delete": {"qty": 0}}]), "delete looks at qty, which row does not take"),
+        (_rule(rows=[ROWS | {"row": {"side": "=bid", "price": "=x"}}]), "column 'price'.*constant 'x'"),
+        (_rule(rows=[ROWS | {"row": {"side": "=bid", "price": "b[*]"}}]), "gives several values"),
+        (_rule(when={"body": "number"}), "number"),
+        (_rule(when={".x": 1}), "when: '.x' begins at an element"),
+        (_rule(split={"each": "a"}), "gives one value"),
+        ({"keep": {"best": "prise", "rows": 3}}, "keep.best: there is no column 'prise'"),
+        ({"keep": {"best": "price", "rows": 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_a_feed_that_cannot_be_used_is_refused_with_its_key(changed, why):
+    with pytest.raises(ValueError, match=why):
+        FeedSettings.model_validate(yaml.safe_load(BOOK) | changed)
+
+
+def test_feeds_that_the_documentation_shows_are_accepted():
+    for text in (BOOK, KRAKEN):
+        made = FeedSettings.model_validate(yaml.safe_load(text)).made()
+        assert [rule.number for rule in made.rules] == list(range(1, len(made.rules) + 1))
+        assert [column.name for column in made.key] == ["side", "price"]
