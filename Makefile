@@ -1,7 +1,7 @@
-# Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
+# Needs Java 17 or later, Python 3.11 to 3.13 with pip, and make. Every target installs the rest itself.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace tables errors pages plain jupyter wheel clean-home clean
+.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace reference plain jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -9,7 +9,7 @@ HOME_FOLDER := $(if $(SESSIONLAKE_HOME),$(SESSIONLAKE_HOME),.sessionlake)
 BIN := .venv/bin
 READY := .venv/.ready
 USUAL = $(BIN)/pytest -q -m "not soak" --durations=10
-# Of tests/unit and tests/bundle, the files that take longest: most of them try many random streams.
+# The slowest test files of tests/unit and tests/bundle, which test-fast leaves out. Most try many random streams.
 LONGER := bundle/test_mutations bundle/test_wheel unit/test_accumulate unit/test_archives unit/test_asof unit/test_cuts \
   unit/test_decode unit/test_enrich unit/test_final unit/test_forgetting unit/test_gold_testing \
   unit/test_kafka_time unit/test_law unit/test_limits unit/test_names unit/test_once_order unit/test_payloads \
@@ -17,13 +17,13 @@ LONGER := bundle/test_mutations bundle/test_wheel unit/test_accumulate unit/test
   unit/test_report_page unit/test_resharding unit/test_rolling unit/test_rules unit/test_seq_order \
   unit/test_silences unit/test_simulate unit/test_sketches unit/test_snapshots unit/test_texts_in_notebooks \
   unit/test_weights
-# As containers often set it: each of the many processes of a run would compile all that it imports, seconds each time.
+# Containers often set this. Then each of the many processes of a run compiles all its imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## show this list of targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## create .venv with all dependencies (every other target does this first)
+setup: $(READY) ## create .venv with all dependencies (other targets do this first)
 
 demo: $(READY) ## run the whole pipeline on simulated Kafka input for a minute, then verify it
 	@$(BIN)/sessionlake demo
@@ -31,7 +31,7 @@ demo: $(READY) ## run the whole pipeline on simulated Kafka input for a minute, 
 test: $(READY) ## check style and types, and run every test except the long ones
 	@$(MAKE) --no-print-directory -j3 lint pure real
 
-test-fast: $(READY) lint ## check style and types, and run the short tests without a JVM or a broker, in under 90 s
+test-fast: $(READY) lint ## check style and types, and run the short tests that need no JVM and no broker, in under 90 s
 	@$(BIN)/pytest -q -m "not soak" -n 2 $(LONGER:%=--ignore=tests/%.py) tests/unit tests/bundle
 
 lint: $(READY) ## check style and types with ruff and mypy
@@ -39,10 +39,10 @@ lint: $(READY) ## check style and types with ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# Beside each other: what never waits takes what those leave of the cores that wait now and then, and is printed when all
-# of it has ended.
+# `pure` and `real` run in parallel: the pure tests use the CPU time that the real ones leave while they wait. The output
+# of `pure` is printed at its end, so that the two outputs do not mix.
 pure: $(READY)
-	@said=$$($(USUAL) tests/unit tests/bundle 2>&1); code=$$?; printf '%s\n' "$$said"; exit $$code
+	@output=$$($(USUAL) tests/unit tests/bundle 2>&1); code=$$?; printf '%s\n' "$$output"; exit $$code
 
 real: $(READY) classes
 	@$(USUAL) -n 3 --dist loadfile --no-loadscope-reorder tests/catalog tests/integration tests/spark
@@ -53,25 +53,19 @@ classes: $(READY)
 soak: $(READY) ## run the long tests, which take hours
 	@$(BIN)/pytest -m "soak or hypothesis" --hypothesis-profile=thorough
 
-bench: $(READY) ## measure what a million messages cost in bronze, silver and gold
+bench: $(READY) ## measure the cost of a million messages in bronze, silver and gold
 	@$(BIN)/python tests/perf/bench.py
 
-bench-catalog: $(READY) ## measure what W1's million costs in a catalog, and how many Spark jobs, beside folders
+bench-catalog: $(READY) ## measure CPU time and Spark jobs of a million messages in a catalog and in folders
 	@$(BIN)/python tests/perf/bench.py --shape W1 --catalog
 
-trace: $(READY) ## count the modules one must enter to follow a message, a start or a command
+trace: $(READY) ## count the modules on the path of a message, a start or a command
 	@$(BIN)/python tests/perf/trace_modules.py
 
-tables: $(READY) ## write docs/reference/tables.md, which describes every table and column
-	@$(BIN)/python -m sessionlake.delta.schemas.page > docs/reference/tables.md
+reference: $(READY) ## write the pages of docs/reference that are made from the code
+	@PYTHONPATH=tests $(BIN)/python -m support.reference
 
-errors: $(READY) ## write docs/reference/errors.md, which lists every error with its remedy
-	@PYTHONPATH=tests $(BIN)/python -m support.errors_page > docs/reference/errors.md
-
-pages: $(READY) tables errors ## write all pages of docs/reference that are made from code
-	@PYTHONPATH=tests $(BIN)/python -m support.reference_pages
-
-plain: $(READY) ## list long sentences and words that have a plainer one, in code and docs
+plain: $(READY) ## list long sentences, and words that have a plainer alternative, in code and docs
 	@PYTHONPATH=tests $(BIN)/python -m support.plain_english src docs notebooks README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
 
 jupyter: $(READY) ## convert the notebooks to .ipynb, for Jupyter
@@ -84,13 +78,13 @@ clean-home: ## stop the embedded broker and delete tables, checkpoints and Kafka
 	@if [ -x $(BIN)/sessionlake ] && [ -d "$(HOME_FOLDER)/kafka" ]; then $(BIN)/sessionlake broker down; fi
 	rm -rf "$(HOME_FOLDER)"
 
-clean: clean-home ## do clean-home, and delete .venv and everything that was built
+clean: clean-home ## do clean-home, and delete .venv and all build output
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# The stamp is younger than the lock file only when the environment holds what the lock file says.
+# The stamp file is newer than the lock file only if the environment has the packages in the lock file.
 $(READY): pyproject.toml uv.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || { \
-	  echo "Python 3.11, 3.12 or 3.13 is needed as $(PYTHON): install it, or name another one as in: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	  echo "$(PYTHON) is not Python 3.11, 3.12 or 3.13: install one, or name another one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; \
 	  found=$$($$java -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -n 1); \
 	  [ "$${found:-0}" -ge 17 ] || { \

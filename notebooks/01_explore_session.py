@@ -1,17 +1,16 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # Explore one session
-# MAGIC The table that a capture session describes, as it is now and as it was at any moment, how it came to be, and
-# MAGIC one of its metrics over time.
+# MAGIC This notebook shows the table of one capture session: as it is now, as it was at any moment, the changes that
+# MAGIC led to it, and one of its metrics over time.
 # MAGIC
-# MAGIC On Databricks, on a cluster that has the package's wheel, the widgets above choose the settings file (`config`),
-# MAGIC its `target`, the catalog, the prefix of the schemas (`dev_<user>_` in a development target) and the session.
-# MAGIC On a laptop, after `make demo`:
+# MAGIC On Databricks, use a cluster with the package's wheel. The widgets above set the settings file (`config`), its
+# MAGIC `target`, the catalog, the prefix of the schemas (`dev_<user>_` in a development target) and the session.
+# MAGIC On a laptop, run `make demo` first, then:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo NOTEBOOK_SESSION=<id> .venv/bin/python notebooks/01_explore_session.py
 # MAGIC
-# MAGIC Left empty, the session is the one with the most messages, the moment is in its middle, and the row the one
-# MAGIC with the most points.
+# MAGIC By default: the session with the most messages, a moment in its middle, and the row with the most points.
 
 # COMMAND ----------
 
@@ -31,7 +30,7 @@ book.require("silver.sessions", "silver.session_rows", "silver.session_changes",
 
 # MAGIC %md
 # MAGIC ## The sessions
-# MAGIC `broken` sessions wait for a new snapshot; notebook 02 says why.
+# MAGIC A `broken` session waits for a new snapshot. Notebook 02 shows why it broke.
 
 # COMMAND ----------
 
@@ -46,9 +45,9 @@ wanted = book.parameter("session")
 chosen = sessions.where(F.col("session_id") == wanted).first() if wanted else sessions.first()
 if chosen is None:
     raise NotThereError(
-        f"there is no session {wanted!r} in silver.sessions: choose one of the list above"
+        f"there is no session {wanted!r} in silver.sessions. Choose one of the list above"
         if wanted
-        else "silver.sessions is empty: run `make demo` on a laptop, or the bronze and silver jobs on Databricks"
+        else "silver.sessions is empty. Run `make demo` on a laptop, or the bronze and silver jobs on Databricks"
     )
 topic, partition, session = (chosen[name] for name in ("topic", "partition", "session_id"))
 of_session = (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("session_id") == session)
@@ -57,7 +56,7 @@ print(f"session {session} of {topic}, partition {partition}: {chosen['status']},
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Its table, now
+# MAGIC ## The session's table now
 
 # COMMAND ----------
 
@@ -67,9 +66,9 @@ book.show(rows)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## How it came to be
-# MAGIC Every accepted change in the order it was applied: `clear` starts a snapshot; `_set` names the columns that a
-# MAGIC message set, so that an absent column and one set to null are told apart.
+# MAGIC ## The changes that led to it
+# MAGIC All accepted changes in the order in which they were applied. `clear` starts a snapshot. `_set` lists the
+# MAGIC columns that a message set, to distinguish a column that is absent from one that is null.
 
 # COMMAND ----------
 
@@ -86,8 +85,8 @@ book.show(changes)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ### Its timeline
-# MAGIC A mark a change, a line where the whole table came anew. What was not fine stands above, at Kafka's time.
+# MAGIC ### Timeline
+# MAGIC Each mark is a change, and each vertical line a snapshot. Integrity events are at the top, at their Kafka time.
 
 # COMMAND ----------
 
@@ -102,8 +101,8 @@ book.picture(timeline, "session_timeline")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Its table at any moment
-# MAGIC `moment` is stream time, as in `2026-11-21T18:18:32Z`. A seq or an offset serves, too: see `session_as_of`.
+# MAGIC ## The session's table at any moment
+# MAGIC `moment` is a stream time such as `2026-11-21T18:18:32Z`. `session_as_of` also accepts a seq or an offset.
 
 # COMMAND ----------
 
@@ -118,8 +117,8 @@ book.show(then)
 
 # MAGIC %md
 # MAGIC ## One metric of one row
-# MAGIC Each point as it was captured, and the rolling average that `gold.rolling_average` keeps over it and the points
-# MAGIC before it in event time.
+# MAGIC Each captured point, and the rolling average in `gold.rolling_average` over this point and the ones before it in
+# MAGIC event time.
 
 # COMMAND ----------
 
@@ -129,7 +128,7 @@ for column in ("row_id", "metric"):
         averages = averages.where(F.col(column) == value)
 series = averages.groupBy("row_id", "metric").count().orderBy(F.desc("count"), "metric", "row_id").first()
 if series is None:
-    print("gold.rolling_average has no such points: run the gold job, or choose a row and a metric that it has")
+    print("gold.rolling_average has no such points. Run the gold job, or choose a row and a metric that it has")
 else:
     points = (
         averages.where((F.col("row_id") == series["row_id"]) & (F.col("metric") == series["metric"]))

@@ -1,10 +1,11 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # Integrity
-# MAGIC What was lost, where, and why: do the books balance, what was judged not to be fine, what is in quarantine,
-# MAGIC which sessions are broken since when, and one message of these, looked at.
+# MAGIC What was lost, where, and why? This notebook shows whether all messages are accounted for, the integrity events,
+# MAGIC the quarantine, the broken sessions, and the path of one quarantined message through the layers.
 # MAGIC
-# MAGIC On Databricks the widgets choose settings file, target, catalog and schemas; on a laptop, after `make demo`:
+# MAGIC On Databricks, the widgets set the settings file, target, catalog and schemas. On a laptop, run `make demo`
+# MAGIC first, then:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/02_integrity.py
 
@@ -27,9 +28,9 @@ book.require("silver.sessions", "silver.quarantine", "silver.integrity_events", 
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Do the books balance?
-# MAGIC Every message that a layer took in was applied, dropped as a duplicate, put into quarantine, or is held back:
-# MAGIC `unaccounted` is 0. And no offset was passed over.
+# MAGIC ## Is every message accounted for?
+# MAGIC Every message that a layer read was applied, dropped as a duplicate, or quarantined, or it is held back. So
+# MAGIC `unaccounted` must be 0. No offset may be skipped.
 
 # COMMAND ----------
 
@@ -37,13 +38,13 @@ statuses = pd.DataFrame([layer.row() for layer in layer_statuses(book.reader, bo
 balance = ["layer", "batches", "messages", "duplicates", "quarantined", "held", "unaccounted", "behind"]
 book.show(statuses[balance])
 missing = {span: count for span, count in missing_offsets(book.reader).items() if count}
-print("no layer has passed over an offset" if not missing else f"offsets without a message: {missing}")
+print("no layer has skipped an offset" if not missing else f"offsets without a message: {missing}")
 
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What was not fine?
-# MAGIC Each judgement is an event: what it was, and what was done about it.
+# MAGIC ## Which integrity events occurred?
+# MAGIC Each event has a kind, such as a gap or a duplicate, and the action that silver took.
 
 # COMMAND ----------
 
@@ -51,15 +52,15 @@ events = book.table("silver.integrity_events").withColumn("kind", F.concat_ws(",
 book.show(events.groupBy("topic", "kind").count().orderBy(F.desc("count"), "topic", "kind"))
 judged = events.select("topic", "kind", F.col("kafka_timestamp").alias("time")).toPandas()
 if len(judged):
-    judgements = pictures.losses(judged, "Judgements that were not fine")
+    judgements = pictures.losses(judged, "Integrity events")
     book.picture(judgements, "integrity_judgements")
 
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What could not be used?
-# MAGIC Quarantine has these messages whole. `session_broken` are those behind a violation: a snapshot heals the
-# MAGIC session.
+# MAGIC ## Which messages are in quarantine?
+# MAGIC The quarantine has the unchanged messages. `session_broken` means that the message followed a violation in its
+# MAGIC session; the next snapshot repairs the session.
 
 # COMMAND ----------
 
@@ -68,13 +69,13 @@ book.show(quarantine.groupBy("topic", "reason").count().orderBy(F.desc("count"),
 own_reason = quarantine.where("reason <> 'session_broken'")
 unused = own_reason.select("topic", F.col("reason").alias("kind"), F.col("kafka_timestamp").alias("time")).toPandas()
 if len(unused):
-    quarantined = pictures.losses(unused, "Messages in quarantine for a reason of their own")
+    quarantined = pictures.losses(unused, "Messages in quarantine, without those of broken sessions")
     book.picture(quarantined, "integrity_quarantine")
 
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Which sessions are broken, since when, and how much did that cost?
+# MAGIC ## Which sessions are broken, since when, and how many messages are in quarantine?
 
 # COMMAND ----------
 
@@ -99,9 +100,9 @@ book.show(broken)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Where is one of them?
-# MAGIC The first message that was put into quarantine for a reason of its own, followed through all layers: what
-# MAGIC `sessionlake trace TOPIC PARTITION OFFSET` tells.
+# MAGIC ## Follow one message through the layers
+# MAGIC The first quarantined message whose own content or order was wrong. `sessionlake trace TOPIC PARTITION OFFSET`
+# MAGIC shows the same.
 
 # COMMAND ----------
 
@@ -109,7 +110,7 @@ first = (
     quarantine.where("reason <> 'session_broken'").orderBy("kafka_timestamp", "topic", "partition", "offset").first()
 )
 if first is None:
-    print("nothing is in quarantine for a reason of its own")
+    print("no message is in quarantine, except those of broken sessions")
 else:
     message = trace(book.reader, book.settings, first["topic"], first["partition"], first["offset"])
     show_trace(message, OutputFormat.TABLE)

@@ -1,10 +1,10 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # Gold
-# MAGIC Averages that move with each point, buckets of a minute, an hour and a day, and the texts that were ever set.
+# MAGIC This notebook shows rolling averages, buckets of a minute, an hour and a day, and the texts that columns had.
 # MAGIC
-# MAGIC On Databricks the widgets choose settings file, target, catalog, schemas, topic and metric; on a laptop, after
-# MAGIC `make demo`:
+# MAGIC On Databricks, the widgets set the settings file, target, catalog, schemas, topic and metric. On a laptop, run
+# MAGIC `make demo` first, then:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/03_gold.py
 
@@ -29,7 +29,7 @@ book.require("gold.rolling_average", "gold.distinct_values", *TIERS.values())
 
 # MAGIC %md
 # MAGIC ## Which series are there?
-# MAGIC A series is one number of one row of one session: those with the most points.
+# MAGIC A series is one numeric column of one row of one session. These are the series with the most points.
 
 # COMMAND ----------
 
@@ -48,7 +48,7 @@ busiest = per_series.orderBy(F.desc("points"), *SERIES)
 book.show(busiest, 10)
 series = busiest.first()
 if series is None:
-    raise NotThereError("gold.metrics_1m has no such series: run the gold job, or choose a topic and a metric it has")
+    raise NotThereError("gold.metrics_1m has no such series. Run the gold job, or choose a topic and a metric it has")
 of_series = reduce(and_, (F.col(column) == series[column] for column in SERIES))
 title = f"{series['metric']} of {series['row_id']} in {series['session_id']}"
 
@@ -56,8 +56,8 @@ title = f"{series['metric']} of {series['row_id']} in {series['session_id']}"
 
 # MAGIC %md
 # MAGIC ## The rolling average
-# MAGIC Over each point and the ones before it in event time. A late point is put into its place, and what follows is
-# MAGIC corrected: no watermark makes a figure wrong.
+# MAGIC Each average is over one point and the ones before it in event time. A late point is inserted in its place, and
+# MAGIC the later averages are corrected. So late points never make an average wrong.
 
 # COMMAND ----------
 
@@ -75,7 +75,7 @@ book.picture(rolling, "gold_rolling_average")
 
 # MAGIC %md
 # MAGIC ## Minutes, hours, days
-# MAGIC The same points in the latest buckets of each length: from the least to the greatest, and their mean.
+# MAGIC The same points in the latest buckets of each length, with minimum, maximum and average.
 
 # COMMAND ----------
 
@@ -86,8 +86,8 @@ book.picture(tiers, "gold_tiers")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ### Does an hour agree with its minutes?
-# MAGIC It must, for every series: sums may differ by what the order of adding does to a double's last digits.
+# MAGIC ### Does each hour agree with its minutes?
+# MAGIC It must, for every series. Only the last digits of a sum may differ, because the order of additions differs.
 # MAGIC `sessionlake verify gold` compares every table with plain SQL over silver.
 
 # COMMAND ----------
@@ -113,7 +113,7 @@ print(f"{hours.count()} hours; {disagreeing} disagree with their minutes")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Which texts were ever set?
+# MAGIC ## Which texts did columns have?
 
 # COMMAND ----------
 

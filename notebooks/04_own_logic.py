@@ -1,12 +1,12 @@
 # Databricks notebook source
 # MAGIC %md
-# MAGIC # A processor and a product of your own
-# MAGIC Two ways to add logic: a **processor** is a typed class that is given every judged message of a session, with
-# MAGIC a state and timers; a **product** is a table of gold that the configuration declares. Here both are tried on
-# MAGIC what the lake has, and nothing is written.
+# MAGIC # Your own processor and product
+# MAGIC There are two ways to add logic. A **processor** is a typed class that receives each judged message of a session
+# MAGIC and has a state and timers. A **product** is a gold table that the configuration declares. This notebook tries
+# MAGIC both on data of the lake and writes nothing.
 # MAGIC
-# MAGIC On Databricks the widgets choose settings file, target, catalog, schemas and topic; on a laptop, after `make
-# MAGIC demo`:
+# MAGIC On Databricks, the widgets set the settings file, target, catalog, schemas and topic. On a laptop, run `make
+# MAGIC demo` first, then:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/04_own_logic.py
 
@@ -40,25 +40,31 @@ book.require("bronze.messages", "silver.sessions", "silver.session_changes")
 
 # MAGIC %md
 # MAGIC ## A processor
-# MAGIC When was each session busy? A state of two numbers, and a timer in stream time: so long without rows, and it was
-# MAGIC quiet. It depends on nothing but its state and what it is given, so batches, crashes and replays change nothing.
+# MAGIC When was each session busy? The processor's state has two numbers, and a timer in stream time ends a busy time
+# MAGIC after a pause without rows. The result depends only on the state and the messages, so batches, crashes and
+# MAGIC replays do not change it.
 
 # COMMAND ----------
 
 
 @dataclass
 class Busy:
-    """Since when a session is busy, ms of stream time."""
+    """Times of a busy session, in ms of stream time.
+
+    Attributes:
+        since: Start of the current busy time; None while the session is quiet.
+        last: Time of the last message with rows.
+    """
 
     since: int | None = None
     last: int = 0
 
 
 class BusyTimes(Processor[Busy]):
-    """A row for every time in which rows came without a pause.
+    """Emits one row per busy time of a session: a time in which rows arrive without a pause.
 
     Args:
-        quiet_ms: what a pause is, in stream time.
+        quiet_ms: Length of a pause, in ms of stream time.
     """
 
     state = Busy
@@ -82,17 +88,17 @@ class BusyTimes(Processor[Busy]):
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC It is tried as in a unit test, on real messages out of bronze: those of one topic-partition, from its
-# MAGIC beginning. `run` works on them as one batch and one by one, and complains if that makes a difference.
+# MAGIC The processor is tried as in a unit test, with messages from bronze: the first ones of one topic-partition.
+# MAGIC `run` processes them as one batch and one by one, and fails if the results differ.
 
 # COMMAND ----------
 
-messages = book.table("bronze.messages").where("topic IS NOT NULL")  # others tell of silences
+messages = book.table("bronze.messages").where("topic IS NOT NULL")  # rows without a topic record silences
 if wanted := book.parameter("topic"):
     messages = messages.where(F.col("topic") == wanted)
 largest = messages.groupBy("topic", "partition").count().orderBy(F.desc("count"), "topic", "partition").first()
 if largest is None:
-    raise NotThereError("bronze.messages has no such messages: run the bronze job, or choose a topic that it has")
+    raise NotThereError("bronze.messages has no such messages. Run the bronze job, or choose a topic that it has")
 topic = largest["topic"]
 taken = (
     messages.where((F.col("topic") == topic) & (F.col("partition") == largest["partition"]))
@@ -125,20 +131,20 @@ if len(busy):
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC To have it run for good, put the class into a module that is installed where the jobs run, and name it in
+# MAGIC To run it permanently, put the class into a module that is installed where the jobs run, and name it in
 # MAGIC `sessionlake.yml`:
 # MAGIC
 # MAGIC     processors: [{name: busy_times, class: "busy:BusyTimes", options: {quiet_ms: 150}}]
 # MAGIC
-# MAGIC `sessionlake run processor busy_times` then fills `silver.busy_times`, exactly once. A new type of state is a
-# MAGIC new `version` with a `migrate`.
+# MAGIC `sessionlake run processor busy_times` then fills `silver.busy_times`, exactly once. If you change the type of
+# MAGIC the state, increase `version` and add a `migrate` method.
 
 # COMMAND ----------
 
 # MAGIC %md
 # MAGIC ## A product
-# MAGIC Declared as in `sessionlake.yml`, and computed over all of `silver.session_changes`: this is what gold would
-# MAGIC begin its table with.
+# MAGIC The product is declared as in `sessionlake.yml` and computed over all of `silver.session_changes`. These are the
+# MAGIC rows that gold would first write to its table.
 
 # COMMAND ----------
 
@@ -159,6 +165,6 @@ book.show(shown)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC Under `gold: {products: [...]}` of the configuration it is kept up from gold's next start on, late points and
-# MAGIC all; `sessionlake verify gold` compares it, too, and `sessionlake explain gold.by_metric` says what a figure
-# MAGIC is made of.
+# MAGIC Add it to `gold: {products: [...]}` in the configuration, and gold keeps the table current from its next start,
+# MAGIC including late points. `sessionlake verify gold` compares it too, and `sessionlake explain gold.by_metric` shows
+# MAGIC the messages behind a figure.

@@ -1,11 +1,11 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # Operate
-# MAGIC How far behind is each layer, what did its batches take in, what does silver remember, and is what it holds
-# MAGIC what its changes make?
+# MAGIC How far behind is each layer? What did its batches read? What is in silver's state? Does a session's table match
+# MAGIC its changes?
 # MAGIC
-# MAGIC On Databricks the widgets choose settings file, target, catalog, schemas and the volume of the checkpoints; on a
-# MAGIC laptop, after `make demo`:
+# MAGIC On Databricks, the widgets set the settings file, target, catalog, schemas and the checkpoints' volume. On a
+# MAGIC laptop, run `make demo` first, then:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/05_operate.py
 
@@ -30,8 +30,9 @@ book.require("silver.sessions", "silver.session_rows", "ops.ledger")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## How far is each layer?
-# MAGIC `behind` is what its source holds and it has not taken in yet; `age_seconds` since its last commit.
+# MAGIC ## How far behind is each layer?
+# MAGIC `behind` counts what the layer's source has and the layer has not read yet. `age_seconds` is the time since its
+# MAGIC last commit.
 
 # COMMAND ----------
 
@@ -44,7 +45,8 @@ book.show(statuses[progress])
 
 # MAGIC %md
 # MAGIC ## The ledger
-# MAGIC One row for every batch of every layer: offsets or versions in, rows and table versions out.
+# MAGIC The ledger has one row per batch of each layer: the offsets or versions it read, and the rows and table versions
+# MAGIC it wrote.
 
 # COMMAND ----------
 
@@ -57,8 +59,9 @@ book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What silver remembers
-# MAGIC Its state holds cursors, not rows: where each session stands, which seqs are missing, what is held back.
+# MAGIC ## Silver's state
+# MAGIC The state has a cursor for each session and not its rows: the next seq, the missing seqs, and messages that are
+# MAGIC held back.
 
 # COMMAND ----------
 
@@ -71,8 +74,8 @@ book.show(states.sort_values("bytes", ascending=False), 10)
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The latest hour
-# MAGIC Of the batches of the last hour that had some, or the last day.
+# MAGIC ## Recent batches
+# MAGIC Lag and throughput in the latest hour with batches, or in the latest day.
 
 # COMMAND ----------
 
@@ -90,9 +93,9 @@ book.picture(pace, "operate_pace")
 
 # MAGIC %md
 # MAGIC ## Replay one session
-# MAGIC Its changes, folded up to its last offset, must be the table that the merges have kept up. For all sessions at
-# MAGIC once, and from bronze on, `sessionlake verify silver` proves it, and `rebuild silver` puts the result into its
-# MAGIC place; on Databricks, `sessionlake remote run operate -- verify silver`.
+# MAGIC The session's changes up to its last offset must give the table that the merges maintain. `sessionlake verify
+# MAGIC silver` checks this for all sessions, starting from bronze, and `rebuild silver` replaces the tables with the
+# MAGIC result. On Databricks, run `sessionlake remote run operate -- verify silver`.
 
 # COMMAND ----------
 
@@ -104,13 +107,14 @@ of_session = (F.col("topic") == topic) & (F.col("partition") == partition) & (F.
 live = book.table("silver.session_rows").where(of_session)
 kept = live.select(*replayed.column_names).orderBy("row_id").toArrow()
 agree = replayed.sort_by("row_id").to_pylist() == kept.to_pylist()
-print(f"session {session} of {topic}: {replayed.num_rows} rows replayed, {kept.num_rows} kept up; equal: {agree}")
+print(f"session {session} of {topic}: {replayed.num_rows} rows replayed, {kept.num_rows} in the table; equal: {agree}")
 
 # COMMAND ----------
 
 # MAGIC %md
 # MAGIC ## All tables as of one batch
-# MAGIC Which the ledger tells apart: half of silver's batches ago, every table fits every other.
+# MAGIC The ledger records the table versions of each batch. This reads all tables as they were after half of silver's
+# MAGIC batches, so that they are consistent with each other.
 
 # COMMAND ----------
 

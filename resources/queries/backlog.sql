@@ -1,5 +1,5 @@
--- What waits before each layer, how much and for how long: messages before silver, silver's batches before the others.
--- A layer is stopped if something has waited for a quarter of an hour in which it has committed nothing.
+-- How much input waits for each layer, and for how long. Silver's input is counted in messages, others' in silver's batches.
+-- A layer counts as stopped if input has waited for 15 minutes and the layer has committed nothing in that time.
 WITH entries AS (
   SELECT layer, batch_id, source_to, offsets, committed_at, startswith(app_id, 'rebuild:') AS rebuilds,
     exists(outputs, wrote -> wrote.`table` = 'silver.session_changes' AND wrote.`rows` > 0) AS changes
@@ -42,7 +42,7 @@ waiting AS (
   SELECT 'silver' AS layer, coalesce(sum(messages), 0) AS waiting, min(since) AS since
   FROM ahead
   UNION ALL
-  -- Gold reads changes alone; and of what silver rebuilt nothing more, unless it was emptied.
+  -- Gold only reads batches with changes. It skips batches that silver rebuilt, unless gold was emptied.
   SELECT taken.layer, count(entries.batch_id), greatest(min(entries.committed_at), max(taken.at))
   FROM taken
   LEFT JOIN entries ON entries.layer = 'silver' AND entries.batch_id > taken.batch

@@ -1,4 +1,4 @@
--- How long ago each layer committed last, if it has in the last 30 days, and what it has done in the last hour.
+-- Time since the last commit of each layer within the last 30 days, and its batches and messages in the last hour.
 SELECT
   layer,
   max(committed_at) AS last_commit,

@@ -1,4 +1,4 @@
--- Judgements that were not fine, by topic, of the last seven days in Kafka's time.
+-- Integrity events by topic, of the last seven days by Kafka timestamp.
 SELECT topic, event, action, count(*) AS events, max(kafka_timestamp) AS latest
 FROM IDENTIFIER(:prefix || 'silver.integrity_events')
 WHERE kafka_timestamp > current_timestamp() - INTERVAL 7 DAYS

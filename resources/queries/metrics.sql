@@ -1,4 +1,4 @@
--- Each topic's columns by the hour of event time, over all its rows.
+-- Numeric columns of each topic by hour of event time, over all rows.
 SELECT
   window_start,
   topic,

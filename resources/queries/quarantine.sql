@@ -1,4 +1,4 @@
--- Messages that could not be used, and why, by topic, of the last seven days in Kafka's time; messages without a time too.
+-- Quarantined messages by topic and reason, of the last seven days by Kafka timestamp, or without a timestamp.
 SELECT topic, reason, count(*) AS messages, max(kafka_timestamp) AS latest
 FROM IDENTIFIER(:prefix || 'silver.quarantine')
 WHERE kafka_timestamp > current_timestamp() - INTERVAL 7 DAYS

@@ -1,4 +1,4 @@
--- How much of what came into silver in the last hour could not be used, in percent.
+-- Percentage of the messages read by silver in the last hour that are in quarantine.
 SELECT
   coalesce(sum(quarantined), 0) AS quarantined,
   coalesce(sum(messages), 0) AS messages,

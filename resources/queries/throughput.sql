@@ -1,4 +1,4 @@
--- Messages that came into each layer, by the minute, of the last day: without rebuilds, and what was recovered.
+-- Messages read by each layer per minute in the last day, without rebuilds and recoveries.
 SELECT layer, date_trunc('MINUTE', committed_at) AS minute, sum(messages) AS messages
 FROM IDENTIFIER(:prefix || 'ops.ledger')
 WHERE committed_at > current_timestamp() - INTERVAL 1 DAY

@@ -1,4 +1,4 @@
--- Gaps, and all else that broke the class of a session's stream, of what came into silver in the last hour.
+-- Violations of sessions' integrity classes, such as gaps, in messages that silver read in the last hour.
 SELECT count(*) AS violations
 FROM IDENTIFIER(:prefix || 'silver.integrity_events')
 WHERE action IN ('isolated', 'recorded') AND _batch IN (

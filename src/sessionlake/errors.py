@@ -1,4 +1,4 @@
-"""The errors that an operator reads. `docs/reference/errors.md` lists their texts with cause and remedy."""
+"""The errors that an operator reads. `docs/reference/errors.md` lists all their texts."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ LAST_RESORT = (
     "As a last resort, an empty home (make clean-home) starts over from what Kafka still holds: whatever it no longer "
     "holds is lost then"
 )
-"""What deletes data is never the first thing to do; where nothing else is left, it is told with its price."""
+"""Names the one remedy that deletes data, with what it costs. Only for cases in which nothing else helps."""
 
 PLACE = "where: "
-"""How the note of an exception begins that says where it was raised."""
+"""Prefix of the exception note that says where the exception was raised."""
 
 
 class SessionlakeError(Exception):
     """Root of every error that an operator reads. The command line prints its text without a traceback.
 
-    The text has up to three parts, each of whole sentences and without its last period. `docs/reference/errors.md` is
-    made from these parts, so they stand at the `raise` as literals or f-strings.
+    The text has up to three parts: what happened, why that is a problem, and what to do. Each part is a sentence or two
+    without the last period. Write the parts as literals or f-strings in the `raise` statement, because
+    `docs/reference/errors.md` is generated from them.
 
     Args:
         what: What happened, with the values.
-        why: Why that is a problem. Empty where `what` says it already.
-        fix: What to do next: the command, or the setting to correct.
+        why: Why that is a problem. Empty if `what` already says it.
+        fix: What to do next: the command to run, or the setting to correct.
     """
 
     exit_code = 1
@@ -32,52 +33,52 @@ class SessionlakeError(Exception):
 
 
 def note_place(error: BaseException, place: str) -> None:
-    """Notes where an exception was raised, so that it is told where Spark passes on its text alone."""
+    """Adds a note to an exception that says where it was raised. Spark passes on only an exception's text."""
     error.add_note(f"{PLACE}{place}")
 
 
 class ConfigError(SessionlakeError):
-    """The configuration cannot be used: mend the named key and start again. Nothing was touched."""
+    """The configuration is invalid: correct the named key and start again. Nothing was changed."""
 
     exit_code = 2
 
 
 class UsageError(SessionlakeError):
-    """The command line cannot be used as given: the text says which words it takes. Nothing was touched."""
+    """The arguments of a command are invalid: the text says what the command accepts. Nothing was changed."""
 
     exit_code = 2
 
 
 class MachineError(SessionlakeError):
-    """This machine lacks something (Java, jars, a writable home): install or correct what is named."""
+    """This machine lacks something, such as Java, jars or a writable home: install or correct what the text names."""
 
 
 class ClaimedError(SessionlakeError):
-    """Another process does what this one was to do: the text says who; wait for it, or stop it. Nothing was harmed."""
+    """Another process is doing this work: wait for it, or stop it. The text names it. Nothing was changed."""
 
 
 class BrokerError(SessionlakeError):
-    """Kafka cannot be reached or started, or lost a topic: check the broker named in the text."""
+    """Kafka cannot be reached or started, or no longer has a topic: check the broker that the text names."""
 
 
 class UnknownTopicError(BrokerError):
-    """Kafka has a topic no longer, or not yet."""
+    """Kafka does not have the topic: it was deleted, or not created yet."""
 
 
 class AccessError(SessionlakeError):
-    """Kafka does not let this client in, or not see what it needs: correct `kafka.security`, or its rights there."""
+    """Kafka refuses this client: correct `kafka.security`, or the client's rights in Kafka."""
 
 
 class RegistryError(SessionlakeError):
-    """The schema registry cannot be asked: start or correct what is named and run again; nothing was committed."""
+    """The schema registry gives no answer: start it or correct its address, then run again. Nothing was committed."""
 
 
 class RemoteError(SessionlakeError):
-    """A Databricks workspace cannot be asked, refuses, or lacks what is named, or a run there failed: see the text."""
+    """A Databricks workspace gives no answer, refuses the request, lacks what the text names, or a run in it failed."""
 
 
 class LakeError(SessionlakeError):
-    """A table or checkpoint does not fit what the job expects; no table was changed."""
+    """A table or checkpoint is not as the job expects. No table was changed."""
 
 
 class InterruptedOperationError(LakeError):
@@ -85,30 +86,30 @@ class InterruptedOperationError(LakeError):
 
 
 class LossError(LakeError):
-    """Something stored is gone or damaged: do what the text ends with. No table was changed."""
+    """Stored data is missing or damaged: follow the remedy at the end of the text. No table was changed."""
 
 
 class NotThereError(SessionlakeError):
-    """What was asked for is not in the lake, or not yet: the text says what is."""
+    """The lake does not contain what you asked for, or not yet: the text says what it does contain."""
 
 
 class OffsetHoleError(LakeError):
-    """Offsets are missing, or come twice: messages are gone, the topic was recreated, or an archive came once more."""
+    """Offsets are missing or occur twice: messages are lost, the topic was recreated, or an archive was read twice."""
 
 
 class UnreadableMessageError(LakeError):
-    """Spark cannot deliver a message: have bronze skip it by the command in the text, or correct the topic."""
+    """Spark cannot read a message: skip it with the command in the text, or correct the topic."""
 
 
 class TopicChangedError(OffsetHoleError):
-    """A topic was deleted, made anew or cut, and the rule is `fail`: decide by `kafka.on_topic_change`."""
+    """A topic was deleted, recreated or truncated: set `kafka.on_topic_change` to say what bronze does about it."""
 
 
 class ProcessorError(SessionlakeError):
-    """A user-defined processor failed under `fail`; nothing of the batch was committed. Correct it and run it again."""
+    """A user-defined processor failed under `fail`: correct it and run it again. Nothing of the batch was committed."""
 
 
 class IntegrityViolationError(SessionlakeError):
-    """A session broke its integrity class under `on_violation: fail`; nothing of the batch was committed."""
+    """A session broke its integrity class under `on_violation: fail`. Nothing of the batch was committed."""
 
     exit_code = 3

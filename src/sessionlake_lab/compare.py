@@ -1,4 +1,4 @@
-"""Every session table against the ground truth, row for row, value for value."""
+"""Compares every session table with the ground truth, value by value."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SessionKey = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Verification:
-    """What comparing the tables with the truth has shown.
+    """Result of comparing the session tables with the ground truth.
 
     Attributes:
-        exact: sessions whose table is what it must be.
-        differences: the first difference of each other session.
+        exact: Number of sessions whose table equals the truth.
+        differences: First difference of each other session.
     """
 
     exact: int
@@ -30,12 +30,12 @@ class Verification:
 
     @property
     def sessions(self) -> int:
-        """How many were compared."""
+        """Number of compared sessions."""
         return self.exact + len(self.differences)
 
 
 def verify(spark: SparkSession, lake: Lake, truth: Tables) -> Verification:
-    """Compares `silver.session_rows` with the truth: sessions of either side, all columns."""
+    """Compares all sessions and columns of `silver.session_rows` with the ground truth."""
     held: dict[SessionKey, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in lake.read(spark, ROWS).toArrow().to_pylist():
         held[row.pop("topic"), row.pop("partition"), row.pop("session_id")][row.pop("row_id")] = row
@@ -50,7 +50,7 @@ def verify(spark: SparkSession, lake: Lake, truth: Tables) -> Verification:
 
 
 def first_difference(expected: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> str | None:
-    """Names the first row and column that differ; None if the tables are equal."""
+    """Describes the first row and column that differ; None if the tables are equal."""
     for row_id in sorted({*expected, *found}):
         if row_id not in found:
             return f"row {row_id!r} is missing"

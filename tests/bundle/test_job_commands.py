@@ -98,7 +98,7 @@ def test_only_the_publications_of_the_deployment_run():
     listed = {"SESSIONLAKE_PUBLICATIONS": "gold.metrics_1h=tables.hours, silver.session_rows=tables.rows"}
     assert refusal(COMMANDS, asked, listed) is None
     for environ in ({}, {"SESSIONLAKE_PUBLICATIONS": "silver.session_rows=tables.other"}):
-        assert "and not silver.session_rows=tables.rows" in refusal(COMMANDS, asked, environ)
+        assert "but not silver.session_rows=tables.rows" in refusal(COMMANDS, asked, environ)
 
 
 def test_only_files_that_were_deployed_beside_the_settings_are_read(tmp_path):

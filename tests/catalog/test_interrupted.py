@@ -74,7 +74,7 @@ def test_a_rebuild_that_died_is_not_cancelled_once_it_has_ended_the_query_and_is
     layer = "silver" if rebuild.name == "silver" else "processor-top"
     for when in ("before", "after"):
         died_at(monkeypatch, f"{when}:publish:{rebuild.first_table}", partial(rebuild.work, spark, settings))
-        why = f"the query of {layer} was ended for it, which cannot be undone: run `sessionlake rebuild {rebuild.name}`"
+        why = f"the query of {layer} was ended for it, which cannot be undone. Run `sessionlake rebuild {rebuild.name}`"
         with pytest.raises(LakeError, match=why):
             rebuild.cancel(spark, settings)
         with pytest.raises(LakeError, match=f"`sessionlake rebuild {rebuild.name}`"):

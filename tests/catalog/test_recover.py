@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.options import Lost
+from sessionlake.cli.options import Recoverable
 from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, ROWS
 from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import RECOVERED
@@ -32,18 +32,18 @@ def test_checkpoints_that_are_gone_are_begun_anew(spark: Any, location: dict[str
     run.stream()
     run.merge()
     shutil.rmtree(run.settings.checkpoint("silver"))
-    assert "every row is what it was before" in recovered(run, Lost.SILVER)
+    assert "every row is equal to the former one" in recovered(run, Recoverable.SILVER)
     run.arrive(SECOND)
     run.stream()
     run.merge()
     assert_silver_is_the_truth(spark, run.settings, [*FIRST, *SECOND], ledger=False)
 
     for messages in (len([*FIRST, *SECOND]), None):
-        said = recovered(run, Lost.BRONZE)
-        assert ("did not know of" in said) == (messages is not None)
+        said = recovered(run, Recoverable.BRONZE)
+        assert ("were missing in" in said) == (messages is not None)
         [entry] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
         assert (entry["source"], entry["messages"]) == (RECOVERED, len([*FIRST, *SECOND]))
-        present = Generations(run.settings.checkpoint("bronze"), "bronze").present
+        present = Generations(run.settings.checkpoint("bronze"), "bronze").current
         assert present.app_id == entry["app_id"]
         assert present.first_batch > entry["batch_id"] + 1
 
@@ -57,11 +57,11 @@ def test_a_table_that_restore_has_set_back_is_noticed_and_brought_forward(spark:
     for table, layer in ((MESSAGES, Layer.SILVER), (CHANGES, Layer.GOLD), (ROWS, Layer.SILVER)):
         newest = run.lake.last_commit(spark, table).version
         spark.sql(f"RESTORE TABLE {run.lake.identifier(table)} TO VERSION AS OF 0").collect()
-        with pytest.raises(LakeError, match=f"{table} was set back: version {newest + 1} restored an older one"):
+        with pytest.raises(LakeError, match=f"{table} has lost its latest changes: version {newest + 1} restored"):
             run_once(spark, run.settings, layer, threading.Event())
         if table != ROWS:
             spark.sql(f"RESTORE TABLE {run.lake.identifier(table)} TO VERSION AS OF {newest}").collect()
-    assert f"found: {ROWS} was set back" in recovered(run, Lost.SILVER)
+    assert f"found: {ROWS} has lost its latest changes" in recovered(run, Recoverable.SILVER)
     run.arrive(SECOND)
     run_once(spark, run.settings, Layer.SILVER, threading.Event())
     assert_silver_is_the_truth(spark, run.settings, [*FIRST, *SECOND], ledger=False)

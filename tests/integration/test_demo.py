@@ -98,7 +98,7 @@ def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(pla
     assert re.search(
         r"40 of 40 session tables exact; \d+ duplicates dropped; \d+ sessions isolated", " ".join(played.out.split())
     )
-    assert re.search(r"came \d+\.\d s late: the averages it corrected .*\n(.*\n)+?.* 1 +late", played.out)
+    assert re.search(r"was \d+\.\d s late: the averages it corrected .*\n(.*\n)+?.* 1 +late", played.out)
     raised, cleared = re.findall(r"^ spike +\S+ +(\w+) .* true *$", played.out, re.MULTILINE)
     assert (raised, cleared) == ("raised", "cleared")
     assert "Traceback" not in played.said

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from sessionlake.bronze.verify import verify as verify_bronze
-from sessionlake.cli.forget import forgotten, receipt
+from sessionlake.cli.forget import forget_session, receipt
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
 from sessionlake.errors import SessionlakeError
@@ -100,7 +100,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
         until(lambda: all(lake.exists(spark, table) for table in FED), failed)
         until(lambda: rows_of(spark, lake, METRICS_1M), failed)
         running = published(spark, settings, name)
-        found = forgotten(spark, settings, GONE, None, SECONDS)
+        found = forget_session(spark, settings, GONE, None, SECONDS)
         told = receipt(found)
         assert (told["messages"], told["search"]["found"]) == (3, [])
         assert told["offsets"] == [{"topic": f"{name}.t", "partition": 0, "first": 0, "last": 4, "messages": 3}]
@@ -113,12 +113,12 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
         stop.set()
         layers.join()
     assert not failed
-    assert said == ["standing aside: a session is being forgotten", "going on"]
+    assert said == ["pausing: a session is being forgotten", "resuming"]
 
     erased = [row["offset"] for row in rows_of(spark, lake, MESSAGES) if row["key"] == KEY]
     assert sorted(erased) == [0, 2, 4, 6, 8]
-    compared = verify_bronze(spark, settings).compared
-    assert (compared.messages, compared.erased, compared.first) == (5, 5, None)
+    compared = verify_bronze(spark, settings).comparison
+    assert (compared.messages, compared.erased, compared.first_difference) == (5, 5, None)
     verified = verify(spark, settings)
     assert verified.exact, verified
     for table, column in ((ROWS, "qty"), (METRICS_1M, "last")):

@@ -11,7 +11,7 @@ import pytest
 
 from integration.test_topics import World, power_cut
 from sessionlake.cli import doctor
-from sessionlake.cli.options import Lost
+from sessionlake.cli.options import Recoverable
 from sessionlake.cli.recover import recover
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
@@ -28,7 +28,7 @@ def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
     return World(spark, broker_settings, tmp_path.name)
 
 
-def recovered(world: World, lost: Lost = Lost.BRONZE) -> str:
+def recovered(world: World, lost: Recoverable = Recoverable.BRONZE) -> str:
     said: list[str] = []
     recover(world.spark, world.settings, lost, said.append)
     return "\n".join(said)
@@ -49,23 +49,23 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
     with pytest.raises(LakeError, match=r"checkpoint .* is new.*sessionlake recover bronze"):
         world.run(world.settings)
     with monkeypatch.context() as dying:
-        dying.setattr("sessionlake.operations.recover.bronze._book", power_cut)
+        dying.setattr("sessionlake.operations.recover.bronze._record", power_cut)
         with pytest.raises(SessionlakeError, match="power cut"):
             recovered(world)
-    with pytest.raises(LakeError, match=r"was interrupted.*: run `sessionlake recover bronze`, which finishes it"):
+    with pytest.raises(LakeError, match=r"was interrupted.*\. Run `sessionlake recover bronze`, which finishes it"):
         world.run(world.settings)
-    assert "did not know of 2 messages" in recovered(world)
+    assert "2 messages in bronze.messages were missing in ops.ledger" in recovered(world)
     world.send("a", 5, 2)
     world.run(world.settings)
     world.assert_one_query_read_everything_once(a=7, b=2)
 
-    folder = world.generations.present.folder
+    folder = world.generations.current.folder
     for file in (folder / "offsets" / "0", checkpoint(world, "generations", f"{folder.name}.json")):
         file.write_text("v1\n{torn")
         with pytest.raises(LakeError, match="sessionlake recover bronze"):
             world.run(world.settings)
     assert "cannot be read" in recovered(world)
-    assert "nothing that is wrong" in recovered(world)
+    assert "no fault in the checkpoint" in recovered(world)
     world.send("b", 2, 1)
     world.run(world.settings)
     world.assert_one_query_read_everything_once(a=7, b=3)
@@ -79,11 +79,11 @@ def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
     for table, check in ((MESSAGES, "tables"), (TOPICS, "topics")):
         folder = folder_of(lake, table)
         away = shutil.move(folder, world.settings.home / "away")
-        gone = rf"{table} is gone.*\. Put it back from a backup"
+        gone = rf"{table} is gone.*\. Restore it from a backup"
         with pytest.raises(LossError, match=gone):
             world.run(world.settings)
         assert not folder.exists()
-        [told] = [found for found in doctor._books(world.settings) if found.level is doctor.Level.FAIL]
+        [told] = [found for found in doctor._check_tables(world.settings) if found.level is doctor.Level.FAIL]
         assert told.what == check
         assert re.search(gone, told.detail)
         if table == MESSAGES:
@@ -114,7 +114,9 @@ def test_an_older_copy_of_topics_is_noticed_before_one_made_anew_is_read_again(w
     newest = lake.last_commit(world.spark, TOPICS).version
     kept = shutil.move(table, world.settings.home / "newest")
     shutil.move(before, table)
-    older = rf"{TOPICS} was set back: it ends with version \d+, and {LEDGER} has a batch that left it at \d+"
+    older = (
+        rf"{TOPICS} has lost its latest changes: it ends with version \d+, and {LEDGER} has a batch that left it at \d+"
+    )
     with pytest.raises(LossError, match=older):
         world.run(world.under(OnTopicChange.RESTART))
     shutil.rmtree(table)
@@ -135,9 +137,9 @@ def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world
     world.send("a", 0, 4)
     world.run(world.under(OnTopicChange.RESTART))
     next(folder_of(Lake(world.settings), LEDGER).glob("*.parquet")).unlink()
-    with pytest.raises(LakeError, match=r"ledger names files that are gone.*sessionlake recover ledger"):
+    with pytest.raises(LakeError, match=r"ledger needs files that are gone.*sessionlake recover ledger"):
         world.run(world.settings)
-    assert "did not know of 7 messages" in recovered(world, Lost.LEDGER)
+    assert "7 messages in bronze.messages were missing in ops.ledger" in recovered(world, Recoverable.LEDGER)
     world.send("a", 4, 1)
     world.run(world.settings)
     world.assert_one_query_read_everything_once(a=8)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
 from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.cli.doctor import _as_booked, _checkpoints, _contiguous, _topics
+from sessionlake.cli.doctor import _check_checkpoints, _check_offsets, _check_row_counts, _topics
 from sessionlake.delta.folders import staging as folder_staging
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
@@ -120,9 +120,9 @@ class World:
         assert batches == sorted(set(batches))
         assert len({row["app_id"] for row in rows}) == 1
         assert {topic: self.offsets(topic) for topic in topics} == {t: list(range(n)) for t, n in topics.items()}
-        _contiguous(lake.reader(self.spark), allow_gaps=False)
-        _as_booked(self.spark, lake)
-        assert _checkpoints(self.settings) == "bronze"
+        _check_offsets(lake.reader(self.spark), allow_gaps=False)
+        _check_row_counts(self.spark, lake)
+        assert _check_checkpoints(self.settings) == "bronze"
 
     def state(self, topic: str) -> TopicState:
         return latest_generations(self.rows(topic))[self.name(topic)].state
@@ -158,9 +158,9 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
     lake = Lake(world.settings)
     sessions = rows_of(world.spark, lake, "silver.sessions", ("topic", eq, world.name("a")), ("session_id", eq, "s0"))
     assert [(row["status"], row["next_seq"]) for row in sessions] == [("open", 11)]
-    _contiguous(lake.reader(world.spark), allow_gaps=False)
+    _check_offsets(lake.reader(world.spark), allow_gaps=False)
     assert _topics(world.spark, lake).detail.startswith(
-        f"1 active, 1 forgotten ({world.name('b')}); messages were lost unread of {world.name('b')}:"
+        f"1 active, 1 forgotten ({world.name('b')}); messages of {world.name('b')} were lost before bronze read them:"
     )
 
 
@@ -266,11 +266,11 @@ def test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since
         world.dies("Ledger.write", world.settings, monkeypatch)
     else:
         world.run(world.settings)
-        (world.generations.present.folder / "commits" / "1").unlink()
+        (world.generations.current.folder / "commits" / "1").unlink()
     world.retain("a", 5)
     world.send("a", 5, 1)
     world.run(world.settings)
-    assert world.generations.present.number == 1
+    assert world.generations.current.number == 1
     world.assert_one_query_read_everything_once(a=6)
 
 
@@ -323,7 +323,7 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
     assert world.offsets("gone") == [0, 1, 2]
     (gone,) = world.rows("gone")
     assert (gone.lost, gone.partitions[0].next_offset) == (0, 3)
-    _contiguous(Lake(world.settings).reader(world.spark), allow_gaps=False)
+    _check_offsets(Lake(world.settings).reader(world.spark), allow_gaps=False)
 
 
 def test_a_normal_restart_and_a_new_topic_stay_in_their_generation(world):
@@ -332,7 +332,7 @@ def test_a_normal_restart_and_a_new_topic_stay_in_their_generation(world):
     world.send("a", 2, 2)
     world.send("b", 0, 3)
     world.run(world.settings)
-    assert world.generations.present.number == 0
+    assert world.generations.current.number == 0
     world.assert_one_query_read_everything_once(a=4, b=3)
 
 
@@ -340,12 +340,12 @@ def test_a_process_killed_between_the_note_of_a_generation_and_its_start_goes_on
     world.send("a", 0, 3)
     world.send("b", 0, 3)
     world.run(world.settings)
-    present = world.generations.present
-    world.generations.begin(present.next_batch, present.app_id)  # and there it died
+    present = world.generations.current
+    world.generations.start_new(present.next_batch, present.app_id)  # and there it died
     world.send("a", 3, 2)
     world.send("c", 0, 2)  # its partition was not there when the generation was noted
     world.run(world.settings)
-    present = world.generations.present
+    present = world.generations.current
     assert (present.number, (present.folder / "commits" / "0").is_file()) == (1, True)
     world.assert_one_query_read_everything_once(a=5, b=3, c=2)
 
@@ -357,26 +357,26 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
     world.run(world.settings)
 
     def numbers(generation: Generation) -> tuple[int, int | None]:
-        return generation.number, generation.newest
+        return generation.number, generation.last_planned_batch
 
     world.send("a", 3, 1)
     world.dies("stage_append", world.of("a", "b"), monkeypatch)  # planned, nothing committed
-    assert numbers(world.generations.present) == (1, 1)
+    assert numbers(world.generations.current) == (1, 1)
     world.send("a", 4, 1)
     world.send("b", 3, 1)
     world.dies("Ledger.write", world.of("a", "c"), monkeypatch)  # another change; messages committed, no ledger row
-    assert numbers(world.generations.present) == (2, 2)
+    assert numbers(world.generations.current) == (2, 2)
     assert world.offsets("a") == [0, 1, 2, 3, 4]
     world.send("c", 3, 2)
     world.run(world.of("b"))  # yet another; it died before it had anything to read
-    assert numbers(world.generations.present) == (3, 3)
+    assert numbers(world.generations.current) == (3, 3)
     world.dies("stage_append", world.settings, monkeypatch)
-    assert numbers(world.generations.present) == (4, 4)
+    assert numbers(world.generations.current) == (4, 4)
     world.run(world.settings)  # nothing has changed: Spark finishes what it had planned
-    assert numbers(world.generations.present) == (4, 4)
+    assert numbers(world.generations.current) == (4, 4)
     world.send("a", 5, 1)
     world.run(world.settings)
-    assert [entry.name for entry in sorted((world.generations.present.folder.parent).iterdir())] == ["4", "4.json"]
+    assert [entry.name for entry in sorted((world.generations.current.folder.parent).iterdir())] == ["4", "4.json"]
     world.assert_one_query_read_everything_once(a=6, b=4, c=5)
 
 
@@ -409,7 +409,7 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
     world.run(world.of("b", "late"))
     assert len(starts) > 1
     assert world.name("late") not in starts[0]
-    assert world.generations.present.number == 1
+    assert world.generations.current.number == 1
     world.assert_one_query_read_everything_once(a=3, b=4, late=2)
 
 
@@ -448,5 +448,5 @@ def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told
             world.run(world.of("b"))
         lagging.setattr(query, "starting_offsets", lambda said: "{}" if next(refused) < 2 else real(said))
         world.run(world.of("b"))
-    assert world.generations.present.number == 1
+    assert world.generations.current.number == 1
     world.assert_one_query_read_everything_once(a=3, b=3)

@@ -11,14 +11,14 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from integration.test_topics import BRONZE, World
-from sessionlake.cli.doctor import _as_booked, _contiguous, _readable
+from sessionlake.cli.doctor import _check_messages, _check_offsets, _check_row_counts
 from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError, UnreadableMessageError, UsageError
 from sessionlake.history.missing import missing_offsets, why_absent
 from sessionlake.operations.pipeline import Layer
-from sessionlake.operations.recover.skip import Skipped, skip
+from sessionlake.operations.recover.skip import SkipDecision, skip
 from sessionlake.settings.model import Settings
 from support.lakes import rows_of
 
@@ -51,7 +51,7 @@ class Odd:
         return sorted(row["offset"] for row in rows)
 
     def skip(self, first: int, last: int | None = None) -> int:
-        decided = Skipped(self.topic, 0, first, first if last is None else last, "operator", "broken clock")
+        decided = SkipDecision(self.topic, 0, first, first if last is None else last, "operator", "broken clock")
         return skip(self.world.spark, self.settings, decided)
 
     def verify(self) -> tuple[bool, list[str]]:
@@ -73,28 +73,28 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_de
         with pytest.raises(UnreadableMessageError, match=command):
             odd.run()
     with pytest.raises(LakeError, match=command):
-        _readable(odd.settings)
+        _check_messages(odd.settings)
     with pytest.raises(UsageError, match="between offsets 0 and 3 cannot be read either"):
         odd.skip(4)
-    with pytest.raises(UsageError, match="Kafka has no message at offset 7: its last one is 6"):
+    with pytest.raises(UsageError, match=r"Kafka has no message at offset 7\. Give an offset up to 6"):
         odd.skip(2, 7)
     assert odd.offsets == []
 
     assert odd.skip(2) == 2
     assert odd.offsets == [0, 1]
-    with pytest.raises(UsageError, match="bronze has passed offset 2 and goes on at 3"):
+    with pytest.raises(UsageError, match="bronze has already passed offset 2, and reads offset 3 next"):
         odd.skip(2)
     with pytest.raises(UnreadableMessageError, match=r"offset 4 "):
         odd.run()
     assert odd.skip(4, 5) == 1
     odd.run()
-    assert _readable(odd.settings).startswith("bronze has not stopped")
+    assert _check_messages(odd.settings).startswith("bronze has not stopped")
     odd.run(Layer.SILVER)
     assert odd.offsets == [0, 1, 3, 6]
 
     reader = odd.lake.reader(odd.world.spark)
-    _contiguous(reader, allow_gaps=False)
-    _as_booked(odd.world.spark, odd.lake)
+    _check_offsets(reader, allow_gaps=False)
+    _check_row_counts(odd.world.spark, odd.lake)
     assert "operator had it skipped (broken clock)" in (why_absent(reader, odd.topic, 0, 5) or "")
     assert {*missing_offsets(reader).values()} == {0}
     assert odd.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])

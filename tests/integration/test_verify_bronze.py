@@ -90,15 +90,15 @@ def test_what_kafka_holds_no_longer_and_what_bronze_has_not_read_is_told(bronze:
     bronze.world.retain("t", 18)
     bronze.send(3, partition=1)
     exact = "exact: {} messages of {} topic-partitions, as Kafka holds them"
-    removed = "not compared: {} messages of bronze that Kafka holds no longer"
-    unread = "not compared: 3 offsets of Kafka that bronze has not read"
+    removed = "not compared: {} messages in bronze that Kafka no longer holds"
+    unread = "not compared: 3 offsets in Kafka that bronze has not read"
     assert bronze.verify() == (True, [exact.format(12, 2), removed.format(18), unread])
 
     bronze.world.delete("t")
     bronze.world.create("t", 1)
     bronze.send(4)
-    nothing = "nothing to compare: of what bronze has, Kafka holds nothing any more"
-    anew = f"  of topics that were made anew, and not read since: {bronze.topic}"
+    nothing = "nothing to compare: Kafka no longer holds any message that bronze has"
+    anew = f"  of topics that were recreated, and not read since: {bronze.topic}"
     assert bronze.verify() == (True, [nothing, removed.format(30), anew])
     bronze.run()  # its offsets in bronze lie behind the former topic's
     assert bronze.verify() == (True, [exact.format(4, 1), removed.format(30)])

@@ -111,7 +111,7 @@ class Disk:
 def require_exact(spark: Any, settings: Settings) -> None:
     found = verify(spark, settings)
     if not found.exact:
-        sys.exit(str(found.first))
+        sys.exit(str(found.first_difference))
 
 
 class Spent(NamedTuple):

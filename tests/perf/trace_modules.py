@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sessionlake.bronze.job import start as start_bronze
-from sessionlake.cli.forget import forgotten
+from sessionlake.cli.forget import forget_session
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SESSIONS
@@ -187,7 +187,7 @@ def through_layers(spark: Any, settings: Settings) -> dict[str, Calls]:
     found["verify silver"], exact = traced(lambda: verify_silver(spark, settings, lambda _: None))
     assert exact
     session = Lake(settings).read(spark, SESSIONS).orderBy("session_id").first()["session_id"]
-    found["forget"], _ = traced(lambda: forgotten(spark, settings, session, None, 0))
+    found["forget"], _ = traced(lambda: forget_session(spark, settings, session, None, 0))
     return found
 
 

@@ -162,9 +162,9 @@ def test_the_command_line_shows_a_session_now_and_then(captured: Captured, monke
         (["--ts", "2999-01-01"], "stream time has not come to 2999-01-01 00:00:00.000Z", 1),
         (["--ts", "0"], "its table begins at", 1),
         (["--seq", "0"], "its table begins with seq", 1),
-        (["--ts", "yesterday"], "expected ISO 8601, as in", 2),
-        (["--ts", "0", "--seq", "1"], "exactly one of --ts, --seq and --offset; given: --ts, --seq", 2),
-        ([], "exactly one of", 2),
+        (["--ts", "yesterday"], "Write it in ISO 8601, as in", 2),
+        (["--ts", "0", "--seq", "1"], "exactly one moment is needed; given: --ts, --seq", 2),
+        ([], "Give one of --ts, --seq and --offset", 2),
     ],
 )
 def test_a_moment_that_is_not_known_is_told_with_what_is(

@@ -98,7 +98,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     with pytest.raises(LakeError, match=r"came from archive so far, and bronze\.source is kafka"):
         sources.streamed.refuse_other_source(spark, Lake(archived), "kafka")
     Lake(archived).drop(spark, "bronze.messages")
-    with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has taken in messages\. Put it back"):
+    with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has processed messages\. Restore it"):
         run(spark, archived)
 
 
@@ -187,7 +187,9 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
     newest = max(log.glob("*.json"))
     kept = newest.rename(tmp_path / newest.name)
     newest.with_suffix(".crc").unlink(missing_ok=True)
-    with pytest.raises(LossError, match=rf"{ERASURES} was set back: it ends with version \d+, and ops.ledger has"):
+    with pytest.raises(
+        LossError, match=rf"{ERASURES} has lost its latest changes: it ends with version \d+, and ops.ledger has"
+    ):
         run(spark, archived)
     kept.rename(newest)
     run(spark, archived)

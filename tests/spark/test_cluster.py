@@ -17,7 +17,7 @@ import yaml
 from sessionlake.delta.schemas.names import GOLD, SILVER
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import Integrity, Settings, load_settings
-from sessionlake.streaming.checkpoint import planned
+from sessionlake.streaming.checkpoint import read_planned
 from spark.test_resharding import arrive, assert_gold_is_exact
 from support.cluster_worker import executors
 from support.lakes import assert_silver_is_the_truth
@@ -72,7 +72,7 @@ def test_a_job_whose_workers_are_killed_leaves_the_truth_with_a_state_store_for_
         arrive(spark, settings, *mine)
         assert run_on_cluster(file, rnd) >= len(mine) - 1
         for layer in (SILVER, GOLD):
-            metadata, _ = planned(settings.checkpoint(layer), 0)
+            metadata, _ = read_planned(settings.checkpoint(layer), 0)
             assert metadata["conf"]["spark.sql.shuffle.partitions"] == str(shards)
             stores = [store.name for store in (Path(settings.checkpoint(layer)) / "state" / "0").iterdir()]
             assert {*map(str, range(shards))} <= {*stores}

@@ -18,11 +18,11 @@ from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer
 from sessionlake.operations.rebuild.processors import rebuild as rebuild_processor
 from sessionlake.operations.rebuild.replay import REPLAYED, Selection
-from sessionlake.operations.rebuild.silver import Rebuilt, rebuild
+from sessionlake.operations.rebuild.silver import RebuildResult, rebuild
 from sessionlake.operations.resharding.reshard import reshard
 from sessionlake.processors import keyed
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
-from sessionlake.streaming.source_columns import other_column
+from sessionlake.streaming.source_columns import changed_column
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_processors import KEYED, Counted, counted  # noqa: F401 - counted is a fixture
 from spark.test_silver_law import Pipeline, streams, topic_of
@@ -67,13 +67,13 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     return die_at
 
 
-def finished(pipeline: Pipeline) -> Rebuilt:
-    """Rebuilt, however often that dies."""
+def finished(pipeline: Pipeline) -> RebuildResult:
+    """RebuildResult, however often that dies."""
     while True:
         try:
             return rebuild(pipeline.spark, pipeline.settings)
         except DeathError:
-            with pytest.raises(LakeError, match="run `sessionlake rebuild silver`"):
+            with pytest.raises(LakeError, match="Run `sessionlake rebuild silver`"):
                 pipeline.stream()
 
 
@@ -110,12 +110,12 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
     ):
         with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
             refused()
-    with pytest.raises(LakeError, match=f"{REFUSED}: sessions cannot be rebuilt one by one into other columns"):
+    with pytest.raises(LakeError, match=f"{REFUSED}, so single sessions cannot be rebuilt"):
         rebuild(spark, settings, selection=Selection(first[0].topic))
 
-    assert other_column(spark, pipeline.lake, CHANGES, read) is None
+    assert changed_column(spark, pipeline.lake, CHANGES, read) is None
     done = rebuild(spark, settings)
-    assert other_column(spark, pipeline.lake, CHANGES, read) == "price (double)"
+    assert changed_column(spark, pipeline.lake, CHANGES, read) == "price (double)"
     assert (done.verified, done.empties_gold, str(done.columns)) == (None, True, REFUSED.replace("\\", ""))
     pipeline.arrive(second)
     pipeline.stream()

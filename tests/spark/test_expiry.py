@@ -128,7 +128,7 @@ def test_random_streams_cut_between_batches_leave_what_a_recomputation_does(
     assert len(late) > 5
     said: list[str] = []
     assert command.verify(feed.spark, feed.settings, said.append)
-    assert [line.split(" is kept for a time: buckets before ")[0] for line in said[-3:]] == sorted(SPAN, key=said_order)
+    assert [line.split(" has a retention: buckets before ")[0] for line in said[-3:]] == sorted(SPAN, key=said_order)
     assert all(line.endswith("are gone, and not compared") for line in said[-3:])
 
 
@@ -208,9 +208,7 @@ def test_who_asks_for_what_is_gone_is_told_and_a_rebuild_goes_by_what_is_kept_no
     changes = stream(9, 160)
     feed.write(changes).run()
     begins = max(floors_of(feed)[METRICS_1M].values())
-    gone = (
-        rf"gold\.metrics_1m is kept for a time: buckets before {datetime.fromtimestamp(begins // 1000 - 3600, UTC):%F}"
-    )
+    gone = rf"gold\.metrics_1m has a retention: buckets before {datetime.fromtimestamp(begins // 1000 - 3600, UTC):%F}"
     day, first = datetime(1970, 1, 2, tzinfo=UTC), timedelta(minutes=1)
     with pytest.raises(LakeError, match=gone):
         metrics(feed.settings, day + first, day + timedelta(hours=30), spark=feed.spark)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sessionlake.cli.app import app
-from sessionlake.cli.export import point_of, require_there, rows_of, size_of
+from sessionlake.cli.export import require_exists, rows_of, size_of, time_travel_option
 from sessionlake.delta import export as module
 from sessionlake.delta.export import FileFormat, export
 from sessionlake.delta.lake import Lake
@@ -102,10 +102,10 @@ def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path
 def test_a_table_is_exported_as_of_a_version_and_of_a_time(spark, settings):
     lake = Lake(settings)
     first = lake.delta(spark, TABLE).history().where("version = 1").first()["timestamp"].replace(tzinfo=UTC)
-    for moment in (point_of(1, None), point_of(None, first.isoformat())):
+    for moment in (time_travel_option(1, None), time_travel_option(None, first.isoformat())):
         assert rows_of(spark, settings, TABLE, None, moment).count() == 1000
     with pytest.raises(UsageError, match="version 9"):
-        rows_of(spark, settings, TABLE, None, point_of(9, None))
+        rows_of(spark, settings, TABLE, None, time_travel_option(9, None))
     with pytest.raises(UsageError, match="nothing"):
         rows_of(spark, settings, TABLE, "nothing = 1", {})
 
@@ -152,7 +152,7 @@ def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_
 
 def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tmp_path):
     view = "gold.data_quality"
-    require_there(settings, view, {})
+    require_exists(settings, view, {})
     told = export(
         rows_of(spark, settings, view, None, {}), str(tmp_path / "o"), FileFormat.JSONL, WIDE, overwrite=False
     )
@@ -160,10 +160,10 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
     assert {json.loads(line)["hour"] for line in files(tmp_path / "o")[0].read_text().splitlines()} == {
         "2026-01-02T03:00:00.000000Z"
     }
-    with pytest.raises(UsageError, match="is a view, which has no versions"):
-        require_there(settings, view, point_of(1, None))
-    with pytest.raises(LakeError, match=r"silver\.sessions is not there yet"):
-        require_there(settings, "gold.session_summary", {})
+    with pytest.raises(UsageError, match="is a view, and views have no versions"):
+        require_exists(settings, view, time_travel_option(1, None))
+    with pytest.raises(LakeError, match=r"silver\.sessions does not exist yet"):
+        require_exists(settings, "gold.session_summary", {})
 
 
 def test_a_condition_that_fails_when_it_is_computed_is_told(spark, settings, tmp_path, monkeypatch):
@@ -192,5 +192,5 @@ def test_sizes_are_read(text, size):
 
 @pytest.mark.parametrize("text", ["0", "-1MB", "many", "5 apples"])
 def test_what_is_no_size_is_told(text):
-    with pytest.raises(UsageError, match="expected a size, as in 500kB"):
+    with pytest.raises(UsageError, match="Write it as in 500kB"):
         size_of(text)

@@ -19,8 +19,8 @@ import pytest
 from sessionlake.cli import gold, maintain, rebuild, recover, rules, session, state
 from sessionlake.cli.archive import messages_of
 from sessionlake.cli.export import rows_of
-from sessionlake.cli.forget import forgotten
-from sessionlake.cli.options import Lost
+from sessionlake.cli.forget import forget_session
+from sessionlake.cli.options import Recoverable
 from sessionlake.cli.query import answer_as_of, fetch
 from sessionlake.cli.reshard import reshard_all
 from sessionlake.cli.show import OutputFormat
@@ -34,7 +34,7 @@ from sessionlake.history.trace import trace
 from sessionlake.operations import pipeline
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.settings.model import Settings, load_settings
-from sessionlake.streaming.errors import read_at_once
+from sessionlake.streaming.errors import explain_errors
 from support.notebooks import CONFIG, fill
 from support.seeds import long_beyond
 
@@ -67,10 +67,10 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "verify silver": (lambda spark, own: rebuild.verify_silver(spark, own, _say), True, True),
     "verify gold": (lambda spark, own: gold.verify(spark, own, _say), True, True),
     "state stats": (lambda spark, own: state.show_state_stats(spark, own, FORM), False, False),
-    "recover silver": (lambda spark, own: recover.recover(spark, own, Lost.SILVER, _say), False, True),
-    "recover ledger": (lambda spark, own: recover.recover(spark, own, Lost.LEDGER, _say), False, False),
+    "recover silver": (lambda spark, own: recover.recover(spark, own, Recoverable.SILVER, _say), False, True),
+    "recover ledger": (lambda spark, own: recover.recover(spark, own, Recoverable.LEDGER, _say), False, False),
     "reshard": (lambda spark, own: reshard_all(spark, own, 2, 0), False, False),
-    "forget": (lambda spark, own: forgotten(spark, own, "none", None, 0, shorten=False), False, True),
+    "forget": (lambda spark, own: forget_session(spark, own, "none", None, 0, shorten=False), False, True),
     "rules list": (lambda spark, own: rules.show_rules(Lake(own).reader(spark), own, FORM), False, True),
     "status": (lambda spark, own: layer_statuses(Lake(own).reader(spark), own), True, True),
     "session show": (lambda spark, own: session.show_session(_reader(spark, own), own, "x", None, FORM), True, True),
@@ -107,7 +107,7 @@ def own(filled: Path, tmp_path: Path) -> Settings:
 def told(spark: Any, own: Settings, work: Work) -> SessionlakeError | None:
     """What a command says, once Spark is gone: nothing is asked of the JVM any more."""
     try:
-        with read_at_once():
+        with explain_errors():
             work(spark, own)
     except SessionlakeError as error:
         text = str(error)

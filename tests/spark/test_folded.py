@@ -8,31 +8,35 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.chunk import LARGE, compressed, write_ipc
+from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES, compress, write_ipc
 from sessionlake.silver.fold.unpack import Unpack
-from sessionlake.streaming.carried import Files, sent, unpack
 from sessionlake.streaming.folded import collect
+from sessionlake.streaming.payload_files import PayloadFiles, encode_payloads, unpack
 
 
 def test_what_is_large_stays_where_it_is_however_well_it_was_compressed_and_is_read_whole(spark: Any) -> None:
-    few, many = (pa.table({"n": np.zeros(rows, np.int64)}) for rows in (10, LARGE))
-    report = b"x" * (2 * LARGE)
-    payloads = [("rows", write_ipc(few)), ("rows", compressed(write_ipc(many))), ("/report", compressed(report))]
-    assert max(len(payload) for _, payload in payloads) < LARGE  # by their length, all could be brought along
+    few, many = (pa.table({"n": np.zeros(rows, np.int64)}) for rows in (10, COMPRESS_ABOVE_BYTES))
+    report = b"x" * (2 * COMPRESS_ABOVE_BYTES)
+    payloads = [("rows", write_ipc(few)), ("rows", compress(write_ipc(many))), ("/report", compress(report))]
+    assert (
+        max(len(payload) for _, payload in payloads) < COMPRESS_ABOVE_BYTES
+    )  # by their length, all could be brought along
     frame = spark.createDataFrame(payloads, "kind string, payload binary")
-    folded, reports = collect(frame, "/report", LARGE)
+    folded, reports = collect(frame, "/report", COMPRESS_ABOVE_BYTES)
     assert reports == [report]
     assert folded.inline["rows"] == [payloads[0][1], None]
-    assert folded.at_hand(["rows"]) is None
+    assert folded.inline_payloads(["rows"]) is None
     rows = frame.where("kind = 'rows'").select("payload").mapInArrow(Unpack(7), "n bigint, _batch bigint")
-    assert rows.groupBy("n", "_batch").count().collect() == [(0, 7, 10 + LARGE)]
+    assert rows.groupBy("n", "_batch").count().collect() == [(0, 7, 10 + COMPRESS_ABOVE_BYTES)]
 
 
 def test_rows_that_are_in_a_file_are_not_taken_for_few_and_are_read_by_tasks(spark: Any, tmp_path: Path) -> None:
     few, many = (pa.table({"n": np.zeros(rows, np.int64)}) for rows in (10, 1_000))
-    payloads = sent([("rows", few), ("rows", many), ("/report", b"x")], Files(tmp_path / "gold", least=80))
+    payloads = encode_payloads(
+        [("rows", few), ("rows", many), ("/report", b"x")], PayloadFiles(tmp_path / "gold", min_bytes=80)
+    )
     frame = spark.createDataFrame(payloads, "kind string, payload binary")
-    folded, reports = collect(frame, "/report", LARGE)
+    folded, reports = collect(frame, "/report", COMPRESS_ABOVE_BYTES)
     assert reports == [b"x"]
     assert folded.inline["rows"] == [write_ipc(few), None]
     rows = frame.where("kind = 'rows'").select("payload").mapInArrow(unpack, "n bigint")

@@ -49,19 +49,19 @@ from sessionlake.ledger.erasures import Erasure, read_receipts, session_hash_of,
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
-from sessionlake.operations.forgetting.receipt import _columns_with, remains
+from sessionlake.operations.forgetting.receipt import _columns_with, left_to_others
 from sessionlake.operations.forgetting.search import search
-from sessionlake.operations.rebuild.processors import made_beside
+from sessionlake.operations.rebuild.processors import staging_tables
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.processors import job as processors
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
-from sessionlake.streaming.aside import asking
-from sessionlake.streaming.carried import Files, rows_in
 from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.losses import gone_rows, refuse_lost_rows
+from sessionlake.streaming.losses import refuse_lost_rows, removed_rows
 from sessionlake.streaming.operation import FORGET
+from sessionlake.streaming.pause_requests import request_pause
+from sessionlake.streaming.payload_files import PayloadFiles, read_payload
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import rows_of, write_bronze, write_rows
 from support.layers import run_layers
@@ -123,7 +123,7 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     final = {row["session_id"] for row in rows_of(spark, lake, "gold.each_final")}
     assert final == {GONE, *OTHERS}
 
-    with pytest.raises(UsageError, match="there is no message of session 'nobody'"):
+    with pytest.raises(UsageError, match="has no message of session 'nobody'"):
         Forgetting(spark, settings).run("nobody")
     said: list[str] = []
     found = Forgetting(spark, settings, say=said.append).run(GONE)
@@ -146,13 +146,13 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     made = Counter(row["session_id"] for row in rows_of(spark, lake, "silver.top"))
     assert made == dict.fromkeys(OTHERS, 24)  # each message once, with what comes of the state that was handed over
     verified = verify(spark, settings)
-    assert verified.exact, (verified.first, verified.states)
+    assert verified.exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, said.append), said[-3:]
     erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
     assert decoded(erased, settings).erased
     if not lake.storage.needs_spark:
         assert search(settings.home, GONE).found == ()
-    with pytest.raises(UsageError, match="or it is forgotten"):
+    with pytest.raises(UsageError, match="or is forgotten already"):
         Forgetting(spark, settings).run(GONE)
 
 
@@ -193,7 +193,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     assert steps[ROWS]() == done  # the version that publications are to come to
     place = {"reservoirId": "a", "reservoirVersion": done["version"], "index": -1, "isStartingVersion": False}
     published(settings, place)
-    with pytest.raises(LakeError, match=r"publish-silver\.session_rows-out has yet to send what changed until"):
+    with pytest.raises(LakeError, match=r"publish-silver\.session_rows-out has not yet sent the removal"):
         steps["publications"]()
     published(settings, place | {"reservoirVersion": done["version"] + 1})
     steps["publications"]()
@@ -208,7 +208,7 @@ def test_messages_are_in_no_file_though_the_platform_marks_what_changes(spark: A
     if lake.storage.needs_spark:
         lake.set_property(spark, MESSAGES, DELETION_VECTORS, "true")  # as workspaces can have it for all new tables
     write_bronze(spark, lake, messages)
-    rows.blank(spark, lake, (TOPIC, GONE))
+    rows.erase_messages(spark, lake, (TOPIC, GONE))
     lake.storage.purge_history(spark, MESSAGES, "test")
     assert files_with(spark, lake, MESSAGES, GONE) == []
     assert files_with(spark, lake, MESSAGES, OTHERS[0])
@@ -240,11 +240,11 @@ def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
 def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_tables_goes(
     spark: Any, settings: Settings
 ) -> None:
-    made, rows = made_beside("top"), pa.table({"session_id": [GONE] * 100_000})
+    made, rows = staging_tables("top"), pa.table({"session_id": [GONE] * 100_000})
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).staging()
     beside.ensure(spark, made)
-    assert rows_in(Files.of(Lake(settings).storage.scratch, GOLD).put(rows)) == rows
-    Forgetting(spark, settings)._remove_aside()
+    assert read_payload(PayloadFiles.for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
+    Forgetting(spark, settings)._remove_archived()
     assert [table for table in made if beside.exists(spark, table)] == []
     assert not (settings.home / "scratch").exists()
 
@@ -254,7 +254,9 @@ def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark
     lake.ensure(spark, [AVERAGES, "gold.each", "gold.each_final"])
     spark.sql(f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, 'gold.seen')} AS SELECT 1 AS one")
     without = Lake(settings.model_copy(update={"gold": GoldSettings()}))
-    told = {one.partition(":")[0] for one in remains(spark, without, TOPIC)} - {*remains(spark, lake, TOPIC)}
+    told = {one.partition(":")[0] for one in left_to_others(spark, without, TOPIC)} - {
+        *left_to_others(spark, lake, TOPIC)
+    }
     assert {table for table in told if table.startswith("gold.")} == {"gold.each", "gold.each_final"}
 
 
@@ -269,7 +271,7 @@ def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, set
     before = {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)}
     assert _columns_with(spark, lake, LEDGER, GONE) == ["decisions"]
 
-    rows.clean_books(spark, lake, (TOPIC, GONE))
+    rows.clean_bookkeeping(spark, lake, (TOPIC, GONE))
 
     assert _columns_with(spark, lake, LEDGER, GONE) == []
     assert _columns_with(spark, lake, LEDGER, OTHERS[1]) == ["decisions"]
@@ -283,9 +285,9 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     lake.ensure(spark, [LEDGER])
     now = datetime.now(UTC)
     store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
-    assert gone_rows(lake.reader(spark)) == {CHANGES: 3}
+    assert removed_rows(lake.reader(spark)) == {CHANGES: 3}
     Ledger(lake).write(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
-    assert gone_rows(lake.reader(spark)) == {}
+    assert removed_rows(lake.reader(spark)) == {}
 
 
 def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings: Settings) -> None:
@@ -294,16 +296,16 @@ def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings:
 
     def say(text: str) -> None:
         said.append(text)
-        if text == "going on":
+        if text == "resuming":
             stop.set()
 
-    with asking(settings, "a session is being forgotten"):
+    with request_pause(settings, "a session is being forgotten"):
         merging = threading.Thread(target=maintain, args=(spark, settings, None, stop, say))
         merging.start()
         with _claimed(spark, settings, 60), pytest.raises(ClaimedError, match="forgets a session"):
             maintain_once(spark, settings, None, OutputFormat.JSON)
     merging.join(60)
-    assert said[1:] == ["standing aside: a session is being forgotten", "going on", "stopped"]
+    assert said[1:] == ["pausing: a session is being forgotten", "resuming", "stopped"]
 
 
 class DiedError(BaseException):
@@ -331,7 +333,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
             with pytest.raises(DiedError):
                 Forgetting(spark, settings).run(GONE)
         for start in (job.start, gold.start):
-            with pytest.raises(LakeError, match="run `sessionlake forget --resume`"):
+            with pytest.raises(LakeError, match="Run `sessionlake forget --resume`"):
                 start(spark, settings, once=True)
         with pytest.raises(UsageError, match="the forgetting of another session was interrupted"):
             Forgetting(spark, settings).run(OTHERS[0])
@@ -346,5 +348,5 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
     assert of_others(spark, lake) == before
     run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in second])
     verified = verify(spark, settings)
-    assert verified.exact, (verified.first, verified.states)
+    assert verified.exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, lambda _: None)

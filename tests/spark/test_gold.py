@@ -49,7 +49,7 @@ from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import AverageSettings, ProductSettings
 from sessionlake.settings.model import GoldSettings, Settings
-from sessionlake.streaming.carried import Files
+from sessionlake.streaming.payload_files import PayloadFiles
 from support.checkpoints import lose_last_commit
 from support.lakes import limit, rows_of, write_rows
 
@@ -180,10 +180,10 @@ NOTHING_IN_DRIVER = {"inline_bytes": 0, "driver_bytes": 0, "rewritten_rows": 0}
 def all_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows there are, the fold's go past Spark in files; in a catalog there are none."""
 
-    def files(scratch: Path | None, query: str) -> Files:
-        return Files(None if scratch is None else scratch / query, least=0)
+    def files(scratch: Path | None, query: str) -> PayloadFiles:
+        return PayloadFiles(None if scratch is None else scratch / query, least=0)
 
-    monkeypatch.setattr(Files, "of", files)
+    monkeypatch.setattr(PayloadFiles, "of", files)
 
 
 LARGE_TOO = [pytest.param(seed, True, marks=pytest.mark.soak) for seed in range(5, 9)]
@@ -474,7 +474,7 @@ def test_a_difference_is_found_and_told(feed: Feed):
 
 
 def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it(feed: Feed):
-    with pytest.raises(LakeError, match=r"gold\.metrics_1m is not there yet"):
+    with pytest.raises(LakeError, match=r"gold\.metrics_1m does not exist yet"):
         explain(feed.spark, feed.settings, METRICS_1M, "")
     points = [change("s", "r", i, i * 20 * SECOND, price=float(i), status="on") for i in range(6)]
     feed.write(points[:2]).run().write(points[2:4]).run().write([*points[4:], change("t", "r", 9, 0, price=1.0)]).run()
@@ -540,8 +540,9 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     assert told(AVERAGES, "session_id = 't'", 0) == (1, False, None)
     show_explained(feed.spark, feed.settings, METRICS_1M, first.format("s"), (0, 0), OutputFormat.TABLE)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "made of 1 values that are still there gone changes from before 2026-01-01T00:00:00" in shown
-    assert "message unknown whether it is in it" in shown
+    assert "made of 1 values that still exist removed maintain.retention has removed changes" in shown
+    assert "changes from before 2026-01-01T00:00:00" in shown
+    assert "message unknown: its changes" in shown
 
 
 @pytest.mark.soak

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sessionlake.cli import gold as gold_commands
-from sessionlake.cli.options import Lost
+from sessionlake.cli.options import Recoverable
 from sessionlake.cli.recover import recover
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
@@ -33,7 +33,7 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, building, built_from
+from sessionlake.streaming.journal import Journal, building_version, record_building
 from sessionlake.streaming.operation import FORGET, REBUILD_SILVER, RESHARD, Operation, rebuild_of
 from spark.test_forgetting import GONE, OTHERS, TOPIC, run, stream
 from support.lakes import rows_of
@@ -133,9 +133,9 @@ def commands(spark: Any, settings: Settings) -> Mapping[str, Callable[[], Any]]:
         "forget": lambda: Forgetting(spark, settings).run(OTHERS[1]),
         "verify silver": lambda: verify(spark, settings),
         "verify gold": lambda: gold_commands.verify(spark, settings, lambda _: None),
-        "recover bronze": lambda: recover(spark, settings, Lost.BRONZE, lambda _: None),
-        "recover gold": lambda: recover(spark, settings, Lost.GOLD, lambda _: None),
-        "recover ledger": lambda: recover(spark, settings, Lost.LEDGER, lambda _: None),
+        "recover bronze": lambda: recover(spark, settings, Recoverable.BRONZE, lambda _: None),
+        "recover gold": lambda: recover(spark, settings, Recoverable.GOLD, lambda _: None),
+        "recover ledger": lambda: recover(spark, settings, Recoverable.LEDGER, lambda _: None),
     }
 
 
@@ -172,7 +172,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         Forgetting(spark, settings).resume()
 
     died_at(monkeypatch, "after:forget:bronze", work)  # erased, and not noted yet
-    with pytest.raises(LakeError, match=rf"erased already .* cannot be undone: run {RESUME}"):
+    with pytest.raises(LakeError, match=rf"erased already .* cannot be undone. Run {RESUME}"):
         Forgetting(spark, settings).cancel()
     with pytest.raises(UsageError, match=rf"another session was interrupted .*{RESUME}"):
         Forgetting(spark, settings).run(OTHERS[0])
@@ -210,8 +210,8 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
         del journal.done[step]
     journal.write()
     shutil.rmtree(settings.checkpoint("silver"))
-    shutil.rmtree(handover.folder(settings))
-    recover(spark, settings, Lost.SILVER, lambda _: None)
+    shutil.rmtree(handover.active_folder(settings))
+    recover(spark, settings, Recoverable.SILVER, lambda _: None)
     found = Forgetting(spark, settings).resume()
     assert found.report["search"]["found"] == []
     run(spark, settings)
@@ -236,7 +236,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
         silver_rebuild.cancel(spark, settings)
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[0]}", work)
-    with pytest.raises(LakeError, match=rf"{REPLAYED[0]} was replaced already, which cannot be undone: run {named}"):
+    with pytest.raises(LakeError, match=rf"{REPLAYED[0]} was replaced already, which cannot be undone. Run {named}"):
         silver_rebuild.cancel(spark, settings)
 
     def kept_out() -> None:
@@ -250,7 +250,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     assert verify(spark, settings).exact
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[1]}", work)
-    shutil.rmtree(handover.prepared(settings))
+    shutil.rmtree(handover.prepared_folder(settings))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
         work()
     REBUILD_SILVER.file(settings).write_bytes(b"damaged")
@@ -276,11 +276,11 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
         if undo:
             processor_rebuild.cancel(spark, settings, "top")
             assert contents(spark, settings) == before
-            assert built_from(settings, PROCESSOR) is None
+            assert building_version(settings, PROCESSOR) is None
             commands(spark, settings)["run processor"]()
-    with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone: run {named}"):
+    with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone. Run {named}"):
         processor_rebuild.cancel(spark, settings, "top")
-    shutil.rmtree(handover.prepared(settings, PROCESSOR))
+    shutil.rmtree(handover.prepared_folder(settings, PROCESSOR))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):
         work()
     processor_rebuild.rebuild(spark, settings, "top", start_over=True)
@@ -292,11 +292,11 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
     spark: Any, settings: Settings
 ) -> None:
-    with building(settings, rebuild_of(settings.processors[0]), 1):
+    with record_building(settings, rebuild_of(settings.processors[0]), 1):
         pass  # a killed process leaves no more than this
-    assert built_from(settings, PROCESSOR) == 1
+    assert building_version(settings, PROCESSOR) == 1
     commands(spark, settings)["run processor"]()
-    assert built_from(settings, PROCESSOR) is None
+    assert building_version(settings, PROCESSOR) is None
 
 
 def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_the_layers_that_it_has_moved(
@@ -308,7 +308,7 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
     died_at(monkeypatch, "after:silver.swapped", work)
     assert_refused(spark, other, named, "reshard")
-    [lost, *_] = sorted(handover.prepared(settings, PROCESSOR).glob("*.state"))
+    [lost, *_] = sorted(handover.prepared_folder(settings, PROCESSOR).glob("*.state"))
     lost.unlink()
     assert resharding.reshard(spark, other, 3) == ["silver", PROCESSOR]
     assert [present(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]

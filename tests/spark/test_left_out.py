@@ -86,7 +86,7 @@ def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(fe
     shorter = "retention has removed rows of silver.session_changes"
     with pytest.raises(
         LakeError,
-        match=rf"{shorter}.* gold\.by_metric was left out .* Leave it out, or .*rebuild gold.by_metric --shorten-gold`",
+        match=rf"{shorter}.* left gold\.by_metric out .* Leave it out, or .*rebuild gold.by_metric --shorten-gold`",
     ):
         named(feed).run()
     commands.rebuild(feed.spark, feed.settings, "gold.by_metric", said.append, shorten=True)
@@ -98,7 +98,7 @@ def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(fe
         recover.empty(feed.spark, feed.settings)
     feed.run()  # nothing was changed
     commands.rebuild(feed.spark, feed.settings, METRICS_1H, said.append, shorten=True)
-    assert any(line.startswith(f"{METRICS_1H} is made anew: ") for line in said)
+    assert any(line.startswith(f"{METRICS_1H} is rebuilt: ") for line in said)
     recover.empty(feed.spark, feed.settings, shorten=True)
     feed.run()
 

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from sessionlake.cli import doctor
 from sessionlake.cli.doctor import Level
-from sessionlake.cli.options import Lost
+from sessionlake.cli.options import Recoverable
 from sessionlake.cli.recover import recover
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
@@ -54,7 +54,7 @@ from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_silver_law import Pipeline, streams
 from support.clocks import set_clock_back
@@ -87,10 +87,10 @@ def run(spark: Any, location: dict[str, Any], whole: Path) -> Pipeline:
 
 def faults(settings: Settings) -> set[str]:
     """What doctor finds wrong with the tables and checkpoints."""
-    return {finding.what for finding in doctor._books(settings) if finding.level is Level.FAIL}
+    return {finding.what for finding in doctor._check_tables(settings) if finding.level is Level.FAIL}
 
 
-def recovered(run: Pipeline, lost: Lost) -> str:
+def recovered(run: Pipeline, lost: Recoverable) -> str:
     """Recovers, and returns what was said."""
     said: list[str] = []
     recover(run.spark, run.settings, lost, said.append)
@@ -125,15 +125,15 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     shutil.move(away, ledger)
     next(ledger.glob("*.parquet")).unlink()
     assert faults(run.settings) == {"files", "ledger"}
-    said = recovered(run, Lost.LEDGER)
-    assert "found: ops.ledger names files that are gone" in said
-    assert f"did not know of {len(FIRST)} messages" in said
-    assert "every row is what it was before" in said
+    said = recovered(run, Recoverable.LEDGER)
+    assert "found: ops.ledger needs files that are gone" in said
+    assert f"{len(FIRST)} messages in {MESSAGES} were missing in" in said
+    assert "every row is equal to the former one" in said
     reader = run.lake.reader(spark)
     assert last_offsets(reader, "bronze") == last_offsets(reader, "silver") == before
     [bronze] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
     assert (bronze["source"], bronze["messages"]) == (RECOVERED, len(FIRST))
-    assert recovered(run, Lost.LEDGER) == "found: a ledger that can be read, and ends with the last batches"
+    assert recovered(run, Recoverable.LEDGER) == "found: a readable ledger that ends with the last batches"
     assert_goes_on_exactly(run)
 
 
@@ -149,7 +149,7 @@ def test_a_ledger_that_was_set_back_is_noticed_and_made_anew(spark: Any, run: Pi
     told = r"ops\.ledger has batches up to \d of silver, which has committed batch \d"
     with pytest.raises(LakeError, match=f"{told}.*sessionlake recover ledger"):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
-    assert re.search(f"found: {told}", recovered(run, Lost.LEDGER))
+    assert re.search(f"found: {told}", recovered(run, Recoverable.LEDGER))
     assert_goes_on_exactly(run, [])
 
 
@@ -178,11 +178,11 @@ def everything_but_bronze(run: Pipeline) -> None:
 def test_silver_without_checkpoint_and_tables_is_made_once_more_from_bronze(run: Pipeline) -> None:
     everything_but_bronze(run)
     assert {"files", "tables", "layers"} <= faults(run.settings)
-    said = recovered(run, Lost.SILVER)
+    said = recovered(run, Recoverable.SILVER)
     assert re.search(r"found: the checkpoint \S+ is new, but the silver tables already hold data", said)
-    assert re.search(r"found: silver.session_changes names files that are gone \(part-", said)
+    assert re.search(r"found: silver.session_changes needs files that are gone: part-", said)
     assert "nothing was compared" in said
-    assert "nothing that is lost; nothing was changed" in recovered(run, Lost.SILVER)
+    assert "no loss; nothing was changed" in recovered(run, Recoverable.SILVER)
     assert_goes_on_exactly(run)
 
 
@@ -232,8 +232,8 @@ def test_each_loss_of_silver_is_found_and_made_good(
     run: Pipeline, damage: Callable[[Pipeline], int | None], found: str
 ) -> None:
     came = damage(run) or 0
-    assert re.search(f"found: .*{found}", recovered(run, Lost.SILVER))
-    assert "nothing that is lost; nothing was changed" in recovered(run, Lost.SILVER)
+    assert re.search(f"found: .*{found}", recovered(run, Recoverable.SILVER))
+    assert "no loss; nothing was changed" in recovered(run, Recoverable.SILVER)
     assert_goes_on_exactly(run, SECOND[came:])
     assert verify(run.spark, run.settings).exact
 
@@ -242,17 +242,17 @@ def test_each_loss_of_silver_is_found_and_made_good(
 def test_a_table_whose_log_cannot_be_read_is_not_removed_but_named(run: Pipeline) -> None:
     log = max((folder_of(run.lake, CHANGES) / "_delta_log").glob("*.json"))
     log.write_text("{torn")
-    with pytest.raises(LakeError, match=r"the log of silver\.session_changes cannot be read .*: .* remove the table"):
-        recovered(run, Lost.SILVER)
+    with pytest.raises(LakeError, match=r"the log of silver\.session_changes cannot be read.* remove the table"):
+        recovered(run, Recoverable.SILVER)
     shutil.rmtree(folder_of(run.lake, CHANGES))
-    assert "found: silver.session_changes is gone" in recovered(run, Lost.SILVER)
+    assert "found: silver.session_changes is gone" in recovered(run, Recoverable.SILVER)
     assert_goes_on_exactly(run)
 
 
 def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
     for gone in (a_state, lambda run: shutil.rmtree(checkpoint(run, "state"))):
         gone(run)
-        [finding] = [found for found in doctor._books(run.settings) if found.level is Level.FAIL]
+        [finding] = [found for found in doctor._check_tables(run.settings) if found.level is Level.FAIL]
         assert (finding.what, "`sessionlake recover silver`" in finding.detail) == ("states", True)
 
 
@@ -270,18 +270,18 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     gold.start(spark, run.settings, once=True).wait()
     before = [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, *PRODUCTS)]
     assert all(before)
-    assert "nothing that is lost" in recovered(run, Lost.GOLD)
+    assert "no loss" in recovered(run, Recoverable.GOLD)
     shutil.rmtree(Path(run.settings.checkpoint("gold"), "state"))
     next(folder_of(run.lake, METRICS_1M).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"states", "files"}
     with monkeypatch.context() as dying:
         dying.setattr("sessionlake.operations.rebuild.endings.delete_all_rows", power_cut)
         with pytest.raises(PowerCutError):
-            recovered(run, Lost.GOLD)
+            recovered(run, Recoverable.GOLD)
     with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):
         gold.start(spark, run.settings, once=True)
     set_clock_back(monkeypatch, hours=1)  # so it is emptied before what it has was committed
-    assert "gold is emptied" in recovered(run, Lost.GOLD)
+    assert "gold is emptied" in recovered(run, Recoverable.GOLD)
     set_clock_back(monkeypatch, hours=2)  # and filled before it is emptied
     for _ in range(2):
         gold.start(spark, run.settings, once=True).wait()
@@ -292,15 +292,15 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
 @pytest.mark.soak
 def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
     rebuild(spark, run.settings)
-    handed = handover.folder(run.settings)
+    handed = handover.active_folder(run.settings)
     state = min(handed.glob("*.state"))
     state.unlink()
     assert faults(run.settings) == {"states"}
-    with pytest.raises(LakeError, match=rf"{re.escape(str(state))} is gone\. `sessionlake recover silver`"):
+    with pytest.raises(LakeError, match=rf"{re.escape(str(state))} is gone\. Run `sessionlake recover silver`"):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
-    assert f"found: silver: {state} is gone" in recovered(run, Lost.SILVER)
+    assert f"found: silver: {state} is gone" in recovered(run, Recoverable.SILVER)
     (handed / "handover.json").write_text("{torn")
-    assert "handover.json is damaged" in recovered(run, Lost.SILVER)
+    assert "handover.json is damaged" in recovered(run, Recoverable.SILVER)
     assert_goes_on_exactly(run)
 
 
@@ -310,11 +310,11 @@ def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_
 ) -> None:
     next(folder_of(run.lake, LEDGER).glob("*.parquet")).unlink()
     with monkeypatch.context() as dying:
-        dying.setattr(handover, "swap", power_cut)
+        dying.setattr(handover, "activate", power_cut)
         with pytest.raises(PowerCutError):
-            recovered(run, Lost.LEDGER)
-    assert "the interrupted rebuild of bronze.messages" in recovered(run, Lost.LEDGER)
-    assert recovered(run, Lost.LEDGER) == "found: a ledger that can be read, and ends with the last batches"
+            recovered(run, Recoverable.LEDGER)
+    assert "the interrupted rebuild from bronze.messages" in recovered(run, Recoverable.LEDGER)
+    assert recovered(run, Recoverable.LEDGER) == "found: a readable ledger that ends with the last batches"
     assert_goes_on_exactly(run)
 
 
@@ -333,7 +333,7 @@ def older(run: Pipeline, home: Path, table: str) -> None:
 
 def noticed(run: Pipeline) -> str:
     """What doctor says of versions."""
-    [found] = [found for found in doctor._books(run.settings) if found.what == "versions"]
+    [found] = [found for found in doctor._check_tables(run.settings) if found.what == "versions"]
     return found.detail if found.level is Level.FAIL else ""
 
 
@@ -352,11 +352,11 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
         assert positions.update_sums(spark, lake)
     assert LedgerReader(lake.reader(spark)).uses_copies == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
-        refuse_set_back(spark, lake, [table])
+        refuse_restored(spark, lake, [table])
     lake.drop(spark, table)
     lake.ensure(spark, [table])
     Ledger(lake).write(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
-    refuse_set_back(spark, lake, [table])
+    refuse_restored(spark, lake, [table])
 
 
 @pytest.mark.soak
@@ -369,8 +369,10 @@ def test_a_table_that_was_set_back_is_noticed_whatever_upkeep_has_come_since(spa
     spark.sql(f"RESTORE TABLE {lake.identifier(SESSIONS)} TO VERSION AS OF {last - 1}").collect()
     for number in range(25):
         lake.set_property(spark, SESSIONS, "upkeep", str(number))
-    with pytest.raises(LossError, match=rf"{SESSIONS} was set back: version {last + 1} restored an older one"):
-        refuse_set_back(spark, lake, [SESSIONS])
+    with pytest.raises(
+        LossError, match=rf"{SESSIONS} has lost its latest changes: version {last + 1} restored an older one"
+    ):
+        refuse_restored(spark, lake, [SESSIONS])
 
 
 def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created(
@@ -382,7 +384,7 @@ def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created
         (folder_of(lake, table) / "_delta_log").mkdir(parents=True)
         assert not lake.exists(spark, table)
         assert not lake.reader(spark).exists(table)
-    refuse_set_back(spark, lake, [SESSIONS])
+    refuse_restored(spark, lake, [SESSIONS])
     assert refuse_lost_rows(spark, lake, [SESSIONS]) == {}
     lake.ensure(spark, [POSITIONS])
     assert [*lake.reader(spark).rows(POSITIONS)] == []
@@ -408,7 +410,7 @@ def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: 
     ):
         set_back(run, table)
         version = run.lake.last_commit(spark, table).version
-        told = rf"{table} was set back: version {version} restored an older one, without version \d+\..*{way}"
+        told = rf"{table} has lost its latest changes: version {version} restored .*, without version \d+\..*{way}"
         assert re.search(told, noticed(run))
         with pytest.raises(LakeError, match=told):
             run_once(spark, run.settings, layer, threading.Event())
@@ -467,14 +469,14 @@ def test_each_table_that_was_set_back_is_noticed_and_brought_forward_or_told(
             pytest.skip("no batch of late has written it")
     else:
         set_back(run, table)
-    assert f"{table} was set back" in noticed(run)
+    assert f"{table} has lost its latest changes" in noticed(run)
     own = table.partition(".")[0]
-    with pytest.raises(LakeError, match=rf"{table} was set back"):
+    with pytest.raises(LakeError, match=rf"{table} has lost its latest changes"):
         run_once(spark, run.settings, ELSEWHERE.get(table) or Layer(own), threading.Event())
     if table in ELSEWHERE:
         DeltaTable(folder_of(run.lake, table)).restore(newest)
     else:
-        assert f"found: {table} was set back" in recovered(run, Lost(own))
+        assert f"found: {table} has lost its latest changes" in recovered(run, Recoverable(own))
         gold.start(spark, run.settings, once=True).wait()
     assert faults(run.settings) - {"topics"} == set()
     assert figures(run) == before
@@ -492,7 +494,7 @@ def power_cut(*_: object) -> None:
 def test_a_file_that_is_gone_is_named(run: Pipeline, table: str) -> None:
     gone = next(folder_of(run.lake, table).glob("*.parquet"))
     gone.unlink()
-    [finding] = [found for found in doctor._books(run.settings) if found.what == "files"]
+    [finding] = [found for found in doctor._check_tables(run.settings) if found.what == "files"]
     assert finding.level is Level.FAIL
     assert gone.name in finding.detail
     assert ("sessionlake recover silver" in finding.detail) == (table == CHANGES)

@@ -49,7 +49,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
 from sessionlake.ledger.positions import verify_sums
-from sessionlake.operations.maintenance import Maintained, Maintenance, Reader, readers
+from sessionlake.operations.maintenance import Maintenance, Reader, TableMaintenance, readers
 from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -70,7 +70,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "_MANY_FILES", 2)
 
 
-def maintained(pipeline: Pipeline, table: str) -> Maintained:
+def maintained(pipeline: Pipeline, table: str) -> TableMaintenance:
     (done,) = Maintenance(pipeline.spark, pipeline.settings).once(table)
     return done
 
@@ -122,7 +122,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
 
 
-def fewer(done: Maintained) -> int:
+def fewer(done: TableMaintenance) -> int:
     """How many files the table had; it has fewer now."""
     assert done.compacted is not None
     assert done.compacted.after < done.compacted.before
@@ -207,7 +207,7 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     version = pipeline.lake.last_commit(spark, MESSAGES).version
     done = maintained(pipeline, MESSAGES)
     assert (done.compacted, done.vacuumed) == (None, None)
-    assert done.waits.startswith("silver has not begun")
+    assert done.waits.startswith("silver has not started to read it")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
     assert readers(pipeline.settings, MESSAGES) == [Reader("silver", begun=True, since=version + 1, again=version)]
@@ -251,7 +251,7 @@ def test_a_merge_that_meets_an_optimize_is_done_again(
     for n in range(2):
         row = spark.sql(f"SELECT 'capture.a' topic, 's{n}' session_id, {n}L messages").coalesce(1)
         append(spark, lake, SESSIONS, row, Txn("fill", n))
-    monkeypatch.setattr(type(lake.storage), "exclusive", lambda *_: threading.Lock())  # as if in another place
+    monkeypatch.setattr(type(lake.storage), "commit_lock", lambda *_: threading.Lock())  # as if in another place
     begun, go_on = tmp_path / "begun", tmp_path / "go-on"
 
     def waiting(batches: Any) -> Any:
@@ -306,7 +306,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     for version in (91, 105, 120):
         assert lake.read(spark, EVENTS, version).count() == version
     assert int(min((folder / "_delta_log").glob("*.json")).stem) in {49, 50}
-    with pytest.raises(LakeError, match=r"version 12 cannot be read\. .*a table's history for maintain.versions"):
+    with pytest.raises(LakeError, match=r"version 12 cannot be read: with .* reaches back as far as maintain.versions"):
         lake.read(spark, EVENTS, 12)
 
     kept = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=110))
@@ -510,5 +510,7 @@ def test_the_command_shows_a_row_a_table(spark: Any, settings: Settings, capsys:
         {"table": QUARANTINE} | idle,
         {"table": EVENTS} | idle | {"files_before": 5, "files_after": 1},
     ]
-    with pytest.raises(UsageError, match=r"maintain: there is no table 'a\.b'; there are: silver\.session_cuts, "):
+    with pytest.raises(
+        UsageError, match=r"maintain: there is no table 'a\.b'\. Name one of the tables: silver\.session_cuts, "
+    ):
         maintain_once(spark, settings, "a.b", OutputFormat.JSON)

@@ -31,7 +31,7 @@ from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.processors.difference import difference
-from sessionlake.protocol.columns import PUBLISHED
+from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import Messages
 from sessionlake.publish.outlets import outlet_of
@@ -45,7 +45,7 @@ from support.named_processors import TEXTS, TIME
 from support.names import STRANGE, own_names, usable
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
-NAMES = usable([*STRANGE, *random.Random(1).sample(own_names(), 60)], *PUBLISHED)
+NAMES = usable([*STRANGE, *random.Random(1).sample(own_names(), 60)], *BUILT_IN_COLUMNS)
 # Gold asks once for each number and each text: most columns are neither.
 TYPES = ("double", "string", "bigint", *["boolean"] * 9)
 COLUMNS = {name: "string" if name in ("id", "s", "a.b") else TYPES[i % len(TYPES)] for i, name in enumerate(NAMES)}

@@ -224,7 +224,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     monkeypatch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
     with pytest.raises(_DeathError):
         rebuild(counted.spark, counted.settings, "counted")
-    refused = "was interrupted while .* run `sessionlake rebuild processor:counted`"
+    refused = "was interrupted while .* Run `sessionlake rebuild processor:counted`"
     with pytest.raises(LakeError, match=refused):
         counted.run()
     with pytest.raises(LakeError, match=refused):
@@ -418,7 +418,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
 
     arrive("a", 0)
     counted.run()
-    assert doctor._states(counted.settings)  # it keeps none
+    assert doctor._check_states(counted.settings)  # it keeps none
     shutil.copytree(checkpoint, older)
     arrive("b", 1)
     counted.run()

@@ -203,7 +203,7 @@ def test_a_replay_changes_nothing_and_another_declaration_is_refused_until_it_is
     fills.run()
     assert fills.verify()
     assert fills.said == ["gold.by_customer is exact: 3 rows"]
-    with pytest.raises(UsageError, match=r"gold\.none is no product of gold: there are .*, gold\.by_customer"):
+    with pytest.raises(UsageError, match=r"gold\.none is not a table of gold\. Name one of .*, gold\.by_customer"):
         fills.rebuild("gold.none")
 
 
@@ -239,7 +239,7 @@ def test_one_of_another_source_begins_anew_and_merged_files_are_nothing_to_read(
     assert fills.verify()
     assert fills.said == ["gold.by_customer is exact: 3 rows", "gold.by_fills is exact: 2 rows"]
     processors.rebuild(fills.spark, fills.settings, "fills", OutputFormat.TABLE, fills.said.append)
-    told = "gold.by_customer is of the rows before: `sessionlake rebuild gold.by_customer` makes it of those now"
+    told = "gold.by_customer was made of the former rows: run `sessionlake rebuild gold.by_customer` to update it"
     assert told in fills.said
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.cli.query import answer_as_of, check, fetch
+from sessionlake.cli.query import answer_as_of, fetch, require_tables
 from sessionlake.cli.remote_tables import require_reading
 from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.sql_names import without_prefixes
@@ -258,7 +258,7 @@ SOME_QUERIES = long_beyond([(file,) for file in QUERIES[::4]], [(file,) for file
 def test_the_bundle_s_queries_are_answered_as_they_are(spark, settings, file):
     lake = Lake(settings)
     lake.ensure(spark, [one for one in TABLES if one in file.read_text()])
-    check(settings, file.read_text())
+    require_tables(settings, file.read_text())
     names, _ = fetch(spark, settings, file.read_text())
     assert names
 

@@ -22,11 +22,11 @@ from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.state import stats_of
 from sessionlake.integrity.state import ShardState
-from sessionlake.operations.rebuild.compare_states import VerifiedStates, compare_states
+from sessionlake.operations.rebuild.compare_states import StatesComparison, compare_states
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import (
     CaptureSettings,
     GoldSettings,
@@ -95,11 +95,11 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     # A process that dies before the end of the publication leaves a stream that refuses, and a command that finishes.
     tampered = lake.last_commit(spark, "silver.session_rows").version
     with monkeypatch.context() as patch:
-        patch.setattr(handover, "swap", _power_cut)
+        patch.setattr(handover, "activate", _power_cut)
         with pytest.raises(PowerCutError):
             rebuild(spark, settings)
     for start in (job.start, gold.start):
-        with pytest.raises(LakeError, match=r"was interrupted while .* run `sessionlake rebuild silver`"):
+        with pytest.raises(LakeError, match=r"was interrupted while .* Run `sessionlake rebuild silver`"):
             start(spark, settings, once=True)
     assert rebuild(spark, settings).verified is None
     assert_silver_is_the_truth(spark, settings, [message for batch in batches[:2] for message in batch], ledger=False)
@@ -144,7 +144,7 @@ def test_gold_that_is_behind_is_computed_anew_though_a_rebuild_changes_no_row(
     taken_in(spark, looking_up)
     run(spark, looking_up, batches[0][40:80])
     done = rebuild(spark, looking_up)
-    assert (done.verified and done.verified.first, done.empties_gold) == (None, True)
+    assert (done.verified and done.verified.first_difference, done.empties_gold) == (None, True)
     taken_in(spark, looking_up)
     assert rows_of(spark, Lake(looking_up), RULE_EVENTS)
 
@@ -196,8 +196,10 @@ def test_one_session_is_rebuilt_with_its_state_and_what_is_wrong_in_states_and_r
     row, _ = wrong_row(spark, lake)
     found = verify(spark, settings, slice_messages=SLICE)
     assert (found.different, found.tables) == (1, {"silver.session_rows"})
-    assert f"row_id {row['row_id']!r}, qty: found {row['qty'] - 1}, expected {row['qty']}" in (found.first or "")
-    assert (found.exact, found.states.first in wrong) == (False, True)
+    assert f"row_id {row['row_id']!r}, qty: found {row['qty'] - 1}, expected {row['qty']}" in (
+        found.first_difference or ""
+    )
+    assert (found.exact, found.states.first_difference in wrong) == (False, True)
 
 
 def wrong_row(spark: Any, lake: Lake) -> tuple[Any, Any]:
@@ -213,12 +215,12 @@ def wrong_row(spark: Any, lake: Lake) -> tuple[Any, Any]:
 def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]:
     """Leaves the states that are handed over wrong; returns what is to be found."""
     honest = state_frame(spark, settings).localCheckpoint()
-    assert compare_states(spark, settings, honest) == VerifiedStates(remembered(spark, settings))
+    assert compare_states(spark, settings, honest) == StatesComparison(remembered(spark, settings))
     wrong = tamper(settings, came)
-    assert compare_states(spark, settings, honest).first == wrong[0]
+    assert compare_states(spark, settings, honest).first_difference == wrong[0]
 
     other = settings.model_copy(update={"silver": SilverSettings(shards=5)})
-    assert compare_states(spark, other, honest).skipped == "they are of 3 shards, and silver.shards is 5"
+    assert compare_states(spark, other, honest).skipped == "they have 3 shards, but silver.shards is 5"
     batch, last = last_batches(spark, settings)
     with pytest.MonkeyPatch.context() as patch:  # as where a stream has died before its checkpoint
         patch.setattr("sessionlake.operations.rebuild.compare_states.last_batches", lambda *_: (batch, last + 1))
@@ -243,12 +245,12 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
         came: topic and key of the sessions to leave as they are.
     """
     findings = []
-    for shard in handover.numbers(settings):
-        file = handover.folder(settings) / f"{shard}.state"
+    for shard in handover.stored_shards(settings):
+        file = handover.active_folder(settings) / f"{shard}.state"
         state = ShardState.decode(file.read_bytes(), settings.capture.declared)
         wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
-            topic, partition, session = parts_of_key(key)
+            topic, partition, session = split_session_key(key)
             if (topic, session.encode()) not in came:
                 wrong.cursors["end_seq"][place] = 77
                 due = state.cursors["end_seq"][place]

@@ -141,7 +141,7 @@ def test_a_session_is_looked_for_in_the_shard_that_has_it_until_the_states_are_m
     spark: Any, settings: Settings
 ) -> None:
     handover.prepare(settings, handover.Handover(0, 0, 4, "r"), [])
-    handover.swap(spark, settings, "r")
+    handover.activate(spark, settings, "r")
     other = of_shards(settings, 3, 4)
     there, found = ([shard_of(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
     assert max(there) == 3
@@ -215,7 +215,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
 
     said: list[str] = []
     assert reshard(spark, other, 7, said.append) == LAYERS
-    assert said[0] == "silver: takes in what is there, with 4 shards"
+    assert said[0] == "silver: processes what is available, with 4 shards"
     assert [line for line in said if "takes in" in line] == said[:1]
     assert numbers(spark, other) == [7, 7, 7]
     assert forgotten(spark, other) > 0
@@ -279,7 +279,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
             assert numbers(spark, former)[0] == former.silver.shards
             with pytest.raises(DiedError):
                 reshard(spark, other, number)
-            with pytest.raises(LakeError, match=f"a resharding was interrupted, .* run `sessionlake reshard {number}`"):
+            with pytest.raises(LakeError, match=f"a resharding was interrupted, .* Run `sessionlake reshard {number}`"):
                 run(spark, former, GOLD)
             with pytest.raises(UsageError, match=f"a resharding to {number} was interrupted"):
                 reshard(spark, other, number + 1)
@@ -319,9 +319,9 @@ def test_one_layer_moves_alone_and_gold_that_is_emptied_begins_with_the_shards_i
             run(spark, of_shards(settings, 8, 3), layer)
     assert reshard(spark, mixed, 3) == [GOLD]
     assert recover.recover(spark, mixed) == ()
-    assert handover.in_force(mixed, GOLD) is not None
+    assert handover.read_active(mixed, GOLD) is not None
     recover.empty(spark, mixed)
-    assert handover.in_force(mixed, GOLD) is None
+    assert handover.read_active(mixed, GOLD) is None
     assert reshard(spark, of_shards(settings, 9, 5), 5) == [GOLD]  # of which there are no states
     mixed = of_shards(settings, 9, 5)
     arrive(spark, mixed, second)

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Level, _as_booked, _contiguous
-from sessionlake.cli.maintain import maintain_once, told
-from sessionlake.cli.options import Lost
+from sessionlake.cli.doctor import Level, _check_offsets, _check_row_counts
+from sessionlake.cli.maintain import describe, maintain_once
+from sessionlake.cli.options import Recoverable
 from sessionlake.cli.query import answer_as_of, fetch
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.cli.recover import recover
@@ -63,14 +63,14 @@ from sessionlake.ledger.retained import (
     record_retained,
 )
 from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.rows import clean_books
-from sessionlake.operations.maintenance import Maintained
-from sessionlake.operations.rebuild.preflight import require_level
+from sessionlake.operations.forgetting.rows import clean_bookkeeping
+from sessionlake.operations.maintenance import TableMaintenance
+from sessionlake.operations.rebuild.preflight import require_silver_current
 from sessionlake.operations.rebuild.replay import Selection, replay
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.retention import by_session
 from sessionlake.operations.retention import removal as module
-from sessionlake.operations.retention.removal import Removed, Retention
+from sessionlake.operations.retention.removal import RemovalResult, Retention
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
@@ -136,13 +136,13 @@ def test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut: Aging) 
 
 
 def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) -> None:
-    assert _as_booked(cut.spark, cut.lake) == (
+    assert _check_row_counts(cut.spark, cut.lake) == (
         "hold what the ledger says was written, less 21 that maintain.retention or `sessionlake forget` removed"
     )
     known = read_retained(cut.reader)
     record_retained(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
     with pytest.raises(LakeError, match=r"holds 17 rows, the ledger says 23, less 5 that maintain\.retention or"):
-        _as_booked(cut.spark, cut.lake)
+        _check_row_counts(cut.spark, cut.lake)
     record_retained(cut.spark, cut.lake, known[MESSAGES])
     assert read_retained(cut.reader) == known
 
@@ -198,7 +198,7 @@ def test_a_topic_whose_changes_are_gone_is_not_folded_from_its_first_change_on(c
 
 def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Aging) -> None:
     with pytest.raises(
-        LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention: silver cannot be"
+        LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention\. So silver cannot be"
     ):
         replay(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
 
@@ -219,11 +219,11 @@ def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_pa
     aging.take_in(with_gold=False)
     aging.cut(0, MESSAGES)
     assert {row["partition"] for row in rows_of(spark, lake, MESSAGES)} == {0}
-    require_level(spark, lake, lake.last_commit(spark, MESSAGES).version)
+    require_silver_current(spark, lake, lake.last_commit(spark, MESSAGES).version)
 
     write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, 2, START, b"broken", b"{")])
-    with pytest.raises(LakeError, match=r"has not taken in just what .* holds"):
-        require_level(spark, lake, lake.last_commit(spark, MESSAGES).version)
+    with pytest.raises(LakeError, match=r"has not read exactly what .* holds"):
+        require_silver_current(spark, lake, lake.last_commit(spark, MESSAGES).version)
 
 
 @pytest.mark.soak
@@ -238,20 +238,20 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     assert verify_silver(spark, aging.settings, said.append)
     *since, states = said[1:]
     assert [line.partition(" of ")[2].partition(" ")[0] for line in since] == [EVENTS, QUARANTINE, CHANGES, SNAPSHOTS]
-    assert all(line.endswith("it is compared from there on") for line in since)
-    assert states.startswith("exact, too")
-    with pytest.raises(LakeError, match="sessions cannot be rebuilt one by one"):
+    assert all(line.endswith("only later rows are compared") for line in since)
+    assert states.startswith("also exact")
+    with pytest.raises(LakeError, match="single sessions cannot be rebuilt"):
         rebuild(spark, aging.settings, selection=Selection(sessions=("long",)))
     rebuilt = rebuild(spark, aging.settings)
     assert rebuilt.verified is not None
     assert rebuilt.verified.exact
     assert read_retained(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
-    unread = {CHANGES: Removed(waits="gold has not begun: it is computed from all changes")}
-    assert aging.cut(1) | {MESSAGES: Removed()} == dict.fromkeys(CUT, Removed()) | unread
+    unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
+    assert aging.cut(1) | {MESSAGES: RemovalResult()} == dict.fromkeys(CUT, RemovalResult()) | unread
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False, cut={MESSAGES})
-    assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
+    assert _check_row_counts(spark, aging.lake).startswith("hold what the ledger says")
 
 
 def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Aging) -> None:
@@ -268,12 +268,14 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     reader = cut.reader
     before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
     held = reader.table(LEDGER).num_rows
-    assert cut.cut(1, LEDGER) == {LEDGER: Removed(8)}
-    assert cut.cut(1, LEDGER) == {LEDGER: Removed(0)}
+    assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(8)}
+    assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(0)}
     assert reader.table(LEDGER).num_rows == held - 8
     assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
-    assert _as_booked(cut.spark, cut.lake).endswith("less 21 that maintain.retention or `sessionlake forget` removed")
-    assert _contiguous(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
+    assert _check_row_counts(cut.spark, cut.lake).endswith(
+        "less 21 that maintain.retention or `sessionlake forget` removed"
+    )
+    assert _check_offsets(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
     assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
     with pytest.raises(NotThereError, match=r"bronze has taken in offset 12, but retention has removed rows of ops\."):
         trace(reader, cut.settings, TOPIC, 0, 12)
@@ -299,10 +301,10 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
         file.unlink()
     said: list[str] = []
     if bronze:
-        with pytest.raises(LakeError, match=r"ops\.ledger cannot be made anew: put it back from a backup"):
-            recover(spark, aging.settings, Lost.LEDGER, said.append)
+        with pytest.raises(LakeError, match=r"ops\.ledger cannot be made again\. Restore it from a backup"):
+            recover(spark, aging.settings, Recoverable.LEDGER, said.append)
         return
-    recover(spark, aging.settings, Lost.LEDGER, said.append)
+    recover(spark, aging.settings, Recoverable.LEDGER, said.append)
     assert last_offsets(aging.reader, "bronze") == last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
@@ -399,7 +401,7 @@ def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str
     assert events.cut(0) == 1
     spark.sql(f"RESTORE TABLE {events.lake.identifier(RETAINED)} TO VERSION AS OF 1")
     waits = Retention(spark, events.settings).remove(EVENTS, events.moments[2] + SPAN).waits
-    assert re.match(rf"{RETAINED} was set back: .* Bring the newer version back", waits)
+    assert re.match(rf"{RETAINED} has lost its latest changes: .* Bring the newer version back", waits)
     assert events.left() == 3
 
 
@@ -423,7 +425,7 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
         parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
         assert (found.pending, found.removed) == (0, sum(before[part] - left[part] for part in parts))
         assert found.removed
-    assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
+    assert _check_row_counts(spark, aging.lake).startswith("hold what the ledger says")
 
 
 @pytest.mark.soak
@@ -443,7 +445,7 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
     waits = Retention(spark, aging.settings).remove(CHANGES, aging.moments[2] + SPAN).waits
     assert waits.startswith("the forgetting of a session was interrupted")
     Forgetting(spark, aging.settings, shorten=True).run(first)
-    assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
+    assert _check_row_counts(spark, aging.lake).startswith("hold what the ledger says")
 
 
 def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dict[str, Any]) -> None:
@@ -548,7 +550,7 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     lake.storage.delta(spark, RETAINED).update("session_id = 'somebody'", {"limit": "5"})  # the former row is marked
     lake.ensure(spark, [LEDGER, POSITIONS])
     for session in ("somebody", ""):  # of messages without an id of a session
-        clean_books(spark, lake, (TOPIC, session))
+        clean_bookkeeping(spark, lake, (TOPIC, session))
     assert [last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [None, 4]
     assert beginnings(lake.reader(spark))[TOPIC, 0].last_removed == 7
     lake.storage.purge_history(spark, RETAINED, "test")
@@ -566,11 +568,11 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
     maintain_once(spark, events.settings, EVENTS, OutputFormat.CSV)
     assert capsys.readouterr().out.splitlines()[1].split(",")[-2:] == ["2", ""]
     beside = Retention(spark, events.settings)
-    assert late(beside, EVENTS, now, at_leisure=True) == Removed(0)
+    assert late(beside, EVENTS, now, only_if_due=True) == RemovalResult(0)
     soon = max(events.moments[3] + SPAN, now)
-    assert late(beside, EVENTS, soon, at_leisure=True) == Removed(0)  # looked at just now
-    assert late(beside, EVENTS, soon + SPAN / 24, at_leisure=True) == Removed(2)
-    assert told(Maintained(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
+    assert late(beside, EVENTS, soon, only_if_due=True) == RemovalResult(0)  # looked at just now
+    assert late(beside, EVENTS, soon + SPAN / 24, only_if_due=True) == RemovalResult(2)
+    assert describe(TableMaintenance(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
 
 
 def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location: dict[str, Any]) -> None:
@@ -581,8 +583,8 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
     settings = events.settings.model_copy(update={"maintain": spans, "processors": (own,)})
     found = {table: Retention(spark, settings).remove(table, events.moments[3] + SPAN) for table in (MESSAGES, CHANGES)}
     assert {table: done.waits.partition(":")[0] for table, done in found.items()} == {
-        MESSAGES: "processor-logins has not begun",
-        CHANGES: "gold has not begun",
+        MESSAGES: "processor-logins has not read anything yet",
+        CHANGES: "gold has not read anything yet, and is computed from all changes",
     }
     entry = LedgerEntry("gold", Txn("g", 0), CHANGES, datetime.now(UTC), source_from=0, source_to=3)
     Ledger(events.lake).write(spark, entry)
@@ -590,7 +592,10 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
     for log in ("offsets", "commits"):
         (checkpoint / log).mkdir(parents=True)
     (checkpoint / "commits" / "0").touch()
-    for first, waits in ((True, "gold is still at what silver.session_changes held when it began"), (False, "")):
+    for first, waits in (
+        (True, "gold still reads the first snapshot of silver.session_changes"),
+        (False, ""),
+    ):
         place = {"reservoirId": "a", "reservoirVersion": 1, "index": 2, "isStartingVersion": first}
         (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(place)}")
         done = Retention(spark, settings).remove(CHANGES, events.moments[3] + SPAN)
@@ -633,7 +638,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     for session, last in lasts.items():
         if come[session[:2]] <= last + timedelta(milliseconds=2 * timeout):
             least[session[:2]] = min(least.get(session[:2], 1000), firsts[session])
-    told = Retention(spark, lake.settings)._remembered().to_pylist()
+    told = Retention(spark, lake.settings)._first_offsets_in_state().to_pylist()
     assert {(row["topic"], row["partition"]): row["first_offset"] for row in told} == least
 
 

@@ -16,7 +16,7 @@ from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.ledger.progress import last_merged_batch
 from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.operations.rebuild.preflight import require_level
+from sessionlake.operations.rebuild.preflight import require_silver_current
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
@@ -71,19 +71,19 @@ def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(beg
     with pytest.raises(IntegrityViolationError, match=r"gap: session 'other'"):
         begun.run()
     found = verify(begun.spark, begun.settings)
-    assert found.exact, (found.first, found.states)
+    assert found.exact, (found.first_difference, found.states)
 
 
 @pytest.mark.soak
 def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: Begun) -> None:
     before = begun.version
     write_bronze(begun.spark, begun.lake, [SILENT])
-    with pytest.raises(LakeError, match=r"has not taken in just what .* run `sessionlake run silver --once` first"):
+    with pytest.raises(LakeError, match=r"has not read exactly what .* Run `sessionlake run silver --once` first"):
         rebuild(begun.spark, begun.settings, selection=Selection(TOPIC, ("one",)), compares=False)
-    require_level(begun.spark, begun.lake, before)
+    require_silver_current(begun.spark, begun.lake, before)
     begun.run()
     begun.lake.delta(begun.spark, MESSAGES).optimize().executeCompaction()
-    require_level(begun.spark, begun.lake, begun.version)  # which the stream has nothing to read of
+    require_silver_current(begun.spark, begun.lake, begun.version)  # which the stream has nothing to read of
 
 
 def test_silences_are_written_down_though_the_clock_is_set_back(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,4 +113,4 @@ def test_a_rebuild_has_taken_in_a_silence_that_the_stream_has_never_read(begun: 
     rebuild(begun.spark, begun.settings)
     assert_silver_is_the_truth(begun.spark, begun.settings, [*begun.facts, SILENT], ledger=False)
     found = verify(begun.spark, begun.settings)
-    assert found.exact, (found.first, found.states)
+    assert found.exact, (found.first_difference, found.states)

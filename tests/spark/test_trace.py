@@ -271,10 +271,10 @@ def test_the_command_gives_one_json_object(call):
     [
         ("1", [": applied", "update, seq 1", "silver batch 0 merged", "upsert", "status"]),
         ("2", [": applied", "it changes no rows"]),
-        ("3", [": duplicate", "duplicate (class strict): seq 3 was due, 1 came"]),
+        ("3", [": duplicate", "duplicate (class strict): expected seq 3, got 1"]),
         ("4", [": quarantined", "malformed", "judgement  quarantined: not_json"]),
-        ("6", ["quarantined (class strict): gap, seq 3 was due, 5 came"]),
-        ("7", ["session_broken; broken at offset 6 by gap (isolated), seq 3 was due"]),
+        ("6", ["quarantined (class strict): gap, expected seq 3, got 5"]),
+        ("7", ["session_broken; broken at offset 6 by gap (isolated), expected seq 3"]),
         ("8", ["healed (applied)", "not merged yet"]),
     ],
 )

@@ -123,7 +123,7 @@ def configured(file: Path, broker: Settings) -> Settings:
 def lose_last_commits(settings: Settings) -> None:
     """Removes Spark's note of the last batch that each stream finished."""
     for layer in ("bronze", "silver"):
-        lose_last_commit(Generations(settings.checkpoint(layer), layer).present.folder)
+        lose_last_commit(Generations(settings.checkpoint(layer), layer).current.folder)
 
 
 def worker(file: Path, death: Death | None = None) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def assert_equal_to_the_truth_when_killed_at(
     fill(settings, last)
     for layer in LAYERS:
         run_layer(spark, settings, layer)
-    assert Generations(settings.checkpoint("bronze"), "bronze").present.number > 0
+    assert Generations(settings.checkpoint("bronze"), "bronze").current.number > 0
     assert_every_message_once(spark, settings, messages)
 
 

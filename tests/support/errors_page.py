@@ -1,10 +1,9 @@
-"""Writes `docs/reference/errors.md` from the `raise` statements of the code: `make errors`."""
+"""Writes `docs/reference/errors.md` from the `raise` statements of the code: `make reference`."""
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +20,7 @@ Every error that sessionlake ends with, by its class. Search for a part of your 
 it: `…` stands for what is different each time. The command line prints `error: ` and the message, and exits with the
 code of the class.
 
-Made by `make errors` from the `raise` statements of the code.
+Made by `make reference` from the `raise` statements of the code.
 """
 
 
@@ -113,7 +112,3 @@ def _name(node: ast.AST) -> str:
 
 def _trees() -> list[ast.Module]:
     return [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(SOURCE.rglob("*.py"))]
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

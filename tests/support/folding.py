@@ -15,7 +15,7 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook, decode_
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, are_of
+from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, is_of_sessions
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode
@@ -226,10 +226,10 @@ class Folder:
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         filled_late = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(are_of(changes, filled_late)))
+        usual = changes.filter(pc.invert(is_of_sessions(changes, filled_late)))
         apply_net(self.silver.rows, net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        whole = history.filter(are_of(history, filled_late))
+        whole = history.filter(is_of_sessions(history, filled_late))
         apply_net(self.silver.rows, refolded(whole, self._columns), self._columns)
 
 

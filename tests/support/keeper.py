@@ -18,8 +18,8 @@ import yaml
 
 from sessionlake.cli import doctor, gold, processors
 from sessionlake.cli.doctor import Level
-from sessionlake.cli.forget import forgotten
-from sessionlake.cli.options import Lost
+from sessionlake.cli.forget import forget_session
+from sessionlake.cli.options import Recoverable
 from sessionlake.cli.recover import recover
 from sessionlake.cli.reshard import reshard_all
 from sessionlake.cli.rules import apply, check
@@ -207,7 +207,7 @@ class Keeper:
         assert_silver_is_the_truth(self.spark, self.settings, sent, ledger=False)
         verified = verify_gold(self.spark, self.settings, tables_of(self.settings))
         assert [(one.table, one.first) for one in verified if one.first] == []
-        assert [found for found in doctor._books(self.settings) if found.level is Level.FAIL] == []
+        assert [found for found in doctor._check_tables(self.settings) if found.level is Level.FAIL] == []
 
 
 COUNTED = """
@@ -292,7 +292,7 @@ class KeeperOfAll(Keeper):
         if known:
             topic, session = self.rnd.choice(sorted(known))
             self.told[-1] += f" {session} of {topic}"
-            found = forgotten(self.spark, self.settings, session, topic, wait=0)
+            found = forget_session(self.spark, self.settings, session, topic, wait=0)
             self.forgotten.add((topic, session.encode()))
             assert found.messages
 
@@ -304,7 +304,7 @@ class KeeperOfAll(Keeper):
             run_layer(self.spark, self.settings, before)
         rmtree(self.settings.checkpoint(layer))
         if layer in {BRONZE, SILVER, GOLD}:
-            recover(self.spark, self.settings, Lost(layer), self.told.append)
+            recover(self.spark, self.settings, Recoverable(layer), self.told.append)
         else:
             self.rebuild_processor()
 

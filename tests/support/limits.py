@@ -70,7 +70,7 @@ FORCED: dict[str, dict[str, int]] = {
     "silver.merge.splits": {"_AT_ONCE": 1},
     "operations.rebuild.replay": {"_TASK_CHANGES": 1},
     "operations.rebuild.slices": {"SLICE_MESSAGES": 1, "SLICE_BYTES": 1},
-    "streaming.set_back": {"_AT_MOST": 1},
+    "streaming.restored_tables": {"_AT_MOST": 1},
 }
 """By module, the limits up to which work is done one way and beyond it another, and the least that each can be."""
 

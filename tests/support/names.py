@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import sessionlake
-from sessionlake.protocol.names import check_columns, folded
+from sessionlake.protocol.names import check_columns, fold_case
 
 _ROOT = Path(sessionlake.__file__).parent
 _WORD = re.compile(r"[A-Za-z_~][\w~:]*")
@@ -64,5 +64,5 @@ def usable(names: Iterable[str], *published: str) -> list[str]:
             check_columns([name], published, "the table")
         except ValueError:
             continue
-        found.setdefault(folded(name), name)
+        found.setdefault(fold_case(name), name)
     return [*found.values()]

@@ -1,17 +1,15 @@
-"""Writes the pages of settings and of commands from the code: `make pages`."""
+"""The pages of settings and of commands, made from the code: `make reference`."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import typer.main
@@ -22,7 +20,6 @@ from pydantic_core import PydanticUndefined
 from sessionlake.cli import app
 from sessionlake.settings.model import Settings
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 _SETTINGS = """\
 # Settings
 
@@ -31,14 +28,14 @@ capitals, with `__` between levels: `kafka.topic_pattern` is `SESSIONLAKE_KAFKA_
 
 A key with `[]` belongs to each entry of a list. Durations are a number and a unit, as in `10 minutes`.
 
-Made by `make pages` from the settings in the code.
+Made by `make reference` from the settings in the code.
 """
 _COMMANDS = """\
 # Commands and options
 
 Every command of `sessionlake`. All take `--config FILE`, which is left out below, and `--help`.
 
-Made by `make pages` from the command line in the code.
+Made by `make reference` from the command line in the code.
 """
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -186,11 +183,3 @@ def _option(parameter: Any) -> str:
 
 def _sentence(text: str) -> str:
     return " ".join(text.split("\f", maxsplit=1)[0].split())
-
-
-PAGES: dict[str, Callable[[], str]] = {"settings.md": settings_page, "commands.md": commands_page}
-
-if __name__ == "__main__":
-    for file, made in PAGES.items():
-        (REFERENCE / file).write_text(made(), encoding="utf-8")
-    sys.stdout.write(f"{', '.join(PAGES)} written\n")

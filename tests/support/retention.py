@@ -25,7 +25,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.operations.retention.removal import Removed, Retention
+from sessionlake.operations.retention.removal import RemovalResult, Retention
 from sessionlake.settings.model import CaptureSettings, MaintainSettings, OnViolation, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -94,7 +94,7 @@ class Aging:
         self.settings = aging_settings(location)
         self.lake, self.come = Lake(self.settings), list[KafkaMessage]()
         self.moments: list[datetime] = []
-        self.removed: dict[str, Removed] = {}
+        self.removed: dict[str, RemovalResult] = {}
         self.lake.ensure(spark, [MESSAGES])
 
     def take_in(self, *, with_gold: bool = True) -> None:
@@ -150,7 +150,7 @@ class Aging:
             found[row["session_id"], row["row_id"], minute] = row["points"], row["sum"]
         return found
 
-    def cut(self, batch: int, *tables: str) -> dict[str, Removed]:
+    def cut(self, batch: int, *tables: str) -> dict[str, RemovalResult]:
         """Removes what was committed up to a batch."""
         retention = Retention(self.spark, self.settings)
         return {table: retention.remove(table, self.moments[batch] + SPAN) for table in tables or CUT}

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CUTS, SNAPSHOT_INDEX
 from sessionlake.integrity.cuts import NO_OFFSET
-from sessionlake.protocol.arrow import SESSION, are_of, session_keys
+from sessionlake.protocol.arrow import SESSION, is_of_sessions, session_keys
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.kept_cuts import kept_cuts
@@ -51,18 +51,18 @@ class Cutter:
         cuts = self.cuts
         due = cuts.filter(pc.and_(pc.greater_equal(cuts["_batch"], start), pc.less(cuts["_batch"], end)))
         kept = kept_cuts(Tables({CUTS: cuts, SNAPSHOT_INDEX: self.index}).table, ("_batch", operator.lt, start))
-        last = last_cuts(kept.filter(are_of(kept, due)))
+        last = last_cuts(kept.filter(is_of_sessions(kept, due)))
         weights = since_kept(last, cuts.filter(pc.less(cuts["_batch"], start)))
         due = due.filter(of_kept(due, weights))
-        last = last.filter(are_of(last, due))
+        last = last.filter(is_of_sessions(last, due))
         changes = self._until(end, self._folder.table(SilverOutput.CHANGES, changes_schema(self._columns)))
         progress = self._until(end, self._folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA))
         anew = progress.filter(progress["beneath"]).group_by(list(SESSION)).aggregate([])
         base = last["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(last)))
         since = pc.greater(changes["_position"], pc.fill_null(base, NO_OFFSET))
-        changes = changes.filter(pc.or_(since, are_of(changes, anew))).select(change_columns(self._columns))
+        changes = changes.filter(pc.or_(since, is_of_sessions(changes, anew))).select(change_columns(self._columns))
         rows = self.found.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
-        rows = rows.filter(pc.invert(are_of(rows, anew)))
+        rows = rows.filter(pc.invert(is_of_sessions(rows, anew)))
         weighed = due.select([*CUT_COLUMNS, "changes"])
         made = list(snapshots(weighed, weights, rows, changes, anew, self._columns))
         whole = pa.concat_tables([self.found.slice(0, 0), *made])

@@ -141,7 +141,7 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
         record_planned=record_planned, bar_planned=bar_planned, trigger=timedelta(seconds=1), once=False, on_wait=print,
     ).start_query()  # fmt: skip
     assert seen == [("settle", 0), ("give up", 0), ("settle", 0), ("settle", 1), ("give up", 1)]
-    assert (generations.present.number, book.looked, len(starts)) == (1, 2, 1)
+    assert (generations.current.number, book.looked, len(starts)) == (1, 2, 1)
 
 
 @pytest.fixture

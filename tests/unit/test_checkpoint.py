@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.streaming.checkpoint import from_first_batch, last_committed, require_readable
+from sessionlake.streaming.checkpoint import last_committed, require_readable, starting_options
 
 WHOLE = {
     "metadata": '{"id":"a"}',
@@ -42,11 +42,11 @@ def test_damage_before_the_last_two_batches_no_longer_matters(tmp_path):
     ("name", "text", "why"),
     [
         ("metadata", "", "is empty"),
-        ("metadata", '{"id":', "is not whole JSON"),
-        ("offsets/10", "", "does not begin with a version"),
+        ("metadata", '{"id":', "is not complete JSON"),
+        ("offsets/10", "", "does not start with a version"),
         ("offsets/10", "v1\n", "is empty"),
-        ("offsets/10", 'v1\n{"batchWatermarkMs":0}\n{"t":', "is not whole JSON"),
-        ("commits/9", "v1\n{n", "is not whole JSON"),
+        ("offsets/10", 'v1\n{"batchWatermarkMs":0}\n{"t":', "is not complete JSON"),
+        ("commits/9", "v1\n{n", "is not complete JSON"),
     ],
 )
 def test_a_damaged_file_is_named_with_the_remedy(tmp_path, name, text, why):
@@ -90,4 +90,4 @@ def test_a_stream_is_told_where_its_first_batch_ends_only_once_that_is_committed
     for name, text in logs.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert from_first_batch(tmp_path) == expected
+    assert starting_options(tmp_path) == expected

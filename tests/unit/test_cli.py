@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
-from sessionlake.cli.show import OutputFormat, plain, show
+from sessionlake.cli.show import OutputFormat, json_value, show
 from sessionlake.cli.sql_names import names_in
 from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError, ProcessorError
 from sessionlake.local.home import claim
@@ -157,31 +157,31 @@ def test_a_place_that_kafka_cannot_have_is_a_usage_error(call, place):
     ],
 )
 def test_query_finds_tables_behind_comments_and_texts(call, sql):
-    assert "silver.sessions is not there yet" in said(call("query", sql))
+    assert "silver.sessions does not exist yet" in said(call("query", sql))
 
 
 def test_an_option_of_query_is_no_comment(call):
-    assert "silver.sessions is not there yet" in said(call("query", "--format=json", "SELECT * FROM silver.sessions"))
+    assert "silver.sessions does not exist yet" in said(call("query", "--format=json", "SELECT * FROM silver.sessions"))
     assert "No such option: --formt" in said(call("query", "SELECT 1", "--formt", "json"))
-    assert "silver.sessions is not there yet" in said(call("query", "--", "SELECT * FROM silver.sessions"))
+    assert "silver.sessions does not exist yet" in said(call("query", "--", "SELECT * FROM silver.sessions"))
 
 
 def test_query_of_nothing_is_a_usage_error(call):
     result = call("query", " ")
-    assert (result.exit_code, "expected one statement" in said(result)) == (2, True)
+    assert (result.exit_code, "the statement is empty" in said(result)) == (2, True)
 
 
 def test_query_of_a_table_that_is_not_there_yet_names_it_and_the_way_to_it(call):
     result = call("query", "SELECT * FROM silver.sessions")
     assert result.exit_code == 1
-    assert "silver.sessions is not there yet" in said(result)
+    assert "silver.sessions does not exist yet" in said(result)
     assert "sessionlake run all --once" in result.stderr
 
 
 def test_verify_bronze_before_there_is_one_names_the_way_to_it(call):
     result = call("verify", "bronze")
     assert result.exit_code == 1
-    assert "bronze.messages is not there yet" in said(result)
+    assert "bronze.messages does not exist yet" in said(result)
     assert "sessionlake run bronze --once" in result.stderr
 
 
@@ -291,7 +291,7 @@ def test_a_table_in_a_pipe_has_no_line_longer_than_what_it_says():
 
 
 def test_nested_values_become_plain():
-    assert plain({"at": [datetime(2026, 1, 2, tzinfo=UTC)]}) == {"at": ["2026-01-02T00:00:00+00:00"]}
+    assert json_value({"at": [datetime(2026, 1, 2, tzinfo=UTC)]}) == {"at": ["2026-01-02T00:00:00+00:00"]}
 
 
 @pytest.mark.parametrize(
@@ -336,12 +336,12 @@ def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path
 
 
 def test_the_first_processor_that_has_stopped_is_raised_and_the_others_are_told(tmp_path, monkeypatch):
-    def to_the_end(_spark: object, _settings: object, part: str, _stop: object) -> bool:
+    def run_to_end(_spark: object, _settings: object, part: str, _stop: object) -> bool:
         if part.startswith("processor-"):
             raise ProcessorError(part)
         return True
 
-    monkeypatch.setattr("sessionlake.operations.pipeline.to_the_end", to_the_end)
+    monkeypatch.setattr("sessionlake.operations.pipeline.run_to_end", run_to_end)
     processors = tuple(ProcessorSettings.model_validate({"name": name, "class": "a:B"}) for name in ("p", "q"))
     settings, told, stop = Settings(home=tmp_path, processors=processors), list[str](), threading.Event()
     with pytest.raises(ProcessorError, match="processor-p"):
@@ -374,7 +374,7 @@ def test_a_second_demo_of_a_home_is_refused(tmp_path):
 def test_resolve_takes_exactly_one_decision(call, words):
     result = call("resolve", "--session", "s", *words)
     assert result.exit_code == 2
-    assert "choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw" in said(result)
+    assert "Choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw" in said(result)
 
 
 def test_resolve_says_where_silver_stopped(call):

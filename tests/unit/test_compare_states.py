@@ -17,7 +17,7 @@ ANY: Any = object()
 
 @pytest.mark.parametrize(
     ("of_states", "last", "why"),
-    [(-1, -1, "there is none yet"), (3, 4, "they are of batch 3, and the ledger's last is 4")],
+    [(-1, -1, "there are none yet"), (3, 4, "they are of batch 3, and the ledger's last is 4")],
 )
 def test_states_of_other_messages_are_passed_over_with_the_reason(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, of_states: int, last: int, why: str
@@ -34,7 +34,10 @@ def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothi
     planned.touch()
     monkeypatch.setattr(compare_states, "last_batches", lambda *_: (-1, 0))
     skipped = compare_states.compare_states(ANY, settings, ANY).skipped
-    assert skipped == "there is none yet, and silver has not ended its first batch: run `sessionlake run silver --once`"
+    assert (
+        skipped
+        == "there are none yet, and silver has not finished its first batch: run `sessionlake run silver --once`"
+    )
 
 
 def test_states_that_are_lost_are_no_reason_to_pass_over_them(settings: Settings, monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ from sessionlake.ledger.entries import OffsetRange
 from sessionlake.local.home import claim
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import binding_decisions, decisions, stopped_at
-from sessionlake.streaming.manifest import committing, note_going_on
+from sessionlake.streaming.manifest import clear_stop, committing
 from support.lakes import folder_of
 from support.stops import entry, make_home, stop
 
@@ -65,7 +65,7 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
     stop(settings, 5)
     with pytest.raises(UsageError, match=r"offset 6.*: silver stopped at session 's', topic t, partition 0, offset 5"):
         decide(settings, 6, decision)
-    note_going_on(settings)
+    clear_stop(settings)
     stop(settings, 7, "processor-p")
     with pytest.raises(UsageError, match=r"not known to have stopped; processor-p stopped at session 's'.*offset 7"):
         decide(settings, 6, decision)
@@ -75,7 +75,7 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
 def test_where_one_layer_has_gone_on_the_other_is_still_stopped(settings):
     stop(settings, 6)
     stop(settings, 6, "processor-p")
-    note_going_on(settings)
+    clear_stop(settings)
     assert stopped_at(settings) is None
     assert stopped_at(settings, "processor-p") is not None
 
@@ -198,7 +198,7 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
 def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     stop(settings, 6)
     decide(settings, 6)
-    note_going_on(settings)
+    clear_stop(settings)
     write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
     with pytest.raises(UsageError, match=f"{layer} has passed it: the decision cannot be withdrawn"):
         withdraw(settings)

@@ -18,8 +18,8 @@ from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
-from sessionlake.operations.forgetting.publications import first_needed, refuse_given_up
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.operations.forgetting.publications import first_needed, require_sendable
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.parse import key_reason
 from sessionlake.settings.model import GoldSettings, Integrity, Settings
@@ -72,7 +72,7 @@ def test_a_state_without_the_session_goes_on_as_that_of_a_stream_in_which_it_nev
     for shard, state in forgetting.states().items():
         state.replace_sessions(ShardState(), lambda topic, _, name: (topic, name) == session)
         forgetting.stored[shard] = state.encode(columns)
-        assert session not in {parts_of_key(key)[::2] for key in state.keys.to_pylist()}
+        assert session not in {split_session_key(key)[::2] for key in state.keys.to_pylist()}
     for batch in [[], *gone[3:]]:
         for mine, other in zip(forgetting.states().values(), never.states().values(), strict=True):
             assert first_difference(mine, other) is None
@@ -136,16 +136,18 @@ def test_of_a_log_what_publications_go_on_with_stays_and_nothing_from_before_the
 def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     lake, spark = Lake(settings), cast("SparkSession", None)  # which folders do not ask
-    refuse_given_up(spark, lake, ["gold.metrics_1m"])
+    require_sendable(spark, lake, ["gold.metrics_1m"])
     checkpoint(settings, "gold.metrics_1m", 4)
     there = Path(settings.checkpoint("publish-gold.metrics_1m-out"))
-    told = rf"publish-gold.metrics_1m-out has yet to send .*since gold.change_feed does not name it.*remove {there}$"
+    told = (
+        rf"publish-gold.metrics_1m-out must send the removal .*since gold.change_feed does not name it.*remove {there}$"
+    )
     with pytest.raises(LakeError, match=told):
-        refuse_given_up(spark, lake, ["silver.session_rows", "gold.metrics_1m"])
+        require_sendable(spark, lake, ["silver.session_rows", "gold.metrics_1m"])
     named = Lake(Settings(home=tmp_path, gold=GoldSettings(change_feed=("metrics_1m",))))
     with pytest.raises(LakeError, match="is not there yet"):
-        refuse_given_up(spark, named, ["gold.metrics_1m"])
+        require_sendable(spark, named, ["gold.metrics_1m"])
     write_deltalake(folder_of(named, "gold.metrics_1m"), pa.table({"points": [1]}), configuration={CHANGE_FEED: "true"})
-    refuse_given_up(spark, named, ["gold.metrics_1m"])
+    require_sendable(spark, named, ["gold.metrics_1m"])
     shutil.rmtree(there)
-    refuse_given_up(spark, lake, ["gold.metrics_1m"])
+    require_sendable(spark, lake, ["gold.metrics_1m"])

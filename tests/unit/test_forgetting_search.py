@@ -22,15 +22,15 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.erasures import session_hash_of
 from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import topics_of
-from sessionlake.operations.forgetting.search import Found, search
-from sessionlake.operations.forgetting.states import left_of
+from sessionlake.operations.forgetting.search import Match, search
+from sessionlake.operations.forgetting.states import state_without_session
 from sessionlake.processors.memory import ProcessorMemory, SessionState
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join, split
-from sessionlake.streaming import aside
+from sessionlake.streaming import pause_requests
 from support.lakes import folder_of
 
 ID = "chamber-7"
@@ -84,7 +84,7 @@ def test_an_id_is_found_as_json_writes_it_and_as_json_in_json_does(tmp_path: Pat
 @pytest.mark.parametrize("raw", [True, False])
 def test_what_spark_has_packed_is_unpacked(tmp_path: Path, raw: bool) -> None:
     (tmp_path / "1.delta").write_bytes(packed(b"abc " * 200 + f"\x09{ID}\0".encode() + b"abc " * 200, raw=raw))
-    assert search(tmp_path, ID).found == (Found("1.delta", None, 1),)
+    assert search(tmp_path, ID).found == (Match("1.delta", None, 1),)
 
 
 def test_what_is_packed_inside_a_handed_over_state_is_unpacked(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were(
     memory = ProcessorMemory(
         {("t", 0): 5}, {session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
-    left = left_of(join(ShardState().encode(()), memory.encode("p", 4)), (), ("t", "a"))
+    left = state_without_session(join(ShardState().encode(()), memory.encode("p", 4)), (), ("t", "a"))
     _, found = split(left)
     assert ProcessorMemory.decode(found) == ProcessorMemory(
         {("t", 0): 5}, {session_key("t", number, "b"): kept for number in (0, 1)}
@@ -171,7 +171,7 @@ def test_a_receipt_says_where_dropped_tables_can_be_restored(
 ) -> None:
     monkeypatch.setattr(receipt, "_unknown", lambda *_: [])
     lake = Lake(Settings(home=tmp_path, catalog=catalog))
-    assert any("UNDROP" in told for told in receipt.remains(NO_SPARK, lake, "t")) == (catalog is not None)
+    assert any("UNDROP" in told for told in receipt.left_to_others(NO_SPARK, lake, "t")) == (catalog is not None)
 
 
 def test_a_session_is_known_by_topic_and_id_together() -> None:
@@ -192,10 +192,10 @@ def test_a_session_is_known_by_topic_and_id_together() -> None:
 
 def test_layers_are_asked_as_long_as_the_one_who_asks_lives(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert aside.asked(settings) is None
-    with aside.asking(settings, "why"):
-        assert aside.asked(settings) == "why"
+    assert pause_requests.pause_reason(settings) is None
+    with pause_requests.request_pause(settings, "why"):
+        assert pause_requests.pause_reason(settings) == "why"
         (request,) = (tmp_path / "checkpoints").glob("aside*")
         os.utime(request, (0, 0))  # who asked has died
-        assert aside.asked(settings) is None
-    assert aside.asked(settings) is None
+        assert pause_requests.pause_reason(settings) is None
+    assert pause_requests.pause_reason(settings) is None

@@ -130,20 +130,20 @@ def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: py
     assert dict(metrics(*asked).files) == {METRICS_1H.table: (2, 4)}
     assert metrics(*asked).rows["points"].equals(by_days.rows["points"])
     monkeypatch.setattr("sessionlake.gold.query.complete_tables", lambda _, __, tiers: [*tiers[:2]])
-    with pytest.raises(LakeError, match=r"metrics_1m is not there yet, or not whole: `sessionlake run gold`"):
+    with pytest.raises(LakeError, match=r"metrics_1m does not exist yet, or is incomplete. Run `sessionlake run gold`"):
         metrics(*asked)
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"since": moment(30_000)}, "since 1970-01-01 00:00:30.* is within a minute"),
+        ({"since": moment(30_000)}, "since 1970-01-01 00:00:30.* is not a whole minute"),
         ({"until": moment(0)}, "the range is empty"),
         ({"until": datetime(2026, 1, 1)}, "until 2026-01-01 00:00:00 has no time zone"),  # noqa: DTZ001 - that is it
-        ({"by": ["topic", "colour"]}, "metrics have the keys topic, session_id, row_id, metric; found colour"),
+        ({"by": ["topic", "colour"]}, "metrics have no key colour. Choose from topic, session_id, row_id, metric"),
         ({"by": ["topic", "topic"]}, "a key is named twice"),
-        ({"step": timedelta(seconds=90)}, "a step is one minute or several"),
-        ({"step": timedelta(0)}, "a step is one minute or several"),
+        ({"step": timedelta(seconds=90)}, "is not a number of whole minutes"),
+        ({"step": timedelta(0)}, "is not a number of whole minutes"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(home: Settings, changed: dict[str, Any], said: str) -> None:

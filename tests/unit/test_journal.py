@@ -8,7 +8,13 @@ import pytest
 
 from sessionlake.errors import InterruptedOperationError, LossError
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.streaming.journal import Journal, building, built_from, discard_building, require_uninterrupted
+from sessionlake.streaming.journal import (
+    Journal,
+    building_version,
+    discard_building,
+    record_building,
+    require_uninterrupted,
+)
 from sessionlake.streaming.operation import (
     FORGET,
     REBUILD_SILVER,
@@ -59,9 +65,9 @@ def test_the_layers_that_an_operation_changes_do_not_start_until_it_has_ended(se
     assert refused(settings) == set()
     journal = Journal.begin(settings, operation, {"shards": 3})
     assert refused(settings) == layers
-    with pytest.raises(InterruptedOperationError, match=f"was interrupted.*: run `sessionlake {operation.name[:6]}"):
+    with pytest.raises(InterruptedOperationError, match=rf"was interrupted.*\. Run `sessionlake {operation.name[:6]}"):
         require_uninterrupted(settings)
-    require_uninterrupted(settings, but=[operation])
+    require_uninterrupted(settings, except_for=[operation])
     journal.end()
     assert refused(settings) == set()
 
@@ -82,34 +88,34 @@ def test_a_step_is_done_again_until_it_is_noted_and_never_after_that(settings):
         return {"rows": len(done)}
 
     journal = Journal.begin(settings, FORGET, {"session": "s"})
-    assert journal.take("a", lambda: step("a")) == {"rows": 1}
+    assert journal.run_step("a", lambda: step("a")) == {"rows": 1}
     with pytest.raises(PowerCutError):
-        journal.take("b", lambda: step("b"))
+        journal.run_step("b", lambda: step("b"))
     again = Journal.read(settings, FORGET, dict[str, str])
     assert (again.inputs, again.done) == ({"session": "s"}, {"a": {"rows": 1}})
-    assert [again.take(name, lambda name=name: step(name)) for name in "ab"] == [{"rows": 1}, {"rows": 3}]
+    assert [again.run_step(name, lambda name=name: step(name)) for name in "ab"] == [{"rows": 1}, {"rows": 3}]
     assert done == ["a", "b", "b"]
 
 
 def test_a_rebuild_that_is_being_built_stops_no_layer_and_leaves_nothing_to_finish(settings):
-    with building(settings, REBUILD_SILVER, 7):
+    with record_building(settings, REBUILD_SILVER, 7):
         assert refused(settings) == set()
-        assert built_from(settings, "silver") == 7
+        assert building_version(settings, "silver") == 7
         assert Journal.read(settings, REBUILD_SILVER, dict[str, int]) is None
-    assert built_from(settings, OWN.layer) is None
+    assert building_version(settings, OWN.layer) is None
     discard_building(settings, REBUILD_SILVER)  # as the next start does
-    assert built_from(settings, "silver") is None
+    assert building_version(settings, "silver") is None
 
 
 def test_a_rebuild_that_fails_while_it_is_built_leaves_no_record(settings):
-    with pytest.raises(PowerCutError), building(settings, REBUILD_SILVER, 7):
+    with pytest.raises(PowerCutError), record_building(settings, REBUILD_SILVER, 7):
         raise PowerCutError
     assert not REBUILD_SILVER.file(settings).exists()
 
 
 def test_one_that_starts_over_leaves_the_record_of_the_one_that_replaced_tables(settings):
-    Journal.begin(settings, REBUILD_SILVER, {"version": 3}).take("silver.sessions", dict)
-    with pytest.raises(PowerCutError), building(settings, REBUILD_SILVER, 7):
+    Journal.begin(settings, REBUILD_SILVER, {"version": 3}).run_step("silver.sessions", dict)
+    with pytest.raises(PowerCutError), record_building(settings, REBUILD_SILVER, 7):
         raise PowerCutError
     assert refused(settings) == {"silver", "gold"}
     assert Journal.read(settings, REBUILD_SILVER, dict[str, int]).done == {"silver.sessions": {}}
@@ -118,7 +124,7 @@ def test_one_that_starts_over_leaves_the_record_of_the_one_that_replaced_tables(
 def test_tables_can_be_made_from_bronze_once_a_session_is_erased_there(settings):
     journal = Journal.begin(settings, FORGET, {"session": "s"})
     assert refused(settings, from_bronze=True) == {*LAYERS}
-    journal.take("bronze", dict)
+    journal.run_step("bronze", dict)
     assert refused(settings, from_bronze=True) == set()
     assert refused(settings) == {*LAYERS}
 
@@ -129,5 +135,5 @@ def test_a_file_that_cannot_be_read_stops_layers_and_is_named_with_what_to_do(se
     operation.file(settings).write_bytes(b'{"step"')
     with pytest.raises(LossError, match=rf"{operation.name}.json cannot be read .*sessionlake|command that moves them"):
         Journal.read(settings, operation, dict[str, str])
-    with pytest.raises(InterruptedOperationError, match="run `sessionlake"):
+    with pytest.raises(InterruptedOperationError, match="Run `sessionlake"):
         require_uninterrupted(settings)

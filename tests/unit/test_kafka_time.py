@@ -205,15 +205,15 @@ def test_timestamps_are_judged_alike_in_bulk_and_one_by_one(found: list[tuple[in
 def test_one_and_many_have_the_same_own_time_and_limit(found: list[tuple[int, int, bool]]) -> None:
     kafka_ts, now, future = (np.array(column) for column in zip(*found, strict=True))
     both: list[tuple[Callable[..., int], np.ndarray[Any, Any], tuple[np.ndarray[Any, Any], ...]]] = [
-        (kafka_time.own_time, kafka_time.own_times(kafka_ts, now), (kafka_ts, now)),
+        (kafka_time.message_time, kafka_time.message_times(kafka_ts, now), (kafka_ts, now)),
         (kafka_time.latest_event_time, kafka_time.latest_event_times(kafka_ts, SKEW), (kafka_ts,)),
     ]
     for one, many, given_ in both:
         rest = (SKEW,) if one is kafka_time.latest_event_time else ()
         assert many.tolist() == [one(*row, *rest) for row in zip(*(column.tolist() for column in given_), strict=True)]
-    told = kafka_time.said_times(kafka_ts, future).tolist()
+    told = kafka_time.counted_times(kafka_ts, future).tolist()
     said_or_not = zip(kafka_ts.tolist(), future.tolist(), strict=True)
-    assert told == [kafka_time.UNSAID if gone or at == NO_TIME else at for at, gone in said_or_not]
+    assert told == [kafka_time.NOT_COUNTED if gone or at == NO_TIME else at for at, gone in said_or_not]
 
 
 # -- any stream

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.delta.schemas.names import LEDGER, SILVER
 from sessionlake.errors import LossError
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import require_whole
+from sessionlake.streaming.generations import require_intact_checkpoint
 from sessionlake.streaming.losses import refuse_old_ledger
 from support.ledgers import LEDGER_SCHEMA
 from support.tables import Tables
@@ -49,4 +49,4 @@ def test_a_damaged_checkpoint_says_nothing_of_the_ledger_so_that_it_can_be_recov
     (checkpoint / "metadata").write_text("{torn")
     refuse_old_ledger(ledger(0, 1), settings, SILVER, 0)
     with pytest.raises(LossError, match="metadata cannot be read"):
-        require_whole(str(checkpoint), SILVER)
+        require_intact_checkpoint(str(checkpoint), SILVER)

@@ -15,11 +15,11 @@ import pytest
 
 from sessionlake.delta.schemas.names import CHANGES, MESSAGES, ROWS, SESSIONS
 from sessionlake.errors import LakeError
-from sessionlake.operations.maintenance import Maintained, Maintenance, Reader, readers
+from sessionlake.operations.maintenance import Maintenance, Reader, TableMaintenance, readers
 from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import building, built_from, discard_building
+from sessionlake.streaming.journal import building_version, discard_building, record_building
 from sessionlake.streaming.operation import rebuild_of
 
 
@@ -62,7 +62,7 @@ def test_of_the_log_a_reader_needs_what_its_last_batch_began_with(
 ) -> None:
     checkpoint(settings, "silver", planned=len(offsets) - 1, committed=len(offsets) - 1, offset=offsets)
     [silver] = readers(settings, MESSAGES)
-    assert (silver.since, silver.again, silver.needs) == (since, again, again)
+    assert (silver.since, silver.again, silver.oldest_needed) == (since, again, again)
 
 
 def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: Settings) -> None:
@@ -75,16 +75,16 @@ def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: S
 def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are_of(
     settings: Settings, layer: str, table: str
 ) -> None:
-    place = handover.folder(settings, layer)
+    place = handover.active_folder(settings, layer)
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
     assert readers(settings, table) == [Reader(layer, begun=True, since=9)]
-    assert (handover.taken_in(settings, layer), handover.next_batch(settings, layer)) == (8, 3)
+    assert (handover.last_version_read(settings, layer), handover.next_batch(settings, layer)) == (8, 3)
     checkpoint(settings, layer, planned=1, committed=0, offset=at(9))
-    with pytest.raises(LakeError, match=f"{layer} has not finished its last batch: run `sessionlake run {layer}"):
-        handover.taken_in(settings, layer)
+    with pytest.raises(LakeError, match=f"{layer} has not finished its last batch. Run `sessionlake run {layer}"):
+        handover.last_version_read(settings, layer)
     checkpoint(settings, layer, planned=1, committed=1, offset=at(10))
-    assert (handover.taken_in(settings, layer), handover.next_batch(settings, layer)) == (9, 5)
+    assert (handover.last_version_read(settings, layer), handover.next_batch(settings, layer)) == (9, 5)
 
 
 def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it_is_rebuilt_of(
@@ -92,13 +92,13 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
 ) -> None:
     own = ProcessorSettings(name="logins", target="a:B")
     settings = Settings(**location, processors=(own,))
-    with building(settings, rebuild_of(own), 8):
+    with record_building(settings, rebuild_of(own), 8):
         pass
     assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=9)
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=3, again=2)
     discard_building(settings, rebuild_of(own))
-    assert built_from(settings, own.layer) is None
+    assert building_version(settings, own.layer) is None
 
 
 def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def test_processors_read_bronze_and_publications_their_table(location: dict[str,
 def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> None:
     folder = checkpoint(settings, "silver", planned=0, committed=0, offset=at(3))
     (folder / "offsets" / "0").write_text("v1\n{}\n-")
-    with pytest.raises(LakeError, match=r"silver/offsets: 0, or the one before, does not say what silver has read"):
+    with pytest.raises(LakeError, match=r"silver/offsets: file 0, or the one before, cannot be read"):
         readers(settings, MESSAGES)
 
 
@@ -125,13 +125,13 @@ def test_a_table_that_fails_is_told_of_and_the_others_have_their_turn(
     monkeypatch.setattr("sessionlake.operations.maintenance.separate_session", lambda spark: spark)
     monkeypatch.setattr(Maintenance, "_tables", lambda _: [CHANGES, ROWS])
 
-    def maintain(_: Maintenance, table: str, *, at_leisure: bool) -> Maintained:
+    def maintain(_: Maintenance, table: str, *, only_if_worth: bool) -> TableMaintenance:
         if table == CHANGES:
             raise OSError(errno.ENOSPC, "no space left on device")
-        return Maintained(table, rows=int(at_leisure))
+        return TableMaintenance(table, rows=int(only_if_worth))
 
     monkeypatch.setattr(Maintenance, "_maintain", maintain)
-    done = Queue[Maintained]()
+    done = Queue[TableMaintenance]()
     beside = Maintenance(None, at_once, done.put).start()
     assert [done.get(timeout=10).table for _ in range(3)] == [ROWS] * 3
     beside.stop()

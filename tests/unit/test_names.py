@@ -25,9 +25,9 @@ from sessionlake.gold.rules.parse import Scope, parse
 from sessionlake.gold.rules.tree import Selection, leaves
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import types_module
-from sessionlake.protocol.arrow import among_keys, sort_rows
-from sessionlake.protocol.columns import PUBLISHED
-from sessionlake.protocol.names import INTERNAL, check_columns, folded, internal
+from sessionlake.protocol.arrow import semi_join, sort_rows
+from sessionlake.protocol.columns import BUILT_IN_COLUMNS
+from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 from sessionlake_lab.simulate.generate import generate
@@ -37,7 +37,7 @@ from support.folding import fold, of_silver, of_truth, truth_of
 from support.names import STRANGE, own_names, usable
 
 EVERY = usable([*STRANGE, *own_names()])
-DECLARABLE = usable(EVERY, *PUBLISHED)
+DECLARABLE = usable(EVERY, *BUILT_IN_COLUMNS)
 KINDS = [kind.value for kind in AggregateKind if kind is not AggregateKind.APPROX_DISTINCT]
 
 
@@ -198,7 +198,7 @@ def test_rows_are_sorted_and_looked_up_whatever_their_columns_are_called(names: 
     rows = pa.table([["b", "a", "b"], [2, 1, 1], [1.0, 2.0, 3.0]], names)
     assert sort_rows(rows, names[:2])[names[2]].to_pylist() == [2.0, 3.0, 1.0]
     others = pa.table([["b", "c"], [1, 1]], names[:2])
-    assert among_keys(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
+    assert semi_join(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
 
 
 # -- what names are refused in other places
@@ -236,7 +236,7 @@ def test_a_name_that_a_table_of_gold_has_itself_is_refused(gold: dict[str, Any],
 
 
 def test_internal_names_are_no_user_s() -> None:
-    assert all(not folded(name).startswith(INTERNAL) for name in EVERY)
+    assert all(not fold_case(name).startswith(INTERNAL) for name in EVERY)
 
 
 @given(some([name for name in DECLARABLE if name != "deleted"], 2))

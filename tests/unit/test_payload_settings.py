@@ -86,7 +86,7 @@ def test_the_environment_names_every_key(monkeypatch):
 
 def test_a_schema_file_that_is_missing_is_named_before_anything_starts(tmp_path):
     found = load(tmp_path, format="avro", payload={"schema_file": str(tmp_path / "none.avsc")})
-    with pytest.raises(ConfigError, match=r"schema file .*none\.avsc: No such file"):
+    with pytest.raises(ConfigError, match=r"schema file .*none\.avsc cannot be read: No such file"):
         preflight(found.model_copy(update={"home": tmp_path / "home"}), Layer.SILVER)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sessionlake.protocol.columns import Column, JsonType
 from sessionlake.protocol.decode import DecodeRules, decode
-from sessionlake.protocol.payload import GivenSchemas, Payload, PayloadFormat
+from sessionlake.protocol.payload import ConfiguredSchemas, Payload, PayloadFormat
 from sessionlake.protocol.reasons import CODES
 from sessionlake.settings.model import CaptureSettings
 from support.payloads import (
@@ -94,18 +94,18 @@ def reasons(values: list[bytes | None], payload: Payload) -> list[str | None]:
 
 
 def of_avro(schema: Any, **more: Any) -> Payload:
-    return Payload(PayloadFormat.AVRO, GivenSchemas(every=(json.dumps(schema).encode(),)), **more)
+    return Payload(PayloadFormat.AVRO, ConfiguredSchemas(every=(json.dumps(schema).encode(),)), **more)
 
 
 def of_protobuf(file: Any = None, **more: Any) -> Payload:
-    found = GivenSchemas(every=((file or proto_file()).SerializeToString(),))
+    found = ConfiguredSchemas(every=((file or proto_file()).SerializeToString(),))
     return Payload(PayloadFormat.PROTOBUF, found, **({"message": MESSAGE} | more))
 
 
 PLAIN_AVRO, PLAIN_PROTOBUF = of_avro(avro_schema()), of_protobuf()
 NESTED = proto_class(proto_file(before=2), "lab.Outer.Capture")
-BY_ID = GivenSchemas(by_id=((7, (json.dumps(avro_schema()).encode(),)),))
-PROTO_BY_ID = GivenSchemas(by_id=((2**31, (proto_file(before=2).SerializeToString(),)),))
+BY_ID = ConfiguredSchemas(by_id=((7, (json.dumps(avro_schema()).encode(),)),))
+PROTO_BY_ID = ConfiguredSchemas(by_id=((2**31, (proto_file(before=2).SerializeToString(),)),))
 # The third type but one of the file, as a path of one; and the second in the fifth, as a path of two.
 PATHS = {MESSAGE: bytes([2, 6]), "lab.Outer.Capture": bytes([4, 8, 2])}
 
@@ -558,7 +558,7 @@ def test_less_than_a_header_is_no_payload(short: bytes) -> None:
 def test_messages_of_many_schemas_keep_their_order() -> None:
     wider = avro_schema([*AVRO_ROW, {"name": "extra", "type": "long"}])
     text = avro_schema(type="string")
-    schemas = GivenSchemas(
+    schemas = ConfiguredSchemas(
         by_id=tuple((i, (json.dumps(s).encode(),)) for i, s in enumerate([avro_schema(), wider, text]))
     )
     values: list[bytes | None] = []

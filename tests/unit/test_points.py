@@ -42,7 +42,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, TrackedAverages, points_in, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
 from sessionlake.gold.making import states
-from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
 
@@ -130,9 +130,9 @@ class Gold:
 
     def _write(self, series: RollingAverage, content: dict[str, Any]) -> None:
         table = self.tables[series.name]
-        beyond = dense(content[kind]) if (kind := SeriesOutput.BEYOND.of(series)) in content else None
+        beyond = decode_dictionaries(content[kind]) if (kind := SeriesOutput.BEYOND.of(series)) in content else None
         for kind in (SeriesOutput.RESTATED, SeriesOutput.NEW, SeriesOutput.CHANGED):
-            rows = dense(content[kind.of(series)]).to_pylist() if kind.of(series) in content else []
+            rows = decode_dictionaries(content[kind.of(series)]).to_pylist() if kind.of(series) in content else []
             if kind is SeriesOutput.RESTATED:
                 self.restated += rows
                 continue
@@ -283,7 +283,7 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     assert gold.beyond == WINDOW - 1
     gold.batch(new)
     assert gold.beyond == WINDOW - 1  # of what the table does not hold, nothing is looked up
-    assert gold.state().made == "anew"
+    assert gold.state().rebuild_id == "anew"
     assert held(gold) == by_hand([*before, *after, *new])
 
 
@@ -461,7 +461,7 @@ def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pyte
     assert (METRICS_1M.name in emitted) == (few < 1_000)
     given = pa.Table.from_batches([pa.RecordBatch.from_pylist(changes, _SCHEMA)])
     for product in STANDARD:
-        parts = [pa.concat_tables(map(dense, emitted[product.name]))] if product.name in emitted else []
+        parts = [pa.concat_tables(map(decode_dictionaries, emitted[product.name]))] if product.name in emitted else []
         if CHANGES in emitted:
             table = pa.concat_tables(emitted[CHANGES]).unify_dictionaries()
             parts.append(product_tables(table, declared, STANDARD)[product.name])
@@ -483,7 +483,9 @@ def test_no_product_can_be_named_as_another_kind_of_payload(kind: str) -> None:
 def test_a_state_that_is_not_whole_is_an_error_that_says_so():
     whole = encode_states({"gold.rolling_average": GoldShardState.empty("", METRICS).encode()})
     for content in (b"", whole[:-1], msgspec.msgpack.encode([1])):
-        with pytest.raises(LakeError, match=r"gold's state cannot be read \(.+\): put its checkpoint back"):
+        with pytest.raises(
+            LakeError, match=r"gold's state cannot be read \(.+\)\. Restore its checkpoint from a backup"
+        ):
             decode_states(content)
     with pytest.raises(LakeError, match="gold's state cannot be read"):
         GoldShardState.decode(decode_states(whole)["gold.rolling_average"][:-1])

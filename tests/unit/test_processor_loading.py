@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from sessionlake.cli.run import narrowed
+from sessionlake.cli.run import choose_processor
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError, LakeError, ProcessorError, SessionlakeError, UsageError
 from sessionlake.examples.logins import Logins
@@ -119,26 +119,26 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
     settings = settings_of("one", "two")
     assert parts_of(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
     assert parts_of(settings, Layer.SILVER) == ("silver",)
-    assert parts_of(narrowed(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
+    assert parts_of(choose_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
     everyone = ("processor-one", "processor-two")
-    assert parts_of(narrowed(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
+    assert parts_of(choose_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
 
 
 @pytest.mark.parametrize(
     ("layer", "name", "error", "said"),
     [
         (Layer.PROCESSOR, "three", ConfigError, "there is none named 'three'. Name one that is configured: one, two"),
-        (Layer.SILVER, "one", UsageError, "only `run processor` takes a name"),
+        (Layer.SILVER, "one", UsageError, "`run silver` takes no name"),
     ],
 )
 def test_a_name_that_does_not_fit_is_told(layer, name, error, said):
     with pytest.raises(error, match=said):
-        narrowed(settings_of("one", "two"), layer, name)
+        choose_processor(settings_of("one", "two"), layer, name)
 
 
 def test_where_no_processor_is_configured_none_can_run():
-    with pytest.raises(UsageError, match="none is configured"):
-        narrowed(Settings(), Layer.PROCESSOR, None)
+    with pytest.raises(UsageError, match="no processor is configured"):
+        choose_processor(Settings(), Layer.PROCESSOR, None)
 
 
 class Ended:
@@ -165,7 +165,7 @@ def test_a_processor_that_fails_among_all_is_told_once_and_a_layer_stops_them_al
 
 
 def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
-    settings = narrowed(settings_of("one"), Layer.PROCESSOR, "one")
+    settings = choose_processor(settings_of("one"), Layer.PROCESSOR, "one")
     pipeline = Pipeline(None, settings, Layer.PROCESSOR)
     pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))
     with pytest.raises(ProcessorError, match="one failed"):

@@ -11,7 +11,7 @@ from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.streaming.manifest import committing
 from sessionlake.streaming.manifest import discard as forget_begun
-from sessionlake.streaming.manifest import half_committed as begun
+from sessionlake.streaming.manifest import unfinished_batch as begun
 
 RANGES = [OffsetRange("t", 0, 4, 6, 3)]
 
@@ -74,7 +74,7 @@ def test_a_note_that_cannot_be_read_is_named_with_what_to_do_and_stays(settings,
     note = Path(f"{settings.checkpoint('silver')}.json")
     note.write_text(content)
     with (
-        pytest.raises(LakeError, match=r"silver.json cannot be read .*recover silver.*backup.*remove it and run again"),
+        pytest.raises(LakeError, match=r"silver.json cannot be read .*recover silver.*backup.*remove the file and run"),
         committing(settings, "silver", 3, "a", RANGES),
     ):
         pytest.fail("begun")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.cli.query import as_views
+from sessionlake.cli.query import without_schemas
 from sessionlake.cli.session import moment_of
 from sessionlake.errors import UsageError
 from sessionlake.silver.tables.as_of import AsOf
@@ -34,7 +34,7 @@ from sessionlake.silver.tables.as_of import AsOf
 def test_silver_s_tables_lose_their_schema_outside_of_strings_and_comments(
     sql: str, bare: str, named: list[str]
 ) -> None:
-    assert as_views(sql) == (bare, named)
+    assert without_schemas(sql) == (bare, named)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_silver_s_tables_lose_their_schema_outside_of_strings_and_comments(
 )
 def test_any_other_table_is_refused(sql: str, named: str) -> None:
     with pytest.raises(UsageError, match=f"{named} cannot be read as of a batch"):
-        as_views(sql)
+        without_schemas(sql)
 
 
 @pytest.mark.parametrize(

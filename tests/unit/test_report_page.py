@@ -199,7 +199,7 @@ def test_the_command_says_where_the_page_is_and_opens_it_only_if_asked(tmp_path,
     done = CliRunner().invoke(cli.app, ["report", "--output", str(file)], env=environment)
     assert (done.exit_code, Path(done.stdout.strip()), opened) == (0, file, [])
     done = CliRunner().invoke(cli.app, ["report", "--open"], env=environment)
-    assert done.stderr == "no browser could be opened here\n"  # `append` says nothing
+    assert done.stderr == "no browser can be opened on this machine\n"  # `append` says nothing
     assert opened == [(tmp_path / "home" / "report.html").as_uri()]
 
 

@@ -138,7 +138,7 @@ def reshard_gold(gold: Gold, shards: int, *, known: bool) -> None:
         shard = [shard_of(name[0], "".join(name[1:]).encode(), shards) for name in names]
         mark = pa.array(marks_of([SEPARATOR.join(map(str, owner)) for owner in owners]), pa.uint64())
         marked[series.name] = MarkedShards.of(pa.table({"shard": pa.array(shard, pa.int32()), "mark": mark}))
-    resharder = GoldResharder(METRICS, gold.fold.kept, marked, shards)
+    resharder = GoldResharder(METRICS, gold.fold.tracked, marked, shards)
     states = {shard: gold.states.get(shard) for shard in range(gold.shards)}
     gold.states, gold.shards = dict(resharded(resharder, states)), shards
 
@@ -188,7 +188,7 @@ def told(stored: bytes) -> tuple[object, ...]:
     points = ((rows[key // width], state.metrics[key % width], *rest) for key, *rest in tail)
     older = zip(range(len(state.older)), state.older.some.tolist(), state.older.ts.tolist(), strict=True)
     gone = ((rows[key // width], key % width, some, ts) for key, some, ts in older)
-    return state.made, *(sorted(part) for part in (of_owner, of_row, points, gone)), state.forgotten.mark.tolist()
+    return state.rebuild_id, *(sorted(part) for part in (of_owner, of_row, points, gone)), state.forgotten.mark.tolist()
 
 
 def test_what_a_table_was_made_anew_of_goes_to_the_new_shard_of_each_though_its_shard_has_no_state() -> None:
@@ -206,7 +206,7 @@ def test_what_a_table_was_made_anew_of_goes_to_the_new_shard_of_each_though_its_
         state = GoldShardState.decode(decode_states(stored)[series.name])
         mine = [number for number, target in enumerate(new) if target == shard]
         found, newest = state.forgotten.find([names[number] for number in mine])
-        assert (state.made, len(state.forgotten.mark)) == ("made", len(mine))
+        assert (state.rebuild_id, len(state.forgotten.mark)) == ("made", len(mine))
         assert (found.all(), newest.tolist()) == (True, mine)
 
 
@@ -228,7 +228,7 @@ def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path:
     journal = Journal.begin(settings, RESHARD, _Plan("a", 7, ["silver"]))
     assert Journal.read(settings, RESHARD, _Plan) == journal
     for layer in (None, "bronze", "silver", "gold", "processor-p"):
-        with pytest.raises(LakeError, match=r"a resharding was interrupted, .* run `sessionlake reshard 7`"):
+        with pytest.raises(LakeError, match=r"a resharding was interrupted, .* Run `sessionlake reshard 7`"):
             require_uninterrupted(settings, layer)
     journal.end()
     require_uninterrupted(settings)

@@ -6,7 +6,7 @@ import pytest
 
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.protocol.columns import PUBLISHED
+from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.settings.model import CaptureSettings, Settings
 
 WITH_DECLARED = {
@@ -16,7 +16,7 @@ WITH_DECLARED = {
 
 def test_a_declared_column_cannot_have_a_name_that_a_table_uses_itself():
     own = {name for table in WITH_DECLARED.values() for name, _ in table.columns if name != DECLARED}
-    assert own == PUBLISHED
+    assert own == BUILT_IN_COLUMNS
 
 
 @pytest.mark.parametrize("name", ["position", "Reason", "snapshot_at", "_seq"])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sessionlake.protocol.arrow import SESSION, are_of
+from sessionlake.protocol.arrow import SESSION, is_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
@@ -62,7 +62,7 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
         cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
         rows, changes = history_of(Tables(found).table, sessions, cuts, batch, columns)
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
-        whole = whole.filter(are_of(whole, sessions)).select(change_columns(columns))
+        whole = whole.filter(is_of_sessions(whole, sessions)).select(change_columns(columns))
         told_from.append("snapshot" if changes.num_rows < whole.num_rows else "beginning")
         expected = refolded(whole, columns).to_pylist()
         made = refolded(changes, columns, rows).to_pylist()

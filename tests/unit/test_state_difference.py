@@ -15,7 +15,7 @@ from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import FIELDS, Hole, SeqMemory, decode_memory, encode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import StateDifference, first_difference
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.chunk import change_fields, chunk_schema
 from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, TopicRule
 from sessionlake_lab.truth import KafkaMessage
@@ -75,7 +75,7 @@ def other(value: Any) -> Any:
 
 
 def place(state: ShardState, session: str) -> int:
-    return [parts_of_key(key)[2] for key in state.keys.to_pylist()].index(session)
+    return [split_session_key(key)[2] for key in state.keys.to_pylist()].index(session)
 
 
 def difference_after(change: Callable[[ShardState], None]) -> StateDifference:

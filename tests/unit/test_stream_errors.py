@@ -27,8 +27,8 @@ from sessionlake.publish.failures import PublishQuery
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, Raised, parse, parse_failure
 from sessionlake.streaming import sharded
-from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.errors import explain, readable, refused
+from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.errors import explain, explain_sql_error, explained
 
 RECORDS = Path(__file__).parent / "spark_errors"
 NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))
@@ -87,13 +87,13 @@ EXPECTED: dict[str, tuple[type[SessionlakeError], str]] = {
         SessionlakeError,
         "silver, topic a, partition 1, offsets 10 to 12: AttributeError: 'NoneType' object has no attribute 'columns'",
     ),
-    "missing_state": (LakeError, f"silver: its checkpoint cannot be read ({NOWHERE}). No table was changed. "),
-    "missing_state_unheard": (LakeError, f"silver: its checkpoint cannot be read ({NOWHERE}). No table was changed. "),
-    "truncated_state": (LakeError, f"silver: its checkpoint cannot be read ({NOWHERE}). No table was changed. "),
-    "empty_offsets": (LakeError, f"silver: its checkpoint cannot be read ({NOWHERE}). No table was changed. "),
-    "table_deleted": (LakeError, "silver: a table is gone, or files of it are"),
-    "table_file_gone": (LakeError, "silver: a table is gone, or files of it are"),
-    "table_anew": (LakeError, "silver: the table that it reads was made anew since the last run"),
+    "missing_state": (LakeError, f"silver: its checkpoint {NOWHERE} cannot be read. No table was changed. "),
+    "missing_state_unheard": (LakeError, f"silver: its checkpoint {NOWHERE} cannot be read. No table was changed. "),
+    "truncated_state": (LakeError, f"silver: its checkpoint {NOWHERE} cannot be read. No table was changed. "),
+    "empty_offsets": (LakeError, f"silver: its checkpoint {NOWHERE} cannot be read. No table was changed. "),
+    "table_deleted": (LakeError, "silver: a table or some of its files are gone"),
+    "table_file_gone": (LakeError, "silver: a table or some of its files are gone"),
+    "table_anew": (LakeError, "silver: the table that it reads was recreated since the last run"),
     "schema_changed": (LakeError, "silver: columns of the table that it reads have changed while it ran. Run it again"),
     "no_broker": (BrokerError, "silver: Kafka does not answer at kafka.bootstrap_servers"),
     "no_such_host": (BrokerError, "silver: Kafka does not answer at kafka.bootstrap_servers"),
@@ -140,7 +140,7 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
     (tmp_path / place).write_text("{" if place == "metadata" else "v1\n{not json", encoding="utf-8")
     told = explain(recorded(name), "silver", str(tmp_path))
     assert type(told) is LakeError
-    assert f"the checkpoint {tmp_path} is damaged: {place} is not whole JSON" in str(told)
+    assert f"the checkpoint {tmp_path} is damaged: {place} is not complete JSON" in str(told)
     assert "sessionlake recover silver" in str(told)
     assert "clean-home" not in str(told)
 
@@ -243,12 +243,14 @@ def test_an_error_of_this_package_stays_as_it_is() -> None:
 
 def test_no_remedy_begins_with_an_empty_home() -> None:
     for layer in ("bronze", "silver", "gold"):
-        assert way_on(layer).startswith(f"`sessionlake recover {layer}` ")
-    assert way_on("silver_tables") == way_on("silver")
+        assert recovery_hint(layer).startswith(f"Run `sessionlake recover {layer}`, ")
+    assert recovery_hint("silver_tables") == recovery_hint("silver")
     for layer in ("processor-own", "publish-t-t"):
-        assert way_on(layer).startswith("Put the checkpoint back from a backup")
-    assert "clean-home" not in "".join(map(way_on, ("bronze", "silver", "gold", "processor-own")))
-    assert "Kafka no longer holds is lost" in way_on("publish-t-t").replace("whatever it no longer", "Kafka no longer")
+        assert recovery_hint(layer).startswith("Restore the checkpoint from a backup")
+    assert "clean-home" not in "".join(map(recovery_hint, ("bronze", "silver", "gold", "processor-own")))
+    assert "Kafka no longer holds is lost" in recovery_hint("publish-t-t").replace(
+        "whatever it no longer", "Kafka no longer"
+    )
 
 
 def _traceback(last: str) -> str:
@@ -279,7 +281,7 @@ def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to
 def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     said = "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA"
     text = f"An error occurred while calling o1.x.\n: org.apache.spark.SparkException: {said}\n\tat a.B.c(B.scala:1)"
-    for told in (readable, partial(refused, "query")):
+    for told in (explained, partial(explain_sql_error, "query")):
         with pytest.raises(KeyboardInterrupt):
             told(PassedError(text))
 
@@ -294,14 +296,14 @@ def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     ],
 )
 def test_what_stops_a_command_is_one_error_with_its_reason(error: Exception, kind: type, text: str) -> None:
-    told = readable(error)
+    told = explained(error)
     assert type(told) is kind
     assert text in str(told)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), BrokenPipeError(32, "Broken pipe")])
 def test_what_has_nothing_to_do_with_spark_passes_as_it_is(error: Exception) -> None:
-    assert readable(error) is None
+    assert explained(error) is None
 
 
 def test_where_in_delta_rs_a_fault_was_is_not_told() -> None:

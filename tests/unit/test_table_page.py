@@ -10,14 +10,11 @@ import pytest
 import sessionlake
 from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.definition import TableSchema
-from sessionlake.delta.schemas.page import page
 from sessionlake.delta.schemas.tables import COUNTS, TABLES
 from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import Settings
-from support.docs import ROOT
 
-PAGE = ROOT / "docs" / "reference" / "tables.md"
 PACKAGE = Path(sessionlake.__file__).parent
 CONSTANTS = {value: name for name, value in vars(names).items() if isinstance(value, str)}
 # Modules that commit to several tables by a parameter that has the table's definition.
@@ -58,10 +55,6 @@ def dotted(module: str) -> set[str]:
     tree = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
     found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return found | {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-
-
-def test_the_page_is_what_the_definitions_say():
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `make tables`"
 
 
 def test_declared_tables_of_every_kind_are_looked_at():

@@ -56,10 +56,10 @@ def test_what_class_window_does_is_told(found, said):
 def test_an_entry_that_was_recovered_is_not_taken_for_the_message_s_own_batch():
     found = trace(RELEASED)
     told = text(replace(found, bronze=replace(found.bronze, recovered=True)))
-    assert "batch 1 or one before it, by 2026-01-02 12:00:00.000Z, when the ledger was recovered" in told
+    assert "batch 1 or an earlier one, committed before 2026-01-02 12:00:00.000Z, when the ledger was recovered" in told
 
 
-@pytest.mark.parametrize(("changes", "more"), [(20, None), (21, "and 1 more: --format json has all")])
+@pytest.mark.parametrize(("changes", "more"), [(20, None), (21, "and 1 more: --format json lists all")])
 def test_twenty_changes_are_shown_and_the_rest_counted(changes, more):
     said = text(trace(RELEASED, changes))
     assert "r19" in said

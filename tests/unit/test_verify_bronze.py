@@ -16,7 +16,7 @@ from sessionlake.bronze.compare import FIELDS, OFFSET, Comparison, Difference, c
 from sessionlake.bronze.overlap import Overlap, overlap
 from sessionlake.bronze.topic_rules import Seen
 from sessionlake.bronze.verify import VerifiedBronze, _left
-from sessionlake.cli.verify_bronze import told
+from sessionlake.cli.verify_bronze import describe
 from sessionlake.delta.storage.offset_ranges import slice_ranges
 from sessionlake.ledger.progress import Span
 from sessionlake.ledger.retained import Beginning
@@ -192,18 +192,18 @@ def test_what_retention_has_removed_is_not_compared():
 
 def test_the_answer_says_what_was_compared_and_what_could_not_be():
     exact = VerifiedBronze(Comparison(12, 0, None), Overlap({("t", 0): (0, 11)}, 0, (), ()), 0)
-    assert list(told(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
+    assert list(describe(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
     wrong = VerifiedBronze(
         Comparison(12, 2, Difference("t", 0, 3, "is …")), Overlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)), 5
     )
-    assert list(told(wrong)) == [
+    assert list(describe(wrong)) == [
         "2 of 12 messages differ from Kafka's; the first difference:\n  topic t, partition 0, offset 3: is …",
-        "not compared: 5 messages of bronze that Kafka holds no longer",
-        "  of topics that are gone: a, b",
-        "  of topics that were made anew, and not read since: c",
-        "not compared: 3 offsets of Kafka that bronze has not read",
+        "not compared: 5 messages in bronze that Kafka no longer holds",
+        "  of topics that were deleted: a, b",
+        "  of topics that were recreated, and not read since: c",
+        "not compared: 3 offsets in Kafka that bronze has not read",
     ]
     cut = VerifiedBronze(Comparison(12, 0, None), Overlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3)
-    assert list(told(cut))[1:] == ["not compared: 3 messages that maintain.retention has removed from bronze"]
+    assert list(describe(cut))[1:] == ["not compared: 3 messages that maintain.retention has removed from bronze"]
     nothing = VerifiedBronze(Comparison(0, 0, None), Overlap({}, 0, ("a",), ()), 5)
-    assert next(told(nothing)) == "nothing to compare: of what bronze has, Kafka holds nothing any more"
+    assert next(describe(nothing)) == "nothing to compare: Kafka no longer holds any message that bronze has"

@@ -39,12 +39,12 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_tables
-from sessionlake.streaming.manifest import note_going_on
+from sessionlake.streaming.manifest import clear_stop
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class _BronzeBatch:
         self._silences.advance(ranges)
         self._book.advance(_ranges_if_complete(planned))  # offsets without a message count as read, too
         if not self._is_resumption_noted:
-            note_going_on(self._settings, LAYER)
+            clear_stop(self._settings, LAYER)
             self._is_resumption_noted = True
         if self._on_batch:
             self._on_batch(entry)
@@ -270,7 +270,7 @@ def _record_last_batch(spark: SparkSession, lake: Lake, settings: Settings, gene
     """
     if generation.app_id is None:
         return False
-    recorded, batch = require_current_checkpoint(spark, lake, generation), generation.newest
+    recorded, batch = require_current_checkpoint(spark, lake, generation), generation.last_planned_batch
     if batch is None or recorded == batch:
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in latest_generations(read_topics(spark, lake)).items()}
@@ -297,7 +297,7 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
             f"hold batches up to {recorded}",
             why="The checkpoint is older than the tables, so bronze would read messages again",
-            fix=way_on(LAYER),
+            fix=recovery_hint(LAYER),
         )
     return recorded
 

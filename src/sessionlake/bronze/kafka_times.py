@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import milliseconds_of
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, in_future, said_times
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, counted_times, in_future
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.model import Settings, milliseconds
@@ -23,7 +23,7 @@ TIME_COLUMNS = ("timestamp", "ingested_at")
 """The columns of `bronze.messages` that decide a message's time."""
 
 
-def message_time_column(settings: Settings, messages: str = "") -> Column:
+def counted_time_column(settings: Settings, messages: str = "") -> Column:
     """Returns a Spark column with each message's Kafka time in ms; null if its timestamp does not count.
 
     Args:
@@ -38,8 +38,8 @@ def message_time_column(settings: Settings, messages: str = "") -> Column:
     return F.when((kafka_ts != F.lit(NO_KAFKA_TIME)) & believed, kafka_ts)
 
 
-def message_times_of(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
-    """Returns each row's Kafka time in ms; `UNSAID` if its timestamp does not count.
+def counted_times_of(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
+    """Returns each row's Kafka time in ms; `NOT_COUNTED` if its timestamp does not count.
 
     Args:
         rows: Rows with the columns `TIME_COLUMNS`.
@@ -48,4 +48,4 @@ def message_times_of(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int
     kafka_ts, ingested = (milliseconds_of(rows[name]) for name in TIME_COLUMNS)
     stamps = kafka_ts.to_numpy(zero_copy_only=False)
     read = pc.fill_null(ingested, INT64_MAX).to_numpy(zero_copy_only=False)
-    return said_times(stamps, in_future(stamps, read, milliseconds(settings.capture.max_future_skew)))
+    return counted_times(stamps, in_future(stamps, read, milliseconds(settings.capture.max_future_skew)))

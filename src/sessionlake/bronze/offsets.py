@@ -10,7 +10,7 @@ import msgspec
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, LossError
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.checkpoint import recovery_hint
 
 Offsets = dict[TopicPartition, int]
 INITIAL = Path("sources", "0", "0")
@@ -76,7 +76,9 @@ def read_offsets(file: Path) -> Offsets:
             )
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
-        raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", fix=way_on(BRONZE)) from error
+        raise LossError(
+            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=recovery_hint(BRONZE)
+        ) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
 
 

@@ -135,7 +135,7 @@ class BronzeQuery(LayerQuery):
         on_wait: Callable[[str], None],
         find_unreadable: Callable[[BaseException, Generation], SessionlakeError | None] = lambda *_: None,
     ) -> None:
-        super().__init__(layer, str(generations.present.folder))
+        super().__init__(layer, str(generations.current.folder))
         self._generations = generations
         self._book = book
         self._source = source
@@ -307,7 +307,7 @@ class BronzeQuery(LayerQuery):
         begins = number == failed_in and number > 0 and start.positions is not None
         if not (halt.may_pass or begins):
             return False
-        at = number, start.generation.newest
+        at = number, start.generation.last_planned_batch
         self._attempts = self._attempts + 1 if self._last_attempt == at else 1
         self._last_attempt = at
         return self._attempts <= _MAX_ATTEMPTS
@@ -326,7 +326,7 @@ class BronzeQuery(LayerQuery):
         """Plans the next start from `ops.topics`, Kafka and the checkpoint; returns True if topics changed it."""
         if self._batches is not None:
             self._batches.retire()
-        generation = self._generations.present
+        generation = self._generations.current
         self._generations.remove_superseded()
         settled = self._record_last_batch(generation)
         self._book.look()
@@ -339,7 +339,7 @@ class BronzeQuery(LayerQuery):
         if has_started and not offsets.resumes_at(positions, ends, settled=settled):
             is_unchanged = settled and offsets.ended_at(positions)
             previous, has_started = generation, False
-            generation = self._generations.begin(previous.next_batch, previous.app_id)
+            generation = self._generations.start_new(previous.next_batch, previous.app_id)
             if not settled:
                 self._bar_batch(previous)
                 if self._record_last_batch(previous):  # another process has committed it meanwhile

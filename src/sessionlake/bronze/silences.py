@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from sessionlake.bronze.kafka_times import message_time_column
+from sessionlake.bronze.kafka_times import counted_time_column
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.delta.catalog.leases import Moment
 from sessionlake.delta.commit import append
@@ -36,7 +36,7 @@ from sessionlake.ledger.silences import read_silences, without_silences
 from sessionlake.protocol.silence import Silence, decode, encode
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -176,7 +176,7 @@ class Silences:
 
     def _save_noted(self) -> None:
         """Saves the last silences to a file beside the checkpoint. If a crash prevents it, one may be written twice."""
-        write_whole(self._notes, encode(self._noted.values()))
+        write_atomically(self._notes, encode(self._noted.values()))
 
     def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
         """Returns True if a silence is to be written, for the first or the second time.
@@ -205,7 +205,7 @@ class Silences:
 
         messages = without_silences(self._lake.read(self._spark, MESSAGES))
         last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in ends.items()}))
-        said, read = F.max(message_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
+        said, read = F.max(counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
         rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows.collect()}
 

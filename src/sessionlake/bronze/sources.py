@@ -19,7 +19,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import last_planned, way_on
+from sessionlake.streaming.checkpoint import last_planned, recovery_hint
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -129,7 +129,9 @@ def _checkpoint_position(checkpoint: Path) -> archives.Position:
     try:
         position: archives.Position = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
-        raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", fix=way_on(BRONZE)) from error
+        raise LossError(
+            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=recovery_hint(BRONZE)
+        ) from error
     return position
 
 

@@ -83,7 +83,7 @@ def explain_unreadable(
         generation: The checkpoint's generation that the query used.
         shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
     """
-    batch = generation.newest
+    batch = generation.last_planned_batch
     if batch is None or not is_unreadable(error):
         return None
 

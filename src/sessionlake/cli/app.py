@@ -1,7 +1,9 @@
-"""The command line. Answers go to standard output, all else to standard error.
+"""The command line: its commands, and what happens when one of them fails.
 
-Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 3 integrity violation, 130 interrupted.
-What a command needs is imported when it runs, so that `--help` and mistakes are answered at once.
+Answers go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 bad usage or
+configuration, 3 integrity violation, 130 interrupted.
+
+Commands import what they need inside their functions, so that `--help` and usage mistakes are answered at once.
 """
 
 from __future__ import annotations
@@ -9,17 +11,16 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import redirect_stderr
-from enum import StrEnum
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from sessionlake.cli import options
 from sessionlake.cli.archive import archive
 from sessionlake.cli.context import (
-    GIVEN,
+    BEFORE_COMMAND,
     INT32_MAX,
     INT64_MAX,
     Config,
@@ -36,7 +37,6 @@ from sessionlake.cli.export import export
 from sessionlake.cli.forget import forget
 from sessionlake.cli.groups import GROUPS
 from sessionlake.cli.metrics import metrics
-from sessionlake.cli.options import DecisionOptions, Lost, ShortenGold, TakesSql, takes_decision
 from sessionlake.cli.reshard import reshard
 from sessionlake.cli.show import OutputFormat, write_line, write_text
 from sessionlake.cli.sql import query
@@ -49,22 +49,12 @@ if TYPE_CHECKING:
 
 DEBUG = "SESSIONLAKE_DEBUG"
 INTERRUPTED = 130
-# Entry points of this group name Typer apps of other packages: each adds the command that it is called after.
+# Other packages add commands by entry points in this group. The entry point's name is the command's name.
 _COMMANDS = "sessionlake.commands"
 
 
-class Layers(StrEnum):
-    """What `run` takes: the words of `pipeline.Layer`, without importing it."""
-
-    BRONZE = "bronze"
-    SILVER = "silver"
-    GOLD = "gold"
-    PROCESSOR = "processor"
-    ALL = "all"
-
-
 class _Group(TyperGroup):
-    """Turns whatever a command raises into one text and an exit code."""
+    """Prints the text of any error that a command raises, and exits with its code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *sorted(entry_points(group=_COMMANDS).names)]
@@ -90,7 +80,7 @@ class _Group(TyperGroup):
         except KeyboardInterrupt:
             say("interrupted")
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # whoever read the answer has had enough
+        except BrokenPipeError:  # the reader of the answer, such as `head`, has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return None
         except (typer.Exit, typer.Abort):
@@ -98,11 +88,11 @@ class _Group(TyperGroup):
         except Exception as error:
             if _is_usage(error):
                 raise
-            from sessionlake.streaming.errors import readable
+            from sessionlake.streaming.errors import explained
 
-            if (told := readable(error)) is not None:
-                _explain(error, str(told))
-                raise typer.Exit(told.exit_code) from error
+            if (readable_error := explained(error)) is not None:
+                _explain(error, str(readable_error))
+                raise typer.Exit(readable_error.exit_code) from error
             _explain(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
             raise typer.Exit(1) from error
 
@@ -113,26 +103,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Kafka captures in, exact session tables and live analytics out, as Delta tables.",
+    help="Turns Kafka messages into exact session tables and live analytics, stored as Delta tables.",
 )
 for _command in (export, archive, forget, reshard, metrics, types):
     app.command()(_command)
-app.command(cls=TakesSql)(query)
+app.command(cls=options.SqlCommand)(query)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 
 
 def main() -> None:
-    """Runs the command line: returns if all went well, else exits with the code that says what did not."""
+    """Runs the command line. Returns if the command succeeded, otherwise exits with its exit code."""
     try:
         app()
     except SystemExit as end:
-        if end.code:  # a Databricks job takes any SystemExit for a failure
+        if end.code:  # Databricks counts a job that raises SystemExit as failed, even with code 0
             raise
 
 
 def job_main() -> None:
-    """As `main`, for the runs of Databricks jobs: only what `cli.job` lists, exit code 2 for all else."""
+    """Runs the command line inside a Databricks job. Exits with code 2 if the job may not run the command."""
     from sessionlake.cli.job import refusal
 
     if why := refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
@@ -150,48 +140,53 @@ def _say_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def options_before_command(
     config: Config = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say it and end.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before the command."""
+    """Reads the options that are given before the command."""
     del version
-    GIVEN.clear()
+    BEFORE_COMMAND.clear()
     if config is not None:
-        GIVEN["config"] = config
+        BEFORE_COMMAND["config"] = config
 
 
 @app.command()
 def run(
-    layers: Annotated[Layers, typer.Argument(help="One layer or processor, or all in one process.")],
-    name: Annotated[str | None, typer.Argument(help="Which processor [all].")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Take in what is there now, then end.")] = False,
+    layers: Annotated[
+        options.Layers, typer.Argument(help="What to run; `all`: every layer and processor in one process.")
+    ],
+    name: options.ProcessorName = None,
+    once: Annotated[bool, typer.Option("--once", help="Process what is available now, then exit.")] = False,
     config: Config = None,
 ) -> None:
-    """Run layers until stopped: bronze (Kafka in), silver (session tables), gold (analytics), a processor of yours."""
+    """Run layers or processors until you press Ctrl-C.
+
+    Bronze copies messages from Kafka, silver rebuilds the session tables from them, gold computes analytics from these.
+    """
     settings = settings_of(config)
-    from sessionlake.cli.run import narrowed, tell
+    from sessionlake.cli.run import choose_processor, report_failure
     from sessionlake.local.signals import StopFlag
     from sessionlake.operations import pipeline
 
     layer = pipeline.Layer(layers)
-    settings = narrowed(settings, layer, name)
+    settings = choose_processor(settings, layer, name)
     pipeline.preflight(settings, layer)
     with StopFlag() as stop, running_spark(settings, stop=stop, lasting=True) as spark:
         if once:
-            say("done" if pipeline.run_once(spark, settings, layer, stop, tell) else "stopped")
+            say("done" if pipeline.run_once(spark, settings, layer, stop, report_failure) else "stopped")
             return
         parts = ", ".join(pipeline.parts_of(settings, layer))
         say(f"running {parts} into {settings.place}; Ctrl-C stops")
-        pipeline.run_live(spark, settings, layer, stop, tell, on_wait=say)
+        pipeline.run_live(spark, settings, layer, stop, report_failure, on_wait=say)
         say("stopped")
 
 
 @app.command()
 def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
-    """What each layer has done, and how far it is behind."""
+    """Show each layer's progress, and how far behind it is."""
     settings = settings_of(config)
     from sessionlake.cli.show import show
     from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
@@ -202,13 +197,14 @@ def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
 
 @app.command()
 def report(
-    output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Where to [report.html in the home].")
-    ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    output: options.ReportFile = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     config: Config = None,
 ) -> None:
-    """Write one HTML page that shows what the lake holds: freshness, throughput, integrity, sessions, series, sizes."""
+    """Write one HTML page with an overview of the lake.
+
+    It shows freshness, throughput, integrity, sessions, series of values and table sizes.
+    """
     settings = settings_of(config)
     import webbrowser
 
@@ -218,21 +214,27 @@ def report(
     try:
         written = with_reader(settings, lambda reader: write_report(reader, settings, output))
     except OSError as error:
-        raise MachineError(f"report: {error.filename or output} cannot be written: {error.strerror}") from error
+        raise MachineError(
+            f"report: {error.filename or output} cannot be written: {error.strerror}",
+            fix="Make the folder writable, or name another file with --output",
+        ) from error
     if show and not webbrowser.open(uri_of(written)):
-        say("no browser could be opened here")
+        say("no browser can be opened on this machine")
     write_line(str(written))
 
 
 @app.command()
 def trace(
-    topic: Annotated[str, typer.Argument(help="Kafka topic.")],
-    partition: Annotated[int, typer.Argument(help="Its partition.", min=0, max=INT32_MAX)],
-    offset: Annotated[int, typer.Argument(help="The message's offset there.", min=0, max=INT64_MAX)],
+    topic: Annotated[str, typer.Argument(help="The message's Kafka topic.")],
+    partition: Annotated[int, typer.Argument(help="The message's partition.", min=0, max=INT32_MAX)],
+    offset: Annotated[int, typer.Argument(help="The message's offset in the partition.", min=0, max=INT64_MAX)],
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """Where one Kafka message is: bronze commit, silver batch, what became of it and why, the row changes it made."""
+    """Follow one Kafka message through the lake.
+
+    Shows its bronze commit and silver batch, whether it was applied and why, and the row changes it made.
+    """
     settings = settings_of(config)
     from sessionlake.cli.trace import show_trace
     from sessionlake.history.trace import trace as find
@@ -243,12 +245,15 @@ def trace(
 @app.command()
 def doctor(
     bundle: Annotated[
-        bool, typer.Option("--bundle", help="Check the Databricks bundle in this folder instead.")
+        bool, typer.Option("--bundle", help="Check only the Databricks bundle in the current folder.")
     ] = False,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """Check this machine, Kafka, and that the tables account for every message."""
+    """Check this machine, Kafka, and the tables.
+
+    Each check that fails says what to do. For the tables it checks that every message is accounted for.
+    """
     from sessionlake.cli.doctor import Level, examine, examine_bundle
     from sessionlake.cli.show import show
     from sessionlake.spark.session import stop_spark
@@ -264,11 +269,14 @@ def doctor(
 
 @app.command()
 def recover(
-    lost: Annotated[Lost, typer.Argument(metavar="LAYER", help="bronze, silver, gold, or the ledger of all.")],
-    shorten_gold: ShortenGold = False,
+    lost: options.RecoveredLayer,
+    shorten_gold: options.ShortenGold = False,
     config: Config = None,
 ) -> None:
-    """Make good what is lost of a layer: its checkpoint, its states, files of its tables; or `ops.ledger`."""
+    """Repair a layer, or the ledger, after data was lost.
+
+    Finds a lost checkpoint, state or table file, and makes it again from what is left.
+    """
     settings = settings_of(config)
     from sessionlake.cli import recover as command
     from sessionlake.delta.lake import storage_of
@@ -279,14 +287,17 @@ def recover(
 
 @app.command()
 def explain(
-    table: Annotated[str, typer.Argument(help="A table of gold, as in gold.metrics_1h.")],
-    where: Annotated[str, typer.Option("--where", help="Which of its rows, in SQL; three are explained.")] = "",
-    partition: Annotated[int, typer.Option("--partition", help="Of the message.", min=0)] = 0,
-    offset: Annotated[int | None, typer.Option("--offset", help="Is this message in the figures?", min=0)] = None,
+    table: Annotated[str, typer.Argument(help="A table of gold, for example gold.metrics_1h.")],
+    where: options.ExplainedRows = "",
+    partition: options.ExplainedPartition = 0,
+    offset: options.ExplainedOffset = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """What a figure of gold is made of: Kafka offsets, batches, logic."""
+    """Show what a figure of gold was computed from.
+
+    Lists the Kafka offsets, the batches and the formula behind rows of a gold table.
+    """
     settings = settings_of(config)
     from sessionlake.cli.explain import show_explained
 
@@ -296,12 +307,15 @@ def explain(
 
 @app.command()
 def publish(
-    table: Annotated[str, typer.Argument(help="The table, as in silver.session_rows.")],
-    topic: Annotated[str, typer.Option("--topic", help="Where to; made, compacted, if there is none.")],
-    once: Annotated[bool, typer.Option("--once", help="Send what is there now, then end.")] = False,
+    table: Annotated[str, typer.Argument(help="The table, for example silver.session_rows.")],
+    topic: options.PublishedTopic,
+    once: Annotated[bool, typer.Option("--once", help="Send the changes that exist now, then exit.")] = False,
     config: Config = None,
 ) -> None:
-    """Send a table's changes on to Kafka: an upsert or tombstone by its key for every row that changes."""
+    """Send a table's changes to a Kafka topic.
+
+    Each changed row becomes one message with the row's key: an upsert, or a tombstone if the row was deleted.
+    """
     settings = settings_of(config)
     from sessionlake.cli import publish as command
     from sessionlake.local.signals import StopFlag
@@ -315,18 +329,17 @@ def publish(
 
 @app.command()
 def maintain(
-    once: Annotated[bool, typer.Option("--once", help="Do what there is to do now, show it, then end.")] = False,
-    table: Annotated[str | None, typer.Option("--table", help="Only this one [all].")] = None,
-    purge_vectors: Annotated[
-        str | None,
-        typer.Option(
-            "--purge-vectors", metavar="TABLE", help="Only rewrite this one once, so that all readers open it."
-        ),
-    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Maintain each table once, show the result, then exit.")] = False,
+    table: Annotated[str | None, typer.Option("--table", help="Maintain only this table [default: all].")] = None,
+    purge_vectors: options.PurgeVectors = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """Keep the tables small: merge small files, remove what no version in use needs. `run all` does so by itself."""
+    """Merge small files, and remove files no longer needed.
+
+    Also removes rows older than `maintain.retention`. Runs until you press Ctrl-C. `run all` does the same work by
+    itself.
+    """
     settings = settings_of(config)
     from sessionlake.cli import maintain as command
     from sessionlake.delta.lake import storage_of
@@ -344,21 +357,24 @@ def maintain(
 
 
 @app.command()
-@takes_decision
-def resolve(asked: DecisionOptions, config: Config = None) -> None:
-    """Decide about the place at which a session broke its class under `fail`, so that silver passes it, once."""
-    settings = settings_of(config)
-    from sessionlake.cli.resolve import chosen, resolve
+@options.with_decision_options
+def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
+    """Decide about a message at which silver has stopped.
 
-    decision = chosen(asked)
-    place = asked.offset if asked.skip_message is None else asked.skip_message
+    Silver stops at an integrity violation under `on_violation: fail`. Your decision lets it continue past that message.
+    """
+    settings = settings_of(config)
+    from sessionlake.cli.resolve import chosen_decision, resolve
+
+    decision = chosen_decision(chosen)
+    place = chosen.offset if chosen.skip_message is None else chosen.skip_message
 
     def work(spark: SparkSession | None) -> str:
-        told = resolve(
-            spark, settings, asked.session, decision,
-            offset=place, topic=asked.topic, partition=asked.partition, why=asked.why,
+        decided = resolve(
+            spark, settings, chosen.session, decision,
+            offset=place, topic=chosen.topic, partition=chosen.partition, why=chosen.why,
         )  # fmt: skip
-        return str(told)
+        return str(decided)
 
     say(with_spark_if_needed(settings, work))
 
@@ -372,7 +388,7 @@ def _explain(error: BaseException, text: str) -> None:
 
 
 def _is_usage(error: Exception) -> bool:
-    return hasattr(error, "format_message")  # Typer's own, which show themselves and exit with 2
+    return hasattr(error, "format_message")  # Typer prints its own errors, and exits with 2
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""`sessionlake archive`: what bronze holds as one file, from which bronze can be filled again, here or elsewhere."""
+"""`sessionlake archive`: writes bronze's messages into files that bronze can read again, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -25,41 +25,50 @@ if TYPE_CHECKING:
 
 
 class Forms(StrEnum):
-    """What an archive's files are."""
+    """The file formats of an archive."""
 
     ZIP = "zip"
     GZ = "gz"
 
 
 def archive(
-    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
-    form: Annotated[Forms, typer.Option("--format", help="What its files are.")] = Forms.ZIP,
-    max_file_size: Annotated[str, typer.Option("--max-file-size", help="About what each has at most.")] = "64MB",
-    where: Annotated[str | None, typer.Option("--where", help="Which messages, in SQL [all].")] = None,
+    folder: Annotated[Path, typer.Argument(help="The folder to create.")],
+    form: Annotated[Forms, typer.Option("--format", help="The format of the files.")] = Forms.ZIP,
+    max_file_size: Annotated[
+        str, typer.Option("--max-file-size", help="The approximate largest size of a file.")
+    ] = "64MB",
+    where: Annotated[
+        str | None, typer.Option("--where", help="SQL condition that selects messages [default: all].")
+    ] = None,
     config: Config = None,
 ) -> None:
-    """Write bronze's messages as archives, which `bronze.source: archive` reads: all of them, or nothing."""
+    """Write bronze's messages into archive files.
+
+    `bronze.source: archive` reads them again. If anything fails, no files are left.
+    """
     settings, limit = settings_of(config), size_of(max_file_size)
     from sessionlake.bronze.archive.writer import write_archives
     from sessionlake.delta.lake import Lake
 
     if folder.exists():
-        raise UsageError(f"archive: {folder} is there already: name a new folder, or remove it")
+        raise UsageError(f"archive: {folder} already exists", fix="Name a new folder, or remove this one")
     if Lake(settings).is_known_missing(MESSAGES):
-        raise LakeError(f"archive: {MESSAGES} is not there yet in {settings.place}: `sessionlake run bronze` fills it")
+        raise LakeError(
+            f"archive: {MESSAGES} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run bronze`"
+        )
 
     def work(spark: SparkSession) -> Archived:
-        return write_archives(folder, messages_of(spark, settings, where), f".{form}", limit)
+        return write_archives(folder, without_silences(spark, settings, where), f".{form}", limit)
 
     made = with_spark(settings, work)
     say(f"{made.messages:,} messages in {made.members:,} members")
     write_line(str(folder))
 
 
-def messages_of(
+def without_silences(
     spark: SparkSession, settings: Settings, where: str | None = None
 ) -> Iterator[tuple[TopicPartition, Message]]:
-    """Bronze's messages of one version by topic, partition and offset, a few at a time.
+    """Yields bronze's messages in the order of topic, partition and offset. All come from one version of the table.
 
     Raises:
         UsageError: Spark does not accept the condition.
@@ -70,7 +79,7 @@ def messages_of(
     from sessionlake.delta.lake import Lake
     from sessionlake.ledger.silences import without_silences
     from sessionlake.spark.reading_plan import require_condition
-    from sessionlake.streaming.errors import refused
+    from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
@@ -84,7 +93,7 @@ def messages_of(
         chosen = rows if where is None else rows.where(where)
         found = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:
-        raise refused("archive", error) from error
+        raise explain_sql_error("archive", error) from error
     for topic, partition, offset, at, kind, key, value, headers in found:
         own = None if headers is None else tuple((name, _bytes(held)) for name, held in headers)
         yield (topic, partition), Message(offset, at, _bytes(key), _bytes(value), kind or 0, own)

@@ -1,4 +1,4 @@
-"""All layers claimed, as soon as those that run have stood aside."""
+"""Claims all layers as soon as the processes that run them have paused."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _AGAIN_SECONDS = 1.0
 
 
 @contextmanager
-def all_claimed(spark: SparkSession, settings: Settings, seconds: float, doing: str, *others: str) -> Iterator[None]:
-    """Claims all layers, and what is done beside them; those that run must have been asked to stand aside.
+def claim_all(spark: SparkSession, settings: Settings, seconds: float, doing: str, *others: str) -> Iterator[None]:
+    """Claims all layers, retention and maintenance. Running layers must have been asked to pause before.
 
     Args:
-        seconds: to wait for that.
-        doing: what is done with them.
-        others: what is claimed with them.
+        seconds: How long to wait until they have paused.
+        doing: What this process does, for the error that other processes get.
+        others: Names of further claims.
 
     Raises:
-        ClaimedError: one has not, in that time.
+        ClaimedError: Another process has not released its claim in that time.
     """
     deadline = time.monotonic() + seconds
     with ExitStack() as held:

@@ -1,4 +1,4 @@
-"""What every command takes and uses: the configuration, the form of the answer, Spark for as long as it works."""
+"""What commands share: the configuration, the output format, messages to the user, and Spark for their work."""
 
 from __future__ import annotations
 
@@ -24,22 +24,26 @@ T = TypeVar("T")
 
 Config = Annotated[
     Path | None,
-    typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else sessionlake.yml in SESSIONLAKE_HOME or here]"),
+    typer.Option(
+        "--config",
+        help="The configuration, a YAML file [default: $SESSIONLAKE_CONFIG, else sessionlake.yml in $SESSIONLAKE_HOME "
+        "or the current folder].",
+    ),
 ]
-Form = Annotated[OutputFormat, typer.Option("--format", help="How the answer is written.")]
+Form = Annotated[OutputFormat, typer.Option("--format", help="The format of the output.")]
 
 
 def say(text: str) -> None:
-    """One message to the person at the terminal."""
+    """Writes one message for the user to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def settings_of(config: Path | None) -> Settings:
-    """The configuration that a command is to use: its own `--config`, else the one before the command.
+    """Loads the configuration for a command: its own `--config`, otherwise the one given before the command.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: The configuration is invalid.
     """
     from sessionlake.settings.model import load_settings
 
@@ -47,32 +51,35 @@ def settings_of(config: Path | None) -> Settings:
 
 
 def config_before_command() -> Path | None:
-    """The file named before the command, as in `sessionlake --config FILE status`."""
-    return GIVEN.get("config")
+    """Returns the `--config` given before the command, as in `sessionlake --config FILE status`. None without one."""
+    return BEFORE_COMMAND.get("config")
 
 
-GIVEN: dict[str, Path] = {}
+BEFORE_COMMAND: dict[str, Path] = {}
+"""The options given before the command, such as `config`, by name."""
 
 
 @contextmanager
 def running_spark(
     settings: Settings, *, app: str = "sessionlake", stop: StopFlag | None = None, lasting: bool = False
 ) -> Iterator[SparkSession]:
-    """A session that is stopped at the end of the block. What fails inside is read before that, while Spark answers.
+    """Starts a Spark session for a block, and stops it at the end.
+
+    Errors of Spark are turned into readable ones before the session stops, because only a running JVM can explain them.
 
     Args:
-        app: names the log files in the home.
-        stop: set by signals; one that comes while Spark starts interrupts that.
-        lasting: whether it will work for many minutes.
+        app: Names the log files in the home.
+        stop: Set by signals. A signal that arrives while Spark starts interrupts the start.
+        lasting: True if the session works for many minutes.
 
     Raises:
-        SessionlakeError: for whatever Spark, its JVM or the system raises inside.
+        SessionlakeError: Spark, its JVM or the operating system raised an error inside the block.
     """
     from sessionlake.spark.session import spark_session, stop_spark
-    from sessionlake.streaming.errors import read_at_once
+    from sessionlake.streaming.errors import explain_errors
 
     try:
-        with read_at_once():
+        with explain_errors():
             with stop.raise_on_signal() if stop else nullcontext():
                 spark = spark_session(settings, app=app, lasting=lasting)
             if stop:
@@ -83,20 +90,20 @@ def running_spark(
 
 
 def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
-    """Does the work with a session that is stopped afterwards."""
+    """Calls a function with a Spark session, which is stopped afterwards."""
     with running_spark(settings) as spark:
         return work(spark)
 
 
 def with_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:
-    """With what reads the tables: Spark only where they are in a catalog."""
+    """Calls a function with a reader of the tables. Starts Spark only if the tables are in a catalog."""
     from sessionlake.delta.lake import Lake
 
     return with_spark_if_needed(settings, lambda spark: work(Lake(settings).reader(spark)))
 
 
 def with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None], T]) -> T:
-    """Does the work with a session where tables cannot be read without one."""
+    """Calls a function with a Spark session if tables cannot be read without one, otherwise with None."""
     from sessionlake.delta.lake import storage_of
 
     return with_spark(settings, work) if storage_of(settings).needs_spark else work(None)

@@ -1,4 +1,4 @@
-"""Is everything here that is needed, and do the books balance? One line a check, each with its remedy."""
+"""`sessionlake doctor`: checks the machine, Kafka and the tables. Each finding is one line, with its remedy."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.positions import verify_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, latest_generations, read_topics
-from sessionlake.operations.preflight import Subject, layers_of, require_in_all, require_newest
+from sessionlake.operations.preflight import Subject, layers_of, require_newest, require_subject
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.errors import readable
+from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.errors import explained
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.losses import (
     has_committed,
-    less,
     refuse_lost_files,
     refuse_lost_rows,
     refuse_lost_topics,
+    removed_note,
 )
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     from sessionlake.delta.storage.reading import Condition, TableReader
 
 PROGRAM = "sessionlake"
-# Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
-_GROWING = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
-# Of the topics that are not active, as many are named.
-_NAMED = 10
+# Tables that batches only append to, so that the ledger says how many rows they must have.
+_APPENDED = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
+# How many names a finding lists.
+_SHOWN_NAMES = 10
 
 
 class Level(StrEnum):
-    """How a check came out."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -68,7 +68,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check; `detail` holds the remedy where there is something to do."""
+    """The result of one check.
+
+    Attributes:
+        what: The name of the check.
+        detail: What was found, with the remedy if there is something to do.
+    """
 
     level: Level
     what: str
@@ -76,31 +81,35 @@ class Finding:
 
 
 def examine(file: Path | None = None) -> list[Finding]:
-    """Runs every check that the ones before it leave possible.
+    """Runs every check whose requirements the earlier checks have confirmed.
 
     Args:
-        file: the configuration, as `load_settings` takes it.
+        file: The configuration. None means that `load_settings` looks for it.
     """
     try:
         settings = load_settings(file)
     except ConfigError as error:
         return [Finding(Level.FAIL, "config", str(error))]
     capture = settings.capture
-    said = f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
+    summary = (
+        f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
+    )
     machine = [] if on_databricks() else [_finding("java", _java), _finding("jars", _jars), _home_of(settings)]
-    findings = [Finding(Level.OK, "config", said), *machine, _finding("broker", lambda: _broker(settings))]
-    findings.append(_finding("operations", lambda: _operations(settings)))
-    findings.append(_finding("checkpoints", lambda: _checkpoints(settings)))
+    findings = [Finding(Level.OK, "config", summary), *machine, _finding("broker", lambda: _broker(settings))]
+    findings.append(_finding("operations", lambda: _check_operations(settings)))
+    findings.append(_finding("checkpoints", lambda: _check_checkpoints(settings)))
     if any(item.level is Level.FAIL for item in machine):
         return findings
-    return [*findings, *_books(settings)]
+    return [*findings, *_check_tables(settings)]
 
 
 def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
-    """Checks the bundle in a folder and its settings file, for every target; a check's name is the file and line.
+    """Checks the Databricks bundle in a folder, and its settings file, for every target.
+
+    A finding's name is file and line.
 
     Args:
-        commands: of the command line, whose words jobs give.
+        commands: The command line, by which the words in the jobs' definitions are checked.
     """
     from sessionlake.cli.job import refusal
     from sessionlake.databricks.bundle.rules import bundle_faults, models_are_installed
@@ -110,22 +119,22 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
     faults = bundle_faults(folder, given, partial(refusal, commands))
     found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_installed():
-        text = "keys of resources are not checked: install databricks-bundles (`uv sync`)"
+        text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
         found.append(Finding(Level.WARN, "models", text))
-    return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]
+    return found or [Finding(Level.OK, "bundle", "no fault found. A workspace may find more")]
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(Level.OK, what, check())
-    except BrokerError as error:  # nothing but bronze needs it
+    except BrokerError as error:  # a warning only, because only bronze needs the broker
         return Finding(Level.WARN, what, str(error))
     except SessionlakeError as error:
         return Finding(Level.FAIL, what, str(error))
     except Exception as error:
-        if (told := readable(error)) is None:
+        if (readable_error := explained(error)) is None:
             raise
-        return Finding(Level.FAIL, what, str(told))
+        return Finding(Level.FAIL, what, str(readable_error))
 
 
 def _java() -> str:
@@ -148,7 +157,7 @@ def _home_of(settings: Settings) -> Finding:
     if rights is None:
         return found
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
-    text = f"{settings.home} has mode {rights}, so other users of this machine can read what is in it: {remedy}"
+    text = f"{settings.home} has mode {rights}, so other users of this machine can read it. Run {remedy}"
     return Finding(Level.WARN, "home", text)
 
 
@@ -162,17 +171,17 @@ def _broker(settings: Settings) -> str:
     )
 
 
-def _operations(settings: Settings) -> str:
-    require_in_all(None, settings, Subject.OPERATIONS, layers_of(settings))
+def _check_operations(settings: Settings) -> str:
+    require_subject(None, settings, Subject.OPERATIONS, layers_of(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
-def _checkpoints(settings: Settings) -> str:
-    require_in_all(None, settings, Subject.CHECKPOINTS, layers_of(settings))
+def _check_checkpoints(settings: Settings) -> str:
+    require_subject(None, settings, Subject.CHECKPOINTS, layers_of(settings))
     return ", ".join(layer for layer in layers_of(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
 
 
-def _books(settings: Settings) -> list[Finding]:
+def _check_tables(settings: Settings) -> list[Finding]:
     from sessionlake.history.status import begun
     from sessionlake.spark.session import spark_session
 
@@ -181,50 +190,53 @@ def _books(settings: Settings) -> list[Finding]:
     if not ran and not begun(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
-    there = [_finding("states", lambda: _states(settings)), _finding("files", lambda: _files(spark, lake))]
-    lost = _finding("ledger", lambda: _ledger_is_there(spark, settings, ran))
-    if lost.level is Level.FAIL:
-        return [*there, lost]
+    stored = [
+        _finding("states", lambda: _check_states(settings)),
+        _finding("files", lambda: _check_files(spark, lake)),
+    ]
+    ledger = _finding("ledger", lambda: _check_ledger_exists(spark, settings, ran))
+    if ledger.level is Level.FAIL:
+        return [*stored, ledger]
     return [
-        *there,
-        _finding("ledger", lambda: _balanced(lake.reader(spark), settings)),
-        _finding("sums", lambda: _summed_up(lake.reader(spark))),
-        _finding("offsets", lambda: _contiguous(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
-        _finding("tables", lambda: _as_booked(spark, lake)),
-        _finding("versions", lambda: _in_force(spark, lake)),
-        _finding("layers", lambda: _have_checkpoints(lake.reader(spark), settings)),
-        _finding("messages", lambda: _readable(settings)),
+        *stored,
+        _finding("ledger", lambda: _check_balance(lake.reader(spark), settings)),
+        _finding("sums", lambda: _check_sums(lake.reader(spark))),
+        _finding("offsets", lambda: _check_offsets(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
+        _finding("tables", lambda: _check_row_counts(spark, lake)),
+        _finding("versions", lambda: _check_versions(spark, lake)),
+        _finding("layers", lambda: _check_layers(lake.reader(spark), settings)),
+        _finding("messages", lambda: _check_messages(settings)),
         _topics(spark, lake),
         _session_ids(lake.reader(spark)),
     ]
 
 
-def _readable(settings: Settings) -> str:
+def _check_messages(settings: Settings) -> str:
     from sessionlake.bronze.unreadable import stopped_at
 
     if stopped := stopped_at(settings):
         raise LakeError(str(stopped))
-    return "bronze has not stopped at one that it cannot read"
+    return "bronze has not stopped at a message that it cannot read"
 
 
-def _states(settings: Settings) -> str:
-    require_in_all(None, settings, Subject.STATES, layers_of(settings))
+def _check_states(settings: Settings) -> str:
+    require_subject(None, settings, Subject.STATES, layers_of(settings))
     return "every layer has the states of its last batch"
 
 
-def _files(spark: SparkSession | None, lake: Lake) -> str:
+def _check_files(spark: SparkSession | None, lake: Lake) -> str:
     known = [table for table in TABLES if lake.exists(spark, table)]
     for table in known:
         refuse_lost_files(spark, lake, table)
-    return f"all that {len(known)} tables name are there"
+    return f"all files of {len(known)} tables exist"
 
 
-def _ledger_is_there(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
-    require_in_all(spark, settings, Subject.LEDGER, ran)
-    return "is there"
+def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
+    require_subject(spark, settings, Subject.LEDGER, ran)
+    return "exists"
 
 
-def _balanced(reader: TableReader, settings: Settings) -> str:
+def _check_balance(reader: TableReader, settings: Settings) -> str:
     from sessionlake.history.status import layer_statuses
 
     layers = layer_statuses(reader, settings)
@@ -232,57 +244,61 @@ def _balanced(reader: TableReader, settings: Settings) -> str:
         if layer.unaccounted:
             raise LakeError(
                 f"{layer.layer}: {layer.unaccounted} messages are neither applied nor duplicates nor quarantined nor "
-                "held; look for the batches in ops.ledger (sessionlake query) and report this as a fault of sessionlake"
+                "held",
+                fix="Look for the batches in ops.ledger with `sessionlake query`, and report this as a bug",
             )
     return "messages in = applied + duplicates + quarantined + held, in every batch of every layer"
 
 
-def _summed_up(reader: TableReader) -> str:
+def _check_sums(reader: TableReader) -> str:
     used = verify_sums(reader)
-    return f"{POSITIONS} holds those of the ledger" if used else "none are gone by: the ledger is read whole"
+    return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
 
-def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
+def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
     found = missing_offsets(reader)
     for span, missing in found.items():
         if missing < 0 or (missing and not allow_gaps):
-            what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages are there twice"
+            what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages occur twice"
             raise LakeError(
                 f"{span.layer}: topic {span.topic}, partition {span.partition}, offsets {span.first} to "
-                f"{span.last}: {what}; {_put_right(span.layer)}"
+                f"{span.last}: {what}",
+                fix=_remedy(span.layer),
             )
     return f"contiguous in {len({(span.topic, span.partition) for span in found})} topic-partitions"
 
 
-def _as_booked(spark: SparkSession | None, lake: Lake) -> str:
-    gone = refuse_lost_rows(spark, lake, _GROWING)
-    return f"hold what the ledger says was written{less(sum(gone[table] for table in _GROWING))}"
+def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:
+    gone = refuse_lost_rows(spark, lake, _APPENDED)
+    return f"hold what the ledger says was written{removed_note(sum(gone[table] for table in _APPENDED))}"
 
 
-def _in_force(spark: SparkSession | None, lake: Lake) -> str:
+def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
     require_newest(spark, lake.settings, layers_of(lake.settings))
-    return "are the newest: none was brought back to an older one"
+    return "are the newest: no table was restored to an older version"
 
 
-def _put_right(layer: str) -> str:
-    """What to do about a layer whose offsets are not in order."""
-    back = "restore its tables and its checkpoint from the same backup"
+def _remedy(layer: str) -> str:
+    """What to do about a layer with missing or repeated offsets."""
     if layer == SILVER:
-        return f"`sessionlake rebuild silver` builds it once more from bronze; or {back}"
-    return f"{back}. {LAST_RESORT}"
+        return (
+            "Run `sessionlake rebuild silver`, which builds it again from bronze, or restore its tables and its "
+            "checkpoint from the same backup"
+        )
+    return f"Restore its tables and its checkpoint from the same backup. {LAST_RESORT}"
 
 
 def _query_id(settings: Settings, layer: str) -> str | None:
-    return Generations(settings.checkpoint(layer), layer).present.app_id
+    return Generations(settings.checkpoint(layer), layer).current.app_id
 
 
-def _have_checkpoints(reader: TableReader, settings: Settings) -> str:
+def _check_layers(reader: TableReader, settings: Settings) -> str:
     ran = {row["layer"] for row in to_dicts(LedgerReader(reader).current()) if not row["app_id"].startswith(REBUILD)}
     lost = [layer for layer in layers_of(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
-        ways = " ".join(f"{layer}: {way_on(layer)}." for layer in lost)
+        remedies = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))
-        raise LakeError(f"{places}: the tables hold data and the checkpoint is gone. {ways}")
+        raise LakeError(f"{places}: the tables hold data and the checkpoint is gone", fix=remedies)
     return "every layer that has run has its checkpoint"
 
 
@@ -296,14 +312,14 @@ def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
     rows = read_topics(spark, lake)
     now = latest_generations(rows).values()
     known = ", ".join(
-        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_some(names)})")
+        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_first_names(names)})")
         for state in TopicState
         if (names := sorted(row.topic for row in now if row.state is state))
     )
     lost = sorted({row.topic for row in rows if row.lost})
     if not lost and all(row.state in READ_STATES for row in now):
         return Finding(Level.OK, "topics", known or "none yet")
-    gone = f"; messages were lost unread of {_some(lost)}" if lost else ""
+    gone = f"; messages of {_first_names(lost)} were lost before bronze read them" if lost else ""
     return Finding(Level.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
 
 
@@ -317,12 +333,12 @@ def _session_ids(reader: TableReader) -> Finding:
     return Finding(
         Level.WARN,
         "session ids",
-        f"{len(split)} of {_some(topics)} occur in several partitions, where each is a session of its own, judged "
-        "alone: were partitions added, or do producers choose them differently? "
-        f"{EVENTS} names them, event {EventKind.SPLIT_SESSION}",
+        f"{len(split)} of {_first_names(topics)} occur in several partitions. Each partition's messages are judged as "
+        "a separate session. Were partitions added, or do producers choose them differently? "
+        f"{EVENTS} lists the ids as event {EventKind.SPLIT_SESSION}",
     )
 
 
-def _some(names: list[str]) -> str:
-    """The first few names, for a line of text."""
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+def _first_names(names: list[str]) -> str:
+    """Lists the first few names, for a line of text."""
+    return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")

@@ -1,4 +1,4 @@
-"""A figure of gold and what it is made of: a few lines for people, one object a figure for programs."""
+"""`sessionlake explain`: what a figure of gold was computed from, as lines for people or objects for programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli.context import say
-from sessionlake.cli.show import OutputFormat, console_on, plain, show, text_of
+from sessionlake.cli.show import OutputFormat, console_on, json_value, show, text_of
 from sessionlake.history.explain import Explained, explain
 from sessionlake.settings.model import Settings
 
@@ -21,10 +21,10 @@ _SHOWN_BATCHES = 5
 def show_explained(
     spark: SparkSession, settings: Settings, table: str, where: str, message: tuple[int, int] | None, form: OutputFormat
 ) -> None:
-    """Writes what the figures that meet a condition are made of."""
+    """Writes what the figures that meet a condition were computed from."""
     found, more = explain(spark, settings, table, where, message=message)
     if more:
-        say(f"these are the first; further rows of {table} meet the condition: name their keys in --where")
+        say(f"these are the first; more rows of {table} meet the condition: select them by their keys in --where")
     if form is not OutputFormat.TABLE:
         rows = [asdict(one) for one in found]
         show(list(rows[0]), [list(row.values()) for row in rows], form)
@@ -33,36 +33,37 @@ def show_explained(
 
     console = console_on(sys.stdout)
     for one in found:
-        console.print(text_of(f"{one.table}: ").append_text(text_of(_told(one.key), "bold")))
+        console.print(text_of(f"{one.table}: ").append_text(text_of(_pairs(one.key), "bold")))
         grid = Table.grid(padding=(0, 2))
-        for name, said in _lines(one, asked=message is not None):
-            grid.add_row(text_of(f"  {name}", "dim"), text_of(said))
+        for name, text in _lines(one, has_message=message is not None):
+            grid.add_row(text_of(f"  {name}", "dim"), text_of(text))
         console.print(grid)
 
 
-def _lines(one: Explained, *, asked: bool) -> Iterator[tuple[str, str]]:
-    yield "figures", _told(one.figures)
-    yield "made of", f"{one.events:,} values{' that are still there' if one.gone_before else ''}"
+def _lines(one: Explained, *, has_message: bool) -> Iterator[tuple[str, str]]:
+    yield "figures", _pairs(one.figures)
+    yield "made of", f"{one.events:,} values{' that still exist' if one.gone_before else ''}"
     if one.gone_before:
-        yield "gone", f"changes from before {plain(one.gone_before)}, by maintain.retention: it may be made of more"
+        removed = f"maintain.retention has removed changes from before {json_value(one.gone_before)}"
+        yield "removed", f"{removed}: the figure may be made of more values"
     for span in one.offsets:
-        whole = span.last - span.first + 1 == span.messages
-        between = "" if whole else f", not all between: {span.messages:,}"
-        yield "offsets", f"{span.topic}, partition {span.partition}: {span.first} to {span.last}{between}"
+        has_all = span.last - span.first + 1 == span.messages
+        count = "" if has_all else f", {span.messages:,} of them"
+        yield "offsets", f"{span.topic}, partition {span.partition}: {span.first} to {span.last}{count}"
     for batch in one.batches[:_SHOWN_BATCHES]:
         first, last = batch.silver_batches
-        silver = f"silver's {first}" if first == last else f"silver's {first} to {last}"
+        silver = f"silver's batch {first}" if first == last else f"silver's batches {first} to {last}"
         name = "gold batches up to" if batch.with_earlier else "gold batch"
-        yield name, f"{batch.batch}, of {silver}, committed {plain(batch.committed_at)}, by {batch.code_version}"
+        yield name, f"{batch.batch}, from {silver}, committed {json_value(batch.committed_at)}, by {batch.code_version}"
     if len(one.batches) > _SHOWN_BATCHES:
-        yield "", f"and {len(one.batches) - _SHOWN_BATCHES:,} batches more: --format json has all"
+        yield "", f"and {len(one.batches) - _SHOWN_BATCHES:,} more batches: --format json lists all"
     if one.logic:
         yield "logic", one.logic
-    if asked and one.holds is None:
-        yield "message", "unknown whether it is in it: it is not among what is still there"
-    elif asked:
-        yield "message", "is in it" if one.holds else "is not in it"
+    if has_message and one.holds is None:
+        yield "message", "unknown: its changes are not among those that still exist"
+    elif has_message:
+        yield "message", "is part of the figure" if one.holds else "is not part of the figure"
 
 
-def _told(values: Any) -> str:
-    return ", ".join(f"{name} {plain(value)}" for name, value in values.items() if value is not None)
+def _pairs(values: Any) -> str:
+    return ", ".join(f"{name} {json_value(value)}" for name, value in values.items() if value is not None)

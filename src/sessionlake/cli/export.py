@@ -1,4 +1,4 @@
-"""A table's rows as Parquet, CSV or JSON Lines, for whoever reads no Delta."""
+"""`sessionlake export`: writes a table's rows as Parquet, CSV or JSON Lines, for programs that do not read Delta."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sessionlake.cli.context import Config, say, settings_of, with_spark
-from sessionlake.cli.options import moment
+from sessionlake.cli.options import parse_time
 from sessionlake.cli.show import write_line
 from sessionlake.errors import LakeError, UsageError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Formats(StrEnum):
-    """What `export` writes: the words of `delta.export.FileFormat`, without importing it."""
+    """The file formats of an export. They repeat `delta.export.FileFormat`, whose import would be slow."""
 
     PARQUET = "parquet"
     CSV = "csv"
@@ -30,20 +30,30 @@ class Formats(StrEnum):
 
 
 def export(
-    table: Annotated[str, typer.Argument(help="The table, as in gold.metrics_1h.")],
-    path: Annotated[str, typer.Argument(help="The folder to make, on any store that Spark writes to.")],
-    form: Annotated[Formats, typer.Option("--format", help="What the files are.")] = Formats.PARQUET,
-    max_file_size: Annotated[str, typer.Option("--max-file-size", help="No file is larger.")] = "128MB",
-    where: Annotated[str | None, typer.Option("--where", help="Which rows, in SQL [all].")] = None,
-    version: Annotated[int | None, typer.Option("--version", help="As of a version of the table.", min=0)] = None,
-    as_of: Annotated[str | None, typer.Option("--as-of", help="As of a time: ISO 8601, UTC unless it says.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export there.")] = False,
+    table: Annotated[str, typer.Argument(help="The table, for example gold.metrics_1h.")],
+    path: Annotated[str, typer.Argument(help="The folder to create, on any storage that Spark can write to.")],
+    form: Annotated[Formats, typer.Option("--format", help="The format of the files.")] = Formats.PARQUET,
+    max_file_size: Annotated[str, typer.Option("--max-file-size", help="The largest size of a file.")] = "128MB",
+    where: Annotated[
+        str | None, typer.Option("--where", help="SQL condition that selects rows [default: all].")
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", help="Export this version of the table [default: the latest].", min=0)
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option("--as-of", help="Export the table as it was at this time: ISO 8601, in UTC without a time zone."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in the folder.")] = False,
     config: Config = None,
 ) -> None:
-    """Write a table's rows as plain files: all of them, or nothing."""
+    """Write a table's rows as Parquet, CSV or JSON Lines files.
+
+    If anything fails, no files are left.
+    """
     settings = settings_of(config)
-    limit, point = size_of(max_file_size), point_of(version, as_of)
-    require_there(settings, table, point)
+    limit, point = size_of(max_file_size), time_travel_option(version, as_of)
+    require_exists(settings, table, point)
     from sessionlake.delta.export import FileFormat
     from sessionlake.delta.export import export as write
 
@@ -51,14 +61,14 @@ def export(
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from sessionlake.streaming.errors import refused
+        from sessionlake.streaming.errors import explain_sql_error
 
         rows = rows_of(spark, settings, table, where, point)
         try:
             return write(rows, path, FileFormat(form), limit, overwrite=overwrite)
-        except (PySparkException, Py4JError) as error:  # a condition fails, too, only when it is computed
-            told = refused("export", error)
-            raise (LakeError(str(told)) if isinstance(told, UsageError) else told) from error
+        except (PySparkException, Py4JError) as error:  # some conditions only fail when Spark computes them
+            refusal = explain_sql_error("export", error)
+            raise (LakeError(str(refusal)) if isinstance(refusal, UsageError) else refusal) from error
 
     found = with_spark(settings, work)
     say(f"{found.rows:,} rows of {table} in {found.files:,} files of {found.bytes:,} bytes")
@@ -66,10 +76,10 @@ def export(
 
 
 def size_of(text: str) -> int:
-    """Bytes, of a text like 128MB or 1GiB.
+    """Returns the bytes that a text like 128MB or 1GiB says.
 
     Raises:
-        UsageError: it is none, or not one byte.
+        UsageError: The text is not a size, or less than one byte.
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -78,57 +88,65 @@ def size_of(text: str) -> int:
     except ValidationError:
         found = 0
     if found < 1:
-        raise UsageError(f"--max-file-size {text!r}: expected a size, as in 500kB, 128MB or 1GiB")
+        raise UsageError(f"--max-file-size {text!r} is not a size", fix="Write it as in 500kB, 128MB or 1GiB")
     return found
 
 
-def point_of(version: int | None, as_of: str | None) -> dict[str, Any]:
-    """Delta's option for the table as it was; none for the latest.
+def time_travel_option(version: int | None, as_of: str | None) -> dict[str, Any]:
+    """Returns Delta's read option for a past version or time; empty for the latest version.
 
     Raises:
-        UsageError: both are given, or the time is none.
+        UsageError: Both are given, or the time cannot be parsed.
     """
     if version is not None and as_of is not None:
-        raise UsageError("export takes --version or --as-of, not both")
+        raise UsageError("export: --version and --as-of cannot be combined", fix="Give only one of them")
     if version is not None:
         return {"versionAsOf": version}
     if as_of is None:
         return {}
-    return {"timestampAsOf": f"{moment('--as-of', as_of).astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"}
+    return {"timestampAsOf": f"{parse_time('--as-of', as_of).astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"}
 
 
-def require_there(settings: Settings, table: str, point: dict[str, Any]) -> None:
-    """Refuses, before Spark is started, what is not there.
+def require_exists(settings: Settings, table: str, point: dict[str, Any]) -> None:
+    """Refuses, before Spark is started, a table that does not exist.
 
     Raises:
-        UsageError: the lake has no such table, or a version is asked of a view.
-        LakeError: it, or the table that a view is of, has not been created yet.
+        UsageError: The lake has no table of this name, or a past version of a view is requested.
+        LakeError: The table, or the table that a view reads, has not been created yet.
     """
-    from sessionlake.cli.query import tables
+    from sessionlake.cli.query import table_names
     from sessionlake.delta.lake import Lake
     from sessionlake.gold.sql.views import DEFINITIONS
 
-    if table not in tables(settings):
-        raise UsageError(f"export: {table} is no table of the lake: there are {', '.join(tables(settings))}")
+    if table not in table_names(settings):
+        raise UsageError(
+            f"export: {table} is not a table of the lake", fix=f"Name one of {', '.join(table_names(settings))}"
+        )
     if point and table in DEFINITIONS:
-        raise UsageError(f"export: {table} is a view, which has no versions: leave out --version and --as-of")
+        raise UsageError(
+            f"export: {table} is a view, and views have no versions", fix="Leave out --version and --as-of"
+        )
     needed = DEFINITIONS[table].main if table in DEFINITIONS else table
     if Lake(settings).is_known_missing(needed):
-        raise LakeError(f"export: {needed} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
+        raise LakeError(
+            f"export: {needed} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run all --once`"
+        )
 
 
 def rows_of(spark: SparkSession, settings: Settings, table: str, where: str | None, point: dict[str, Any]) -> DataFrame:
-    """The rows of a table or view that meet a condition: of one version, whatever is committed meanwhile.
+    """Returns the rows of a table or view that meet a condition.
+
+    All come from one version, even if commits happen meanwhile.
 
     Raises:
-        UsageError: Spark does not accept the condition, or there is no such table or version.
+        UsageError: Spark does not accept the condition, or the table or version does not exist.
     """
     from pyspark.errors import PySparkException
 
     from sessionlake.delta.lake import Lake
     from sessionlake.gold.sql.views import DEFINITIONS
     from sessionlake.spark.reading_plan import require_condition
-    from sessionlake.streaming.errors import refused
+    from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
@@ -140,11 +158,11 @@ def rows_of(spark: SparkSession, settings: Settings, table: str, where: str | No
             rows = lake.storage.read(spark, table, point or {"versionAsOf": lake.latest_version(spark, table)})
         return rows if where is None else rows.where(where)
     except PySparkException as error:
-        raise refused("export", error) from error
+        raise explain_sql_error("export", error) from error
 
 
 def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
-    """A view's rows, kept as they are first computed: it has no version that could be read again."""
+    """Returns a view's rows, stored on disk when first computed. A view has no version that could be read again."""
     from pyspark import StorageLevel
 
     from sessionlake.gold.sql.views import create_views

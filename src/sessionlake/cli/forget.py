@@ -1,4 +1,4 @@
-"""`sessionlake forget`: one session leaves every layer, on the running system, and a receipt says so."""
+"""`sessionlake forget`: removes one session from every layer of a running system, and prints a receipt."""
 
 from __future__ import annotations
 
@@ -22,41 +22,58 @@ if TYPE_CHECKING:
 
 
 def forget(
-    session: Annotated[str | None, typer.Option("--session", help="The session's id.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="The id of the session to forget.")] = None,
     topic: OfTopic = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Finish one that was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish a forgetting that was interrupted.")] = False,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Give up one that was interrupted before anything was erased.")
+        bool,
+        typer.Option(
+            "--cancel", help="Cancel a forgetting that was interrupted. Only possible before anything was erased."
+        ),
     ] = False,
     wait: Annotated[
-        int, typer.Option("--wait", min=0, metavar="SECONDS", help="For layers to stand aside, and publications.")
+        int,
+        typer.Option(
+            "--wait",
+            min=0,
+            metavar="SECONDS",
+            help="How long to wait for running layers to pause, and for publications to send the removals.",
+        ),
     ] = 600,
     shorten_gold: ShortenGold = False,
     config: Config = None,
 ) -> None:
-    """Remove one session from every table, state, checkpoint and history; the receipt goes to standard output."""
+    """Erase one session from every table, state and history.
+
+    Prints a receipt as JSON. Running layers pause meanwhile. Exits with 1 if the session's id is still found somewhere.
+    """
     settings = settings_of(config)
     from sessionlake.delta.lake import storage_of
 
     if (session is not None) + resume + cancel != 1:
-        raise UsageError("forget: give one of --session ID, --resume and --cancel")
+        raise UsageError(
+            "forget: exactly one of --session, --resume and --cancel is needed",
+            fix="Run `sessionlake forget --session ID`",
+        )
     storage_of(settings).require_writable()
     if cancel:
-        receipt_name = with_spark(settings, lambda spark: cancelled(spark, settings, wait))
+        receipt_name = with_spark(settings, lambda spark: cancel_forgetting(spark, settings, wait))
         say(f"receipt {receipt_name} is withdrawn: nothing was erased, and all layers can start")
         return
-    found = with_spark(settings, lambda spark: forgotten(spark, settings, session, topic, wait, shorten=shorten_gold))
-    write_line(json_line(receipt(found), indent=2))
-    still, unread = found.report["search"]["found"], found.report["search"]["unread"]
-    for place in still:
-        say(f"the id still stands in {place}")
+    erasure = with_spark(
+        settings, lambda spark: forget_session(spark, settings, session, topic, wait, shorten=shorten_gold)
+    )
+    write_line(json_line(receipt(erasure), indent=2))
+    remaining, unread = erasure.report["search"]["found"], erasure.report["search"]["unread"]
+    for place in remaining:
+        say(f"the id is still in {place}")
     for place in unread:
-        say(f"the id may still stand in {place}, which cannot be read: remove it if nobody needs it")
-    if still or unread:
+        say(f"the id may still be in {place}, which cannot be read: remove it if nobody needs it")
+    if remaining or unread:
         raise typer.Exit(1)
 
 
-def forgotten(
+def forget_session(
     spark: SparkSession,
     settings: Settings,
     session: str | None,
@@ -65,33 +82,36 @@ def forgotten(
     *,
     shorten: bool = False,
 ) -> Erasure:
-    """Forgets the session while all layers stand aside; without one, finishes the forgetting that was interrupted."""
-    from sessionlake.operations.forgetting.forget import Forgetting
-    from sessionlake.streaming.aside import asking
+    """Erases the session while all layers are paused.
 
-    with asking(settings, "a session is being forgotten"), _claimed(spark, settings, wait):
+    Without a session, finishes the forgetting that was interrupted.
+    """
+    from sessionlake.operations.forgetting.forget import Forgetting
+    from sessionlake.streaming.pause_requests import request_pause
+
+    with request_pause(settings, "a session is being forgotten"), _claimed(spark, settings, wait):
         work = Forgetting(spark, settings, patience=wait, shorten=shorten, say=say)
         return work.resume() if session is None else work.run(session, topic)
 
 
-def cancelled(spark: SparkSession, settings: Settings, wait: float) -> str:
-    """Gives up an interrupted forgetting while all layers stand aside; returns the receipt's name."""
+def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> str:
+    """Cancels an interrupted forgetting while all layers are paused. Returns the receipt's name."""
     from sessionlake.operations.forgetting.forget import Forgetting
 
     with _claimed(spark, settings, wait):
         return Forgetting(spark, settings).cancel()
 
 
-def receipt(found: Erasure) -> dict[str, Any]:
-    """What the officer is given: the row of `bronze.erasures`, its report spread out."""
-    whole = asdict(found)
-    moments = {name: whole[name].isoformat() for name in ("begun_at", "done_at")}
-    report = whole.pop("report")
-    return whole | moments | report
+def receipt(erasure: Erasure) -> dict[str, Any]:
+    """Returns the receipt for the data protection officer: a row of `bronze.erasures` and the entries of its report."""
+    row = asdict(erasure)
+    times = {name: row[name].isoformat() for name in ("begun_at", "done_at")}
+    report = row.pop("report")
+    return row | times | report
 
 
 def _claimed(spark: SparkSession, settings: Settings, seconds: float) -> AbstractContextManager[None]:
-    from sessionlake.cli.aside import all_claimed
+    from sessionlake.cli.aside import claim_all
     from sessionlake.ledger.erasures import CLAIM
 
-    return all_claimed(spark, settings, seconds, "forgets a session", CLAIM)
+    return claim_all(spark, settings, seconds, "forgets a session", CLAIM)

@@ -1,4 +1,4 @@
-"""Gold verified against a recomputation, and its products made anew."""
+"""`verify gold` and `rebuild gold`: compares gold with a recomputation, and rebuilds its tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
-    """Says of each table whether it is what its source makes of it; so they all are."""
+    """Compares each table of gold with a recomputation from its source, and says the result.
+
+    Returns True if all are equal.
+    """
     require_uninterrupted(settings, GOLD)
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
         products = tables_of(settings)
@@ -40,48 +43,53 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
         say(f"{describe_floors(table, floors)}, and not compared")
     for product in products:
         if product not in complete:
-            say(f"{product.table} is not compared: it is yet to be made, by `sessionlake run gold`")
-    of_tables = [processors.verify(spark, settings, own, say) for own in _of_tables(settings)]
-    return all(one.first is None for one in found) and all(of_tables)
+            say(f"{product.table} is not compared, because it does not exist yet: `sessionlake run gold` creates it")
+    are_equal = [processors.verify(spark, settings, own, say) for own in _with_sources(settings)]
+    return all(one.first is None for one in found) and all(are_equal)
 
 
 def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say, *, shorten: bool = False) -> None:
-    """Makes a product anew, or all of them, out of all that silver holds.
+    """Rebuilds one table of gold, or all of them, from all of silver.
 
     Args:
-        shorten: though retention has removed changes, so that what is made begins later.
+        table: None means all.
+        shorten: Rebuild even if retention has removed changes, so that the result begins later.
 
     Raises:
-        LakeError: retention has removed some, and it must not.
-        UsageError: there is no such product.
+        LakeError: Retention has removed changes, and `shorten` is False.
+        UsageError: Gold has no such table.
     """
-    known, of_tables = tables_of(settings), _of_tables(settings)
+    known, with_sources = tables_of(settings), _with_sources(settings)
     chosen = [product for product in known if table in (None, product.table)]
-    beside = [own for own in of_tables if table in (None, own.into)]
-    if not chosen and not beside:
-        names = ", ".join([*(product.table for product in known), *(own.into for own in of_tables)])
-        raise UsageError(f"{table} is no product of gold: there are {names}")
+    chosen_with_sources = [own for own in with_sources if table in (None, own.into)]
+    if not chosen and not chosen_with_sources:
+        names = ", ".join([*(product.table for product in known), *(own.into for own in with_sources)])
+        raise UsageError(f"{table} is not a table of gold", fix=f"Name one of {names}")
     if chosen:
-        _rebuild_kept_up(spark, settings, chosen, table, say, shorten=shorten)
-    for own in beside:
+        _rebuild_from_silver(spark, settings, chosen, table, say, shorten=shorten)
+    for own in chosen_with_sources:
         processors.rebuild(spark, settings, own.name, OutputFormat.TABLE, say)
 
 
-def _rebuild_kept_up(
+def _rebuild_from_silver(
     spark: SparkSession, settings: Settings, chosen: Sequence[GoldTable], table: str | None, say: Say, *, shorten: bool
 ) -> None:
     with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         if not shorten:
             refuse_shorter(Lake(settings), spark)
         for name, made in rebuild_tables(spark, settings, chosen).items():
-            what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"
-            say(f"{name} is made anew: {made.rows:,} rows; {what}")
+            difference = (
+                "equal to the former table"
+                if made.before is None
+                else f"first difference to the former table:\n  {made.before}"
+            )
+            say(f"{name} is rebuilt: {made.rows:,} rows; {difference}")
         for name, floors in read_floors(Lake(settings).reader(spark), _tables(chosen)).items():
             say(describe_floors(name, floors))
 
 
-def _of_tables(settings: Settings) -> list[ProductProcessor]:
-    """The products that are made of tables, each behind those that it is made of."""
+def _with_sources(settings: Settings) -> list[ProductProcessor]:
+    """Returns the products that read other tables, each after those that it reads."""
     return [own for own in settings.processors if isinstance(own, ProductProcessor)]
 
 

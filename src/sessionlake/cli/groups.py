@@ -1,4 +1,4 @@
-"""Commands of two words, as in `sessionlake session show`."""
+"""The commands of two words, such as `sessionlake session show`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from typer.main import get_command
 
 from sessionlake.cli.context import INT32_MAX, INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
 from sessionlake.cli.options import (
+    AfterOffset,
+    AfterSeq,
+    AtTime,
     BySession,
     Cancel,
+    FromBronzeVersion,
     OfPartition,
     OfTopic,
     Session,
     ShortenGold,
     StartOver,
-    refuse_together,
+    refuse_combined,
 )
 from sessionlake.cli.reference import reference_app
 from sessionlake.cli.remote import remote_app
@@ -30,24 +34,24 @@ if TYPE_CHECKING:
 
     from sessionlake.local.broker import BrokerStatus
 
-bronze_app = typer.Typer(no_args_is_help=True, help="Messages that bronze cannot read.")
-broker_app = typer.Typer(no_args_is_help=True, help="The embedded Kafka broker of this home.")
+bronze_app = typer.Typer(no_args_is_help=True, help="Skip messages that bronze cannot read.")
+broker_app = typer.Typer(no_args_is_help=True, help="Start and stop the embedded Kafka broker of this home.")
 
 
 _OF_PROCESSOR = "processor:"
 
 
 class _Rebuilds(TyperGroup):
-    """The layers, each product of gold, each processor: which there are is for the configuration to say."""
+    """Adds the commands `gold.TABLE` and `processor:NAME`, whose names the configuration decides."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """See click's `Group`."""
+        """Returns the command of a name, None if there is none."""
         one = typer.Typer(add_completion=False)
         if cmd_name.startswith("gold."):
-            one.command(cmd_name, help=f"Make {cmd_name} anew from silver, in one commit.")(_rebuild_gold(cmd_name))
+            one.command(cmd_name, help=f"Rebuild {cmd_name} from silver, in one commit.")(_rebuild_gold(cmd_name))
         elif cmd_name.startswith(_OF_PROCESSOR):
             name = cmd_name.removeprefix(_OF_PROCESSOR)
-            one.command(cmd_name, help=f"Make the table of the processor {name} anew, in one commit.")(
+            one.command(cmd_name, help=f"Rebuild the table of the processor {name}, in one commit.")(
                 _rebuild_processor(name)
             )
         else:
@@ -56,12 +60,15 @@ class _Rebuilds(TyperGroup):
 
 
 rebuild_app = typer.Typer(
-    no_args_is_help=True, cls=_Rebuilds, help="Build a layer, gold.TABLE, or processor:NAME anew."
+    no_args_is_help=True,
+    cls=_Rebuilds,
+    help="Rebuild silver, gold, gold.TABLE or processor:NAME.\n\n"
+    "The last two are commands, too: each table of gold and each configured processor has one.",
 )
-verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with what it was made of.")
-state_app = typer.Typer(no_args_is_help=True, help="What silver's state store remembers.")
-rules_app = typer.Typer(no_args_is_help=True, help="Rules over gold's figures, and over events in silver.")
-session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
+verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with its source, and show what differs.")
+state_app = typer.Typer(no_args_is_help=True, help="Show what silver's state store holds.")
+rules_app = typer.Typer(no_args_is_help=True, help="Check, test, apply and list alert rules.")
+session_app = typer.Typer(no_args_is_help=True, help="Show the table of one session, now or in the past.")
 GROUPS = {
     "bronze": bronze_app,
     "broker": broker_app,
@@ -77,43 +84,49 @@ GROUPS = {
 
 @bronze_app.callback()
 def _bronze() -> None:
-    """A group, though it has one command."""
+    """Makes `bronze` a group although it has one command."""
 
 
 @bronze_app.command("skip")
 def bronze_skip(
-    topic: Annotated[str, typer.Argument(help="The topic.")],
-    partition: Annotated[int, typer.Argument(help="The partition.", min=0, max=INT32_MAX)],
-    offset: Annotated[int, typer.Argument(help="The message's offset in bronze.", min=0, max=INT64_MAX)],
-    why: Annotated[str, typer.Option("--why", help="The reason, for ops.absent_offsets.")],
+    topic: Annotated[str, typer.Argument(help="The message's topic.")],
+    partition: Annotated[int, typer.Argument(help="The message's partition.", min=0, max=INT32_MAX)],
+    offset: Annotated[int, typer.Argument(help="The message's offset in bronze.messages.", min=0, max=INT64_MAX)],
+    why: Annotated[str, typer.Option("--why", help="The reason, which is stored in ops.absent_offsets.")],
     to: Annotated[
-        int | None, typer.Option("--to", help="Skip all messages up to this offset.", min=0, max=INT64_MAX)
+        int | None,
+        typer.Option("--to", help="Skip all messages up to this offset, inclusive.", min=0, max=INT64_MAX),
     ] = None,
     config: Config = None,
 ) -> None:
-    """Leave out a message that Spark cannot deliver, for good, so that bronze reads on behind it."""
+    """Skip a message that Spark cannot read, permanently.
+
+    Bronze then continues with the message after it.
+    """
     settings = settings_of(config)
-    from sessionlake.cli.resolve import user
+    from sessionlake.cli.resolve import current_user
     from sessionlake.errors import UsageError
     from sessionlake.kafka.clients import require_broker
     from sessionlake.ledger.retained import CLAIM
     from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
     from sessionlake.operations.pipeline import Layer, claimed
-    from sessionlake.operations.recover.skip import Skipped
+    from sessionlake.operations.recover.skip import SkipDecision
     from sessionlake.operations.recover.skip import skip as skip_messages
 
     last = offset if to is None else to
     if last < offset:
-        raise UsageError(f"--to {last} is before offset {offset}")
+        raise UsageError(f"--to {last} is before offset {offset}", fix=f"Give --to an offset from {offset} on")
     require_broker(settings)
 
     def work(spark: SparkSession) -> None:
         with claimed(spark, settings, Layer.BRONZE, "skips a message of bronze", CLAIM, MAINTENANCE):
-            messages = skip_messages(spark, settings, Skipped(topic, partition, offset, last, user(spark), why))
+            messages = skip_messages(
+                spark, settings, SkipDecision(topic, partition, offset, last, current_user(spark), why)
+            )
         what = f"offset {offset}" if last == offset else f"offsets {offset} to {last}"
         say(
-            f"topic {topic}, partition {partition}: {what} left out, as ops.absent_offsets says; {messages} messages "
-            "before that were read. `sessionlake run bronze` goes on behind it"
+            f"topic {topic}, partition {partition}: {what} skipped, and recorded in ops.absent_offsets; {messages} "
+            "messages before that were committed. `sessionlake run bronze` continues after the skipped offsets"
         )
 
     with_spark(settings, work)
@@ -127,7 +140,7 @@ def session_show(
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """The rows of one session's table, now."""
+    """Show the rows of a session's table now."""
     settings = settings_of(config)
     from sessionlake.cli.session import show_session
 
@@ -137,19 +150,18 @@ def session_show(
 @session_app.command("as-of")
 def session_as_of(
     session: Session,
-    ts: Annotated[str | None, typer.Option("--ts", help="Stream time (Kafka's): ISO 8601, or milliseconds.")] = None,
-    seq: Annotated[
-        int | None, typer.Option("--seq", help="After the message with this seq.", min=0, max=INT64_MAX)
-    ] = None,
-    offset: Annotated[
-        int | None, typer.Option("--offset", help="After the message at this Kafka offset.", min=0, max=INT64_MAX)
-    ] = None,
+    ts: AtTime = None,
+    seq: AfterSeq = None,
+    offset: AfterOffset = None,
     topic: OfTopic = None,
     partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """The rows of one session's table at any moment of its history."""
+    """Show the rows of a session's table at a past moment.
+
+    Give the moment as exactly one of --ts, --seq and --offset.
+    """
     settings = settings_of(config)
     from sessionlake.cli.session import moment_of, show_session_as_of
 
@@ -165,7 +177,10 @@ def state_show(
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """One session: where its stream stands, which seqs are missing, what is held back."""
+    """Show the state that silver keeps of one session.
+
+    For example the next seq, missing seqs, and messages held back.
+    """
     settings = settings_of(config)
     from sessionlake.cli.state import show_session_state
 
@@ -174,7 +189,7 @@ def state_show(
 
 @state_app.command("stats")
 def state_stats(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
-    """How many sessions and held-back messages each shard remembers, in how many bytes."""
+    """Show the sessions, held-back messages and bytes in each shard."""
     settings = settings_of(config)
     from sessionlake.cli.state import show_state_stats
 
@@ -183,24 +198,25 @@ def state_stats(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
 
 @rebuild_app.command("silver")
 def rebuild_silver(
-    from_bronze_version: Annotated[
-        int | None, typer.Option("--from-bronze-version", min=0, help="The version to build from [the latest].")
-    ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="Only the sessions of this topic.")] = None,
+    from_bronze_version: FromBronzeVersion = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Rebuild only the sessions of this topic.")] = None,
     sessions: Annotated[
-        list[str] | None, typer.Option("--sessions", help="Only this session; may be repeated.")
+        list[str] | None, typer.Option("--sessions", help="Rebuild only this session. Can be repeated.")
     ] = None,
     cancel: Cancel = False,
     start_over: StartOver = False,
     config: Config = None,
 ) -> None:
-    """Build silver from bronze beside the live tables, then put it in their place."""
+    """Rebuild silver from bronze, and replace its tables.
+
+    The new tables are built beside the live ones, which stay readable until they are replaced.
+    """
     settings = settings_of(config)
     from sessionlake.cli import rebuild
     from sessionlake.operations.rebuild.replay import Selection
 
     wanted = Selection(topic, tuple(sessions or ()))
-    refuse_together(
+    refuse_combined(
         cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.everything
     )
     if cancel:
@@ -222,7 +238,7 @@ def _rebuild_gold(table: str | None) -> Callable[..., None]:
     return command
 
 
-rebuild_app.command("gold", help="Make every product of gold anew from silver; `gold.NAME` one of them.")(
+rebuild_app.command("gold", help="Rebuild all tables of gold from silver. Use `rebuild gold.NAME` for one of them.")(
     _rebuild_gold(None)
 )
 
@@ -230,7 +246,7 @@ rebuild_app.command("gold", help="Make every product of gold anew from silver; `
 def _rebuild_processor(name: str) -> Callable[..., None]:
     def command(
         diff: Annotated[
-            bool, typer.Option("--diff", help="Only show how the class, as it is now, would make other rows.")
+            bool, typer.Option("--diff", help="Only show which rows the present code would change. Nothing is written.")
         ] = False,
         cancel: Cancel = False,
         start_over: StartOver = False,
@@ -240,7 +256,7 @@ def _rebuild_processor(name: str) -> Callable[..., None]:
         settings = settings_of(config)
         from sessionlake.cli import processors
 
-        refuse_together(cancel=cancel, start_over=start_over, others=diff)
+        refuse_combined(cancel=cancel, start_over=start_over, others=diff)
         if cancel:
             with_spark(settings, lambda spark: processors.cancel(spark, settings, name, say))
             return
@@ -254,7 +270,10 @@ def _rebuild_processor(name: str) -> Callable[..., None]:
 
 @verify_app.command("bronze")
 def verify_bronze(config: Config = None) -> None:
-    """Prove that bronze holds what Kafka still does; exit code 1 and the first difference if not."""
+    """Compare bronze with the messages Kafka still holds.
+
+    Exits with 1 and shows the first difference if they differ.
+    """
     settings = settings_of(config)
     from sessionlake.cli import verify_bronze as command
 
@@ -265,7 +284,10 @@ def verify_bronze(config: Config = None) -> None:
 
 @verify_app.command("silver")
 def verify_silver(config: Config = None) -> None:
-    """Prove that silver is what bronze makes of it; exit code 1 and the first difference if not."""
+    """Compare silver with a rebuild from bronze.
+
+    Exits with 1 and shows the first difference if they differ. Nothing is replaced.
+    """
     settings = settings_of(config)
     from sessionlake.cli import rebuild
 
@@ -275,7 +297,10 @@ def verify_silver(config: Config = None) -> None:
 
 @verify_app.command("gold")
 def verify_gold(config: Config = None) -> None:
-    """Prove that gold is what SQL over silver makes of it; exit code 1 and the first difference if not."""
+    """Compare gold with a recomputation in SQL over silver.
+
+    Exits with 1 and shows the first difference if they differ.
+    """
     settings = settings_of(config)
     from sessionlake.cli import gold
 
@@ -288,40 +313,49 @@ File = Annotated[Path, typer.Argument(help="A YAML file of rules.")]
 
 @rules_app.command("check")
 def rules_check(file: File, config: Config = None) -> None:
-    """Say whether the rules of a file can be used; exit code 2, and line and reason, if not."""
+    """Check the rules in a file.
+
+    Exits with 2, and shows line and reason, if a rule cannot be used.
+    """
     settings = settings_of(config)
     from sessionlake.cli import rules
 
-    write_text(f"{len(rules.check(settings, file))} rules are fine")
+    write_text(f"{len(rules.load_rules(settings, file))} rules are fine")
 
 
 @rules_app.command("apply")
 def rules_apply(
     file: File,
-    only: Annotated[bool, typer.Option("--only", help="Disable all rules that the file does not have.")] = False,
+    only: Annotated[bool, typer.Option("--only", help="Also disable all rules that are not in the file.")] = False,
     config: Config = None,
 ) -> None:
-    """Put the rules of a file into gold.rules, where a running gold finds them with its next batch."""
+    """Write the rules in a file into gold.rules.
+
+    A running gold uses them from its next batch on.
+    """
     settings = settings_of(config)
     from sessionlake.cli import rules
 
-    written = rules.check(settings, file)
+    written = rules.load_rules(settings, file)
     with_spark(settings, lambda spark: rules.apply(spark, settings, written, say, only=only))
 
 
 @rules_app.command("test")
 def rules_test(file: File, form: Form = OutputFormat.TABLE, config: Config = None) -> None:
-    """Hold the rules of a file against history: which alerts would be gained and lost. Nothing is written."""
+    """Test the rules in a file on past data, without writing.
+
+    Shows which alerts they would add and remove.
+    """
     settings = settings_of(config)
     from sessionlake.cli import rules
 
-    written = rules.check(settings, file)
+    written = rules.load_rules(settings, file)
     with_reader(settings, lambda reader: rules.try_rules(reader, settings, written, form, say))
 
 
 @rules_app.command("list")
 def rules_list(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
-    """The rules there are, and whether gold evaluates them."""
+    """List the rules, and whether gold evaluates each."""
     settings = settings_of(config)
     from sessionlake.cli import rules
 
@@ -330,7 +364,7 @@ def rules_list(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
 
 @broker_app.command("up")
 def broker_up(config: Config = None) -> None:
-    """Start it, unless it runs, and wait until it answers."""
+    """Start the broker, and wait until it answers."""
     from sessionlake.local import broker
 
     _show_broker(broker.up(settings_of(config)))
@@ -338,7 +372,7 @@ def broker_up(config: Config = None) -> None:
 
 @broker_app.command("down")
 def broker_down(config: Config = None) -> None:
-    """Stop it; its data stays."""
+    """Stop the broker. Its data stays."""
     from sessionlake.local import broker
 
     say("the broker has stopped" if broker.down(settings_of(config)) else "no broker of this home was running")
@@ -346,7 +380,7 @@ def broker_down(config: Config = None) -> None:
 
 @broker_app.command("status")
 def broker_status(config: Config = None) -> None:
-    """Say how it stands; exit code 1 unless it runs."""
+    """Show whether the broker runs. Exits with 1 if not."""
     from sessionlake.local import broker
 
     found = broker.status(settings_of(config))
@@ -358,8 +392,8 @@ def broker_status(config: Config = None) -> None:
 def _show_broker(found: BrokerStatus) -> None:
     meaning = {
         "stopped": "not running; `sessionlake broker up` starts it",
-        "foreign": "another process holds the port",
-        "outside": "an outside broker is configured: nothing to start here",
+        "foreign": "another process uses the port",
+        "outside": "an outside broker is configured, so there is nothing to start here",
     }
     pid = f" (process {found.pid})" if found.pid else ""
     write_text(f"{found.bootstrap_servers}: {meaning.get(found.state, found.state)}{pid}")

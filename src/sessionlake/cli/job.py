@@ -1,9 +1,9 @@
 """What a run of a Databricks job may do: a closed list of commands and options.
 
-Whoever may start a job may give its run other words than the job has, and the run acts as the principal that owns the
-tables. So the entry point of all jobs, `sessionlake-job`, takes what is listed here and nothing else: no SQL, no file
-that was not deployed with the bundle, no configuration of one's own. Who wants to read tables does so as himself, on a
-warehouse or in a notebook.
+A user who may start a job can also replace its arguments, and the run acts with the rights of the tables' owner. So
+`sessionlake-job`, the entry point of all jobs, accepts only the commands and options in this list. It accepts no SQL,
+no files from outside the bundle, and no other configuration. To read tables, a user works with their own rights, in a
+SQL warehouse or a notebook.
 """
 
 from __future__ import annotations
@@ -49,43 +49,43 @@ ALLOWED: dict[str, frozenset[str]] = {
         "types": "",
     }.items()
 }
-"""Commands, and the parameters that may be given with each, by the names of the functions that take them."""
+"""The commands, and the parameters allowed with each, named as in the functions that implement the commands."""
 
 
 def refusal(command: Any, words: Sequence[str], environ: Mapping[str, str] | None = None) -> str | None:
-    """Why a run of a job may not do what the words say; None if it may.
+    """Returns why a run of a job may not execute a command line; None if it may.
 
     Args:
-        command: the whole command line.
-        environ: of the run, which names the files and the publications of its deployment; without it, these are not
-            checked.
+        command: The root command of the command line.
+        environ: The environment of the run, which names the files and publications of its deployment. None skips the
+            check of these.
     """
     try:
-        name, context = _parsed(command, words)
+        name, context = _parse(command, words)
     except UsageError as error:
         return str(error)
-    except typer.Exit:  # asked for help, or the version
+    except typer.Exit:  # --help and --version
         return None
-    known = next((listed for listed in (name, _of_any_name(name)) if listed in ALLOWED), None)
+    known = next((listed for listed in (name, _wildcard(name)) if listed in ALLOWED), None)
     if known is None:
         return (
-            f"a job does not run `{name}`, since its run acts as the principal that owns the tables. It runs "
+            f"a job does not run `{name}`, because it acts with the rights of the tables' owner. It runs "
             f"{', '.join(ALLOWED)}. To read tables, use your own rights: a SQL warehouse, a notebook, or "
             "`sessionlake remote query`"
         )
     given = {parameter.name for parameter in context.command.params if _is_given(context, parameter.name)}
     if others := sorted(given - ALLOWED[known]):
-        takes = ", ".join(sorted(ALLOWED[known])) or "nothing"
-        return f"in a job, `{name}` takes {takes}, and not {', '.join(others)}"
+        takes = ", ".join(sorted(ALLOWED[known])) or "no options"
+        return f"in a job, `{name}` accepts {takes}, but not {', '.join(others)}"
     return None if environ is None else _not_deployed(name, context.params, environ)
 
 
 def _not_deployed(name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """Why the deployment has not what the words name: a file, or a publication; None if it has."""
+    """Returns why a file or publication that the arguments name is not part of the deployment; None if it is."""
     file = given.get("file")
     folder = Path(environ[CONFIG_VARIABLE]).resolve().parent if CONFIG_VARIABLE in environ else Path.cwd()
     if file is not None and not Path(file).resolve().is_relative_to(folder):
-        return f"{file} is not deployed with the bundle: put it beside the settings file, into {folder}, and deploy"
+        return f"{file} is not deployed with the bundle: put it into {folder}, beside the settings file, and deploy"
     if name != "publish":
         return None
     wanted = f"{given['table']}={given['topic']}"
@@ -93,34 +93,34 @@ def _not_deployed(name: str, given: Mapping[str, Any], environ: Mapping[str, str
     if wanted in listed:
         return None
     return (
-        f"this deployment publishes {', '.join(listed) or 'nothing'}, and not {wanted}: "
-        f"name it in {PUBLICATIONS_VARIABLE} in databricks.yml, and deploy"
+        f"this deployment publishes {', '.join(listed) or 'nothing'}, but not {wanted}: "
+        f"add it to {PUBLICATIONS_VARIABLE} in databricks.yml, and deploy"
     )
 
 
-def _parsed(command: Any, words: Sequence[str]) -> tuple[str, Any]:
-    """The command that the words name, as in `rebuild silver`, and the context with what they give to it.
+def _parse(command: Any, words: Sequence[str]) -> tuple[str, Any]:
+    """Returns the command that the arguments name, such as `rebuild silver`, and click's context with its parameters.
 
     Raises:
-        UsageError: the command line does not take these words.
+        UsageError: The arguments are not a valid command line.
     """
     try:
-        with redirect_stdout(io.StringIO()):  # help is shown when the words are run
-            return _walked(command, words)
+        with redirect_stdout(io.StringIO()):  # the help text is printed later, when the command line is run
+            return _descend(command, words)
     except Exception as error:
-        if hasattr(error, "format_message"):  # Typer's own, of a wrong use
+        if hasattr(error, "format_message"):  # Typer's own usage errors
             raise UsageError(str(error.format_message())) from None
         raise
 
 
-def _walked(command: Any, words: Sequence[str]) -> tuple[str, Any]:
+def _descend(command: Any, words: Sequence[str]) -> tuple[str, Any]:
     path: list[str] = []
     context, name, rest = None, PROGRAM, list(words)
     while True:
         context = command.make_context(name, rest, parent=context)
         if not hasattr(command, "resolve_command"):
             return " ".join(path), context
-        # No command of the list has options before its name.
+        # Options before the command's name become part of the name, which is then not in the list.
         path += [f"--{parameter.name}" for parameter in command.params if _is_given(context, parameter.name)]
         left = [*context._protected_args, *context.args]  # noqa: SLF001 - a group's words have no public name
         name, command, rest = command.resolve_command(context, left)
@@ -132,8 +132,8 @@ def _is_given(context: Any, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _of_any_name(name: str) -> str:
-    """`rebuild gold.*` for `rebuild gold.metrics_1h`: products and processors have names of the configuration's."""
+def _wildcard(name: str) -> str:
+    """Returns `rebuild gold.*` for `rebuild gold.metrics_1h`: the configuration names products and processors."""
     for prefix in ("rebuild gold.", "rebuild processor:"):
         if name.startswith(prefix):
             return f"{prefix}*"

@@ -1,4 +1,4 @@
-"""`sessionlake maintain`: what was merged and removed, table by table."""
+"""`sessionlake maintain`: maintains the tables, and says what was merged and removed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sessionlake.cli.show import OutputFormat, show
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
-from sessionlake.operations.maintenance import CLAIM, Maintained, Maintenance
+from sessionlake.operations.maintenance import CLAIM, Maintenance, TableMaintenance
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.aside import asked, stand_aside
+from sessionlake.streaming.pause_requests import pause_reason, wait_while_paused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,11 +21,11 @@ COLUMNS = ("table", "files_before", "files_after", "removed_files", "freed_bytes
 
 
 def maintain_once(spark: SparkSession, settings: Settings, table: str | None, form: OutputFormat) -> None:
-    """Does what there is to do, and shows it: one row a table; what is empty was not to be done.
+    """Maintains each table once, and shows one row per table. Empty cells mean that there was nothing to do.
 
     Raises:
-        ClaimedError: another process maintains the tables, or forgets a session.
-        UsageError: there is no such table.
+        ClaimedError: Another process maintains the tables, or forgets a session.
+        UsageError: The lake has no such table.
     """
     with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
         done = list(Maintenance(spark, settings).once(table))
@@ -33,18 +33,20 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
 
 
 def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
-    """Rewrites files of a table that have marked rows, once, and shows how many those were.
+    """Rewrites the files of a table that have deletion vectors, once, and shows how many files those were.
 
     Raises:
-        ClaimedError: another process maintains the tables, or forgets a session.
-        UsageError: there is no such table, or it is in a catalog.
+        ClaimedError: Another process maintains the tables, or forgets a session.
+        UsageError: The lake has no such table, or the table is in a catalog.
     """
     lake = Lake(settings)
     if lake.storage.needs_spark:
-        lake.storage.purge_vectors(table)  # which says what to do there
+        lake.storage.purge_vectors(table)  # raises the error that says what to do in a catalog
     known = [name for name in [*TABLES, *settings.own_tables] if lake.storage.exists(None, name)]
     if table not in known:
-        raise UsageError(f"maintain: there is no table {table!r}; there are: {', '.join(known) or 'none yet'}")
+        raise UsageError(
+            f"maintain: there is no table {table!r}", fix=f"Name one of the tables: {', '.join(known) or 'none yet'}"
+        )
     with lake.storage.claim(None, CLAIM, "maintains the tables"):
         rewritten = lake.storage.purge_vectors(table)
     show(("table", "files_rewritten"), [(table, rewritten)], form)
@@ -57,28 +59,24 @@ def maintain(
     stop: threading.Event,
     say: Say,
 ) -> None:
-    """Goes on until `stop` is set; stands aside as long as somebody asks for it.
+    """Maintains the tables until `stop` is set. Pauses while another process asks for it."""
 
-    Args:
-        say: told what is done, in words.
-    """
-
-    def tell(done: Maintained) -> None:
-        if text := told(done):
+    def tell(done: TableMaintenance) -> None:
+        if text := describe(done):
             say(text)
 
     say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
     while not stop.is_set():
-        if why := asked(settings):
-            stand_aside(settings, stop, why, say)
+        if why := pause_reason(settings):
+            wait_while_paused(settings, stop, why, say)
             continue
         with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
             Maintenance(spark, settings, tell).watch(stop, table)
     say("stopped")
 
 
-def told(done: Maintained) -> str:
-    """What was done, in words; empty for nothing."""
+def describe(done: TableMaintenance) -> str:
+    """Describes in words what was done; empty if nothing was."""
     parts = []
     if done.compacted is not None:
         parts.append(f"{done.compacted.before} files, now {done.compacted.after}")
@@ -89,7 +87,7 @@ def told(done: Maintained) -> str:
     return f"{done.table}: {'; '.join(parts)}" if parts else ""
 
 
-def _row(done: Maintained) -> tuple[object, ...]:
+def _row(done: TableMaintenance) -> tuple[object, ...]:
     files = (None, None) if done.compacted is None else (done.compacted.before, done.compacted.after)
     freed = (None, None) if done.vacuumed is None else (done.vacuumed.files, done.vacuumed.freed)
     return (done.table, *files, *freed, done.rows or None, done.waits)

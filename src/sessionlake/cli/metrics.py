@@ -1,4 +1,4 @@
-"""Metrics over a range of time, and what was read for them."""
+"""`sessionlake metrics`: aggregates over a range of event time, and which tables they were read from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of, with_spark_if_needed
-from sessionlake.cli.options import moment
+from sessionlake.cli.options import parse_time
 from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.errors import UsageError
 
@@ -19,41 +19,53 @@ _Values = list[str] | None
 
 
 def metrics(
-    since: Annotated[str, typer.Option("--from", help="A whole minute, ISO 8601; UTC unless it says otherwise.")],
-    until: Annotated[str, typer.Option("--to", help="Likewise; not included.")],
-    by: Annotated[_Values, typer.Option("--by", help="Keys of a row: topic, session_id, row_id, metric [all].")] = None,
-    step: Annotated[
-        str | None, typer.Option("--step", help="A row for each, as in '1 hour' [the range is one].")
+    since: Annotated[
+        str, typer.Option("--from", help="Start of the range: a whole minute in ISO 8601, in UTC without a time zone.")
+    ],
+    until: Annotated[str, typer.Option("--to", help="End of the range, exclusive, in the same form.")],
+    by: Annotated[
+        _Values,
+        typer.Option("--by", help="Group by this key: topic, session_id, row_id or metric. Can be repeated [all]."),
     ] = None,
-    topic: Annotated[_Values, typer.Option("--topic", help="Only this one; may be repeated, as those below.")] = None,
-    session: Annotated[_Values, typer.Option("--session", help="Only this session.")] = None,
-    row: Annotated[_Values, typer.Option("--row", help="Only this row.")] = None,
-    metric: Annotated[_Values, typer.Option("--metric", help="Only this column.")] = None,
+    step: Annotated[
+        str | None,
+        typer.Option("--step", help="Split the range into steps of this length, such as '1 hour' [one step]."),
+    ] = None,
+    topic: Annotated[_Values, typer.Option("--topic", help="Only this topic. Can be repeated.")] = None,
+    session: Annotated[_Values, typer.Option("--session", help="Only this session id. Can be repeated.")] = None,
+    row: Annotated[_Values, typer.Option("--row", help="Only this row id. Can be repeated.")] = None,
+    metric: Annotated[
+        _Values, typer.Option("--metric", help="Only values of this declared column. Can be repeated.")
+    ] = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """Points, min, max, sum, average and variance over any range of event time, out of days, hours and minutes."""
+    """Aggregate values over any range of event time.
+
+    Shows the number of points, minimum, maximum, sum, average and variance. They are computed from gold's tables of
+    days, hours and minutes.
+    """
     settings = settings_of(config)
     from sessionlake.gold import query
 
     chosen = {"topic": topic, "session_id": session, "row_id": row, "metric": metric}
     of = {name: values for name, values in chosen.items() if values}
-    begin, end, length = moment("--from", since), moment("--to", until), _length(step)
+    begin, end, length = parse_time("--from", since), parse_time("--to", until), _length(step)
     found = with_spark_if_needed(
         settings,
         lambda spark: query.metrics(settings, begin, end, spark=spark, by=by or query.KEYS, of=of, step=length),
     )
     show_table(found.rows, form)
-    say(_read(found))
+    say(_describe_read(found))
 
 
-def _read(found: Figures) -> str:
-    """What was read, tier by tier."""
-    told = []
+def _describe_read(found: Figures) -> str:
+    """Says how many rows and files of each table were read."""
+    parts = []
     for table, rows in found.read.items():
         files = found.files[table]
-        told.append(f"{rows:,} rows of {table}" + (f" in {files[0]:,} of {files[1]:,} files" if files else ""))
-    return f"read {', '.join(told)}"
+        parts.append(f"{rows:,} rows of {table}" + (f" in {files[0]:,} of {files[1]:,} files" if files else ""))
+    return f"read {', '.join(parts)}"
 
 
 def _length(text: str | None) -> timedelta | None:
@@ -66,4 +78,6 @@ def _length(text: str | None) -> timedelta | None:
     try:
         return TypeAdapter[timedelta](Duration).validate_python(text)
     except ValidationError as error:
-        raise UsageError(f"--step {text!r}: {error.errors()[0]['msg']}") from None
+        raise UsageError(
+            f"--step {text!r} is not a length of time: {error.errors()[0]['msg']}", fix="Write it as in '15 minutes'"
+        ) from None

@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,65 +9,131 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from sessionlake.cli.context import INT64_MAX
 from sessionlake.errors import UsageError
 
 _COMMENT = re.compile(r"--(?!$|[a-z][\w-]*(=.*)?$)", re.DOTALL)
-"""Two hyphens that begin neither an option, as in `--format=json`, nor the words that are none."""
+"""Matches a SQL comment: two hyphens that begin neither an option, such as `--format=json`, nor stand alone."""
 
 Say = Callable[[str], None]
-"""What is told to whoever runs a command, one message at a time."""
+"""Writes one message for the user."""
 
 Session = Annotated[str, typer.Argument(help="The session's id.")]
-OfTopic = Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")]
+OfTopic = Annotated[
+    str | None, typer.Option("--topic", help="The session's topic, if several topics have this session id.")
+]
 OfPartition = Annotated[
-    int | None, typer.Option("--partition", min=0, help="Its partition, where the topic has the id in several.")
+    int | None,
+    typer.Option("--partition", min=0, help="The session's partition, if several partitions have this session id."),
 ]
 
 BySession = Annotated[str, typer.Option("--session", help="The session's id.")]
 ShortenGold = Annotated[
-    bool, typer.Option("--shorten-gold", help="Gold begins later, where changes of its beginning are gone.")
+    bool,
+    typer.Option(
+        "--shorten-gold",
+        help="Accept that gold covers less time, because retention has removed the oldest changes it was made of.",
+    ),
 ]
 
-# A rebuild that was interrupted while it replaced tables.
 Cancel = Annotated[
-    bool, typer.Option("--cancel", help="Give up an interrupted rebuild that has not replaced a table yet.")
+    bool, typer.Option("--cancel", help="Cancel an interrupted rebuild. Only possible before it has replaced a table.")
 ]
 StartOver = Annotated[
-    bool, typer.Option("--start-over", help="Build everything again, instead of finishing an interrupted rebuild.")
+    bool, typer.Option("--start-over", help="Build everything again instead of finishing an interrupted rebuild.")
+]
+
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="FILE", help="The file to write [default: report.html in the home]."),
+]
+ExplainedRows = Annotated[
+    str,
+    typer.Option("--where", help="SQL condition that selects rows of the table; the first three are explained."),
+]
+ExplainedPartition = Annotated[int, typer.Option("--partition", help="With --offset: the message's partition.", min=0)]
+ExplainedOffset = Annotated[
+    int | None,
+    typer.Option("--offset", help="Say whether the message at this Kafka offset is part of the figures.", min=0),
+]
+PublishedTopic = Annotated[
+    str, typer.Option("--topic", help="The topic to send to; if it does not exist, it is created as compacted.")
+]
+PurgeVectors = Annotated[
+    str | None,
+    typer.Option(
+        "--purge-vectors",
+        metavar="TABLE",
+        help="Only rewrite this table without deletion vectors, for readers that do not support them.",
+    ),
+]
+ProcessorName = Annotated[
+    str | None, typer.Argument(help="With `processor`: the name of one of them [default: all processors].")
+]
+AtTime = Annotated[
+    str | None,
+    typer.Option("--ts", help="At this stream time (Kafka's): ISO 8601, or milliseconds since the epoch."),
+]
+AfterSeq = Annotated[
+    int | None, typer.Option("--seq", help="Just after the message with this seq.", min=0, max=INT64_MAX)
+]
+AfterOffset = Annotated[
+    int | None, typer.Option("--offset", help="Just after the message at this Kafka offset.", min=0, max=INT64_MAX)
+]
+FromBronzeVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--from-bronze-version", min=0, help="The version of bronze.messages to build from [default: the latest]."
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """What an operator decides about the place at which a session broke its class."""
+    """An operator's decision about a message that violates its session's integrity class."""
 
     session: BySession
-    accept_gap: Annotated[bool, typer.Option("--accept-gap", help="Apply the message all the same.")] = False
-    isolate: Annotated[bool, typer.Option("--isolate", help="Break the session until its next snapshot.")] = False
+    accept_gap: Annotated[bool, typer.Option("--accept-gap", help="Apply the message in spite of the violation.")] = (
+        False
+    )
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="Stop only this session, until its next snapshot; others continue.")
+    ] = False
     skip_message: Annotated[
-        int | None, typer.Option("--skip-message", metavar="OFFSET", min=0, help="As if it had not arrived.")
+        int | None,
+        typer.Option(
+            "--skip-message", metavar="OFFSET", min=0, help="Put the message at this offset into quarantine unapplied."
+        ),
     ] = None
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take a decision back that none has followed.")] = False
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Withdraw an earlier decision that silver has not used yet.")
+    ] = False
     topic: OfTopic = None
     partition: OfPartition = None
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="The place [where silver stopped].")] = None
-    why: Annotated[str | None, typer.Option("--why", help="Kept with the decision.")] = None
+    offset: Annotated[
+        int | None,
+        typer.Option("--offset", min=0, help="The message's Kafka offset [default: where silver stopped]."),
+    ] = None
+    why: Annotated[
+        str | None, typer.Option("--why", help="The reason, which is stored with the decision in ops.decisions.")
+    ] = None
 
 
-def takes_decision(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of a decision in the place of its first parameter, a `DecisionOptions`."""
+def with_decision_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns the command with an option for each field of `DecisionOptions`, which is its first parameter."""
     options = [*inspect.signature(DecisionOptions, eval_str=True).parameters.values()]
     own = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
 
     @wraps(command)
     def run(**given: Any) -> None:
-        asked = DecisionOptions(**{field.name: given.pop(field.name) for field in fields(DecisionOptions)})
-        command(asked, **given)
+        decision = DecisionOptions(**{field.name: given.pop(field.name) for field in fields(DecisionOptions)})
+        command(decision, **given)
 
     del run.__wrapped__
     run.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]  # Typer reads it
@@ -75,34 +141,49 @@ def takes_decision(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def moment(option: str, text: str) -> datetime:
-    """The time that an option gives in ISO 8601, in UTC unless it says otherwise.
+def parse_time(option: str, text: str) -> datetime:
+    """Parses the time that an option gives in ISO 8601. Without a time zone it is UTC.
 
     Raises:
-        UsageError: the text is none.
+        UsageError: The text is not a time.
     """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{option} {text!r}: expected ISO 8601, as in 2026-11-21T18:18:00Z") from None
+        raise UsageError(
+            f"{option} {text!r} is not a time", fix="Write it in ISO 8601, as in 2026-11-21T18:18:00Z"
+        ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def refuse_together(*, cancel: bool, start_over: bool, others: bool) -> None:
-    """Refuses options that exclude each other.
+def refuse_combined(*, cancel: bool, start_over: bool, others: bool) -> None:
+    """Refuses `--cancel` or `--start-over` together with other options.
 
     Args:
-        others: whether options were given that say what to rebuild.
+        others: True if options are given that say what to rebuild.
 
     Raises:
-        UsageError: more than one is given.
+        UsageError: More than one is given.
     """
     if cancel + start_over + others > 1:
-        raise UsageError("rebuild: --cancel and --start-over each stand alone, without other options: use one of them")
+        raise UsageError(
+            "rebuild: --cancel and --start-over cannot be combined with each other or with other options",
+            fix="Give only one of them",
+        )
 
 
-class Lost(StrEnum):
-    """What `recover` recovers."""
+class Layers(StrEnum):
+    """The values that `run` accepts. They repeat `pipeline.Layer`, whose import would be slow."""
+
+    BRONZE = "bronze"
+    SILVER = "silver"
+    GOLD = "gold"
+    PROCESSOR = "processor"
+    ALL = "all"
+
+
+class Recoverable(StrEnum):
+    """What `recover` can repair."""
 
     BRONZE = "bronze"
     SILVER = "silver"
@@ -110,12 +191,17 @@ class Lost(StrEnum):
     LEDGER = "ledger"
 
 
-class TakesSql(TyperCommand):
-    """A command whose argument is SQL, which may begin with a comment: `-- why`, a line break, and the statement.
+class SqlCommand(TyperCommand):
+    """A command whose argument is SQL that may begin with a comment: `-- why`, a line break, and the statement.
 
-    That looks like an option to the parser of the command line. A line break before it changes nothing in SQL.
+    Click takes such a comment for an option. A line break before it avoids that, and changes nothing in SQL.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """The words that are left, as click's own."""
+        """Parses the arguments; each one that begins with a SQL comment gets a line break before it."""
         return super().parse_args(ctx, [f"\n{word}" if _COMMENT.match(word) else word for word in args])
+
+
+RecoveredLayer = Annotated[
+    Recoverable, typer.Argument(metavar="LAYER", help="The layer to repair; `ledger` means the table ops.ledger.")
+]

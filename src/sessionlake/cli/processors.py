@@ -1,11 +1,11 @@
-"""A processor's table made once more: compared with the one there is, or put in its place."""
+"""`rebuild processor:NAME` and `--diff`: rebuilds a processor's table, or shows what a rebuild would change."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
-from sessionlake.cli.run import narrowed
+from sessionlake.cli.run import choose_processor
 from sessionlake.cli.show import OutputFormat, show
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.ledger.retained import CLAIM
@@ -24,52 +24,55 @@ if TYPE_CHECKING:
 
 
 def cancel(spark: SparkSession, settings: Settings, name: str, say: Say) -> None:
-    """Gives up a rebuild that was interrupted before it replaced the processor's table."""
-    settings = narrowed(settings, Layer.PROCESSOR, name)
-    with claimed(spark, settings, Layer.PROCESSOR, f"gives up a rebuild of processor {name}", CLAIM):
+    """Cancels an interrupted rebuild that has not replaced the processor's table yet."""
+    settings = choose_processor(settings, Layer.PROCESSOR, name)
+    with claimed(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
         processors.cancel(spark, settings, name)
-    say(f"the interrupted rebuild is given up: {processor_settings(settings, name).into} is as it was before")
+    say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).into} is unchanged")
 
 
 def rebuild(
     spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say, *, start_over: bool = False
 ) -> None:
-    """Puts what the class makes of all of bronze in the place of the processor's table; with a key, of its source.
+    """Rebuilds the processor's table from all of bronze, or from its source if the processor has a key.
 
     Args:
-        start_over: makes it again, instead of finishing a rebuild that was interrupted.
+        start_over: Build everything again instead of finishing an interrupted rebuild.
     """
-    everything, settings = settings, narrowed(settings, Layer.PROCESSOR, name)
+    everything, settings = settings, choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (own := processor_settings(settings, name)).key:
-            require_uninterrupted(settings, SILVER)  # the source may be a table of silver's
+            require_uninterrupted(settings, SILVER)  # the source may be a table of silver
             rows, different = keyed.rebuild(spark, settings, own)
-            say(f"{own.into} is rebuilt from {own.source}: {rows} rows; beside the table before it: {different}")
+            say(f"{own.into} is rebuilt from {own.source}: {rows} rows; compared with the former table: {different}")
             _show(different, form)
             return
         found = processors.rebuild(spark, settings, name, start_over=start_over)
     made = f"bronze.messages@v{found.version}: {found.messages} messages"
     if found.different is None:
-        say(f"the interrupted rebuild of {found.table} from {made} is published; run it again for another")
+        say(f"the interrupted rebuild of {found.table} from {made} is finished; run the command again for a new one")
     else:
-        say(f"{found.table} is rebuilt from {made}; beside the table before it: {found.different}")
+        say(f"{found.table} is rebuilt from {made}; compared with the former table: {found.different}")
     if found.behind:
-        say(f"{found.behind} of the messages are new to it")
+        say(f"the processor had not read {found.behind} of the messages before")
     for reader in everything.processors:
         if reader.key and reader.source == found.table:
-            say(to_be_rebuilt(reader))
+            say(rebuild_advice(reader))
     if found.different is not None:
         _show(found.different, form)
 
 
-def to_be_rebuilt(own: ProcessorSettings) -> str:
-    """What to do about a table with a key whose source was made anew: a stream of appended rows passes over that."""
-    return f"{own.into} is of the rows before: `sessionlake rebuild {own.rebuilt_as}` makes it of those now"
+def rebuild_advice(own: ProcessorSettings) -> str:
+    """Says how to update a table with a key after its source was rebuilt. Its stream reads only appended rows."""
+    return f"{own.into} was made of the former rows: run `sessionlake rebuild {own.rebuilt_as}` to update it"
 
 
 def verify(spark: SparkSession, settings: Settings, own: ProductProcessor, say: Say) -> bool:
-    """Says whether the table of a product with a source is what that makes of it; False if it is not."""
-    settings = narrowed(settings, Layer.PROCESSOR, own.name)
+    """Compares a product's table with a recomputation from its source, and says the result.
+
+    Returns False if they differ.
+    """
+    settings = choose_processor(settings, Layer.PROCESSOR, own.name)
     with claimed(spark, settings, Layer.PROCESSOR, f"verifies {own.into}"):
         found = verify_product(spark, settings, own)
     say(str(found))
@@ -77,12 +80,12 @@ def verify(spark: SparkSession, settings: Settings, own: ProductProcessor, say: 
 
 
 def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
-    """Shows how the table would differ, of the same history, if the class as it is now had made it."""
-    settings = narrowed(settings, Layer.PROCESSOR, name)
+    """Shows how the table would differ if the present code had made it from the same history."""
+    settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         own = processor_settings(settings, name)
         found = keyed.compared(spark, settings, own) if own.key else processors.compared(spark, settings, name)
-    say(f"as the class is now, of the same history: {found}")
+    say(f"with the present code, from the same history: {found}")
     _show(found, form)
 
 

@@ -1,4 +1,4 @@
-"""A table's changes sent on to Kafka."""
+"""`sessionlake publish`: sends a table's changes to Kafka."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from sessionlake.settings.model import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 
 
 def preflight(settings: Settings, publication: Publication) -> None:
-    """Refuses what cannot work, before Spark is started for it.
+    """Checks what can be checked before Spark is started.
 
     Raises:
-        UsageError: the table cannot be published, or not to this topic.
+        UsageError: The table cannot be published, or not to this topic.
         BrokerError: Kafka does not answer.
-        LakeError: there is no such table yet.
-        MachineError: the home cannot be written.
+        LakeError: The table does not exist yet.
+        MachineError: The home cannot be written.
     """
     publication.require_allowed(settings)
     lake = Lake(settings)
     lake.storage.require_writable()
     if lake.is_known_missing(publication.table):
         raise LakeError(
-            f"publish: {publication.table} is not there yet in {settings.place}: "
-            "fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME"
+            f"publish: {publication.table} does not exist yet in {settings.place}",
+            fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",
         )
     require_broker(settings)
 
@@ -48,13 +48,10 @@ def publish(
     once: bool,
     say: Say,
 ) -> None:
-    """Publishes until `stop` is set or, if `once`, what the table holds has been sent.
-
-    Args:
-        say: told what is done, in words.
+    """Sends a table's changes until `stop` is set, or with `once` until all present changes are sent.
 
     Raises:
-        SessionlakeError: what ended it before.
+        SessionlakeError: The error that ended the query.
     """
     sent = _Sent()
     doing = f"publishes {publication.table} to {publication.topic}"
@@ -64,7 +61,7 @@ def publish(
         if not once:
             say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")
         try:
-            while not (ended := query.wait(_LOOK_SECONDS)) and not stop.is_set():
+            while not (ended := query.wait(_POLL_SECONDS)) and not stop.is_set():
                 storage.require_claims()
         finally:
             query.stop()
@@ -72,7 +69,7 @@ def publish(
 
 
 class _Sent:
-    """What a run has sent so far."""
+    """Counts what a run has sent."""
 
     def __init__(self) -> None:
         self._messages = 0

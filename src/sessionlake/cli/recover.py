@@ -1,4 +1,4 @@
-"""`sessionlake recover`: what is lost of a layer, or of the ledger, is made again from what is left."""
+"""`sessionlake recover`: repairs what is lost of a layer, or of the ledger, from what is left."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sessionlake.cli.options import Lost, Say
-from sessionlake.cli.rebuild import say_rebuilt
+from sessionlake.cli.options import Recoverable, Say
+from sessionlake.cli.rebuild import GOLD_EMPTIED, report_rebuild
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.txn import Txn
@@ -16,16 +16,16 @@ from sessionlake.ledger.positions import drop_carried
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claimed
-from sessionlake.operations.rebuild.replay import REPLAYED, require_whole_bronze
+from sessionlake.operations.rebuild.replay import REPLAYED, require_complete_bronze
 from sessionlake.operations.rebuild.silver import interrupted, rebuild
 from sessionlake.operations.recover import bronze, gold, silver
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.generations import require_whole
+from sessionlake.streaming.generations import require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
-    has_begun,
+    has_started,
     lacks_batches,
     refuse_old_ledger,
     refuse_unreadable,
@@ -37,47 +37,53 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _Work = Callable[["SparkSession", Settings, Say], None]
-_ANEW = (SILVER, GOLD)
-"""Layers of which everything can be made once more."""
+_REBUILDABLE = (SILVER, GOLD)
+"""The layers that can be computed again completely."""
 
 
-def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say, *, shorten: bool = False) -> None:
-    """Recovers what is lost, and says what was found and done.
+def recover(spark: SparkSession, settings: Settings, lost: Recoverable, say: Say, *, shorten: bool = False) -> None:
+    """Finds what is lost, repairs it, and says both.
 
     Args:
-        shorten: whether gold may be computed anew though retention has removed changes that it was made of.
+        shorten: Recompute gold even if retention has removed changes that it was made of.
 
     Raises:
-        LakeError: there is nothing of the layer yet, or what it is made of is lost itself.
-        UsageError: gold is not what is recovered.
+        LakeError: The layer does not exist yet, or what it is made of is lost as well.
+        UsageError: `shorten` is given for a layer other than gold.
     """
-    # Gold is emptied where silver has changed, and layers that follow must not read what is half done.
-    layers = {Lost.BRONZE: Layer.BRONZE, Lost.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
-    work: dict[Lost, _Work] = {
-        Lost.BRONZE: _bronze,
-        Lost.SILVER: _silver,
-        Lost.GOLD: partial(_gold, shorten=shorten),
-        Lost.LEDGER: partial(_ledger, shorten=shorten),
+    # Recovering silver can empty gold, and no layer may read half-replaced tables. So all layers are claimed.
+    layers = {Recoverable.BRONZE: Layer.BRONZE, Recoverable.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
+    work: dict[Recoverable, _Work] = {
+        Recoverable.BRONZE: _bronze,
+        Recoverable.SILVER: _silver,
+        Recoverable.GOLD: partial(_gold, shorten=shorten),
+        Recoverable.LEDGER: partial(_ledger, shorten=shorten),
     }
-    if shorten and lost not in {Lost.GOLD, Lost.LEDGER}:
-        raise UsageError(f"--shorten-gold goes with gold and ledger: recover {lost} empties no gold for good")
-    # What tells bronze's last batch are the table's commits: of nobody else.
+    if shorten and lost not in {Recoverable.GOLD, Recoverable.LEDGER}:
+        raise UsageError(
+            f"recover {lost}: --shorten-gold has no effect here", fix="Leave it out: only gold and ledger accept it"
+        )
+    # Bronze's last batch is read from the table's commits, so nobody else may commit to it meanwhile.
     also = {Layer.ALL: [CLAIM], Layer.BRONZE: [CLAIM, MAINTENANCE]}.get(layers, [])
-    if lost is not Lost.SILVER:  # `rebuild` checks it
-        of = {Lost.BRONZE: BRONZE, Lost.GOLD: GOLD}.get(lost, SILVER)
-        require_uninterrupted(settings, of, but=[RECOVER_BRONZE, REBUILD_SILVER] if lost is not Lost.GOLD else [])
+    if lost is not Recoverable.SILVER:  # for silver, `rebuild` checks this
+        of = {Recoverable.BRONZE: BRONZE, Recoverable.GOLD: GOLD}.get(lost, SILVER)
+        finished_here = [RECOVER_BRONZE, REBUILD_SILVER] if lost is not Recoverable.GOLD else []
+        require_uninterrupted(settings, of, except_for=finished_here)
     with claimed(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
 
 def _bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
     done = bronze.recover(spark, settings)
-    say(f"found: {done.found or 'nothing that is wrong with the checkpoint; it is begun anew all the same'}")
-    if done.booked:
-        say(f"{LEDGER} did not know of {done.booked} messages in {MESSAGES}: it has an entry of them, as recovered")
+    say(f"found: {done.found or 'no fault in the checkpoint; a new one is started in any case'}")
+    if done.unrecorded:
+        say(
+            f"{done.unrecorded} messages in {MESSAGES} were missing in {LEDGER}: they now have an entry there, marked "
+            "as recovered"
+        )
     say(
-        f"bronze goes on behind what its table holds, with batch {done.batch} in generation {done.generation} of its "
-        "checkpoint: `sessionlake run bronze`"
+        f"bronze resumes after the last message in its table, with batch {done.batch} in generation {done.generation} "
+        "of its checkpoint: run `sessionlake run bronze`"
     )
 
 
@@ -87,70 +93,77 @@ def _silver(spark: SparkSession, settings: Settings, say: Say) -> None:
         say(f"found: {loss}")
     if done.rebuilt is None:
         say(
-            "found: nothing that is lost; nothing was changed. `sessionlake verify silver` compares it with bronze, "
-            "`sessionlake rebuild silver` makes it once more all the same"
+            "found: no loss; nothing was changed. `sessionlake verify silver` compares silver with bronze, "
+            "`sessionlake rebuild silver` builds it again in any case"
         )
         return
-    say_rebuilt(done.rebuilt, settings, say)
+    report_rebuild(done.rebuilt, settings, say)
 
 
 def _gold(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
     found = gold.recover(spark, settings, shorten=shorten)
     for loss in found:
         say(f"found: {loss}")
-    told = "gold is emptied, and computed anew when it runs next" if found else None
-    say(told or "found: nothing that is lost; nothing was changed")
+    say(GOLD_EMPTIED if found else "found: no loss; nothing was changed")
 
 
 def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
-    """Layer by layer, those that the ledger has no batch of: so it can be run again wherever it has ended.
+    """Repairs the ledger for each layer of which it has no batch. Can be repeated after a crash.
 
-    Of entries that retention has removed, what bronze's come to stays: nothing else tells where its table began.
+    The sums of entries that retention has removed stay for bronze, because nothing else says where its table began.
     """
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
-        raise LakeError(f"there is nothing in {settings.place} that a ledger could be made of")
+        raise LakeError(
+            f"recover ledger: {settings.place} has no {MESSAGES}, from which the ledger is made again",
+            fix="Restore the tables from a backup, or start with `sessionlake run all`",
+        )
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     readable = partial(refuse_unreadable, spark, lake, [LEDGER])
     if interrupted(settings) is not None and first_loss(readable) is None:
-        say_rebuilt(rebuild(spark, settings), settings, say)  # what has died in this command, perhaps
-    loss = first_loss(readable, *(partial(_refuse_old, spark, lake, layer) for layer in _ANEW))
-    say(f"found: {loss or 'a ledger that can be read, and ends with the last batches'}")
+        report_rebuild(rebuild(spark, settings), settings, say)  # may be from an interrupted run of this command
+    loss = first_loss(readable, *(partial(_refuse_old, spark, lake, layer) for layer in _REBUILDABLE))
+    say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
         _empty_ledger(spark, lake)
     lake.ensure(spark, [LEDGER])
     unread = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
-    lacks = lacks_batches(spark, lake, BRONZE) or bronze.has_unbooked(spark, lake)
-    if lacks or first_loss(lambda: require_whole(settings.checkpoint(BRONZE), BRONZE)):
+    lacks = lacks_batches(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
+    if lacks or first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
         _bronze(spark, settings, say)
     if lacks_batches(spark, lake, SILVER):
-        say_rebuilt(rebuild(spark, settings, compares=unread is None), settings, say)
+        report_rebuild(rebuild(spark, settings, compares=unread is None), settings, say)
     if lacks_batches(spark, lake, GOLD):
         gold.empty(spark, settings, shorten=shorten)
-        say("gold is emptied, and computed anew when it runs next")
+        say(GOLD_EMPTIED)
     for own in settings.processors:
         if lacks_batches(spark, lake, own.layer):
-            say(f"{own.layer}: nothing says what its batches took in: start the processor over under another name")
+            say(f"{own.layer}: what its batches have read is unknown: start the processor again under another name")
 
 
 def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:
-    """Of a layer that it has no batch of, a ledger is not older than the layer's checkpoint: it lacks the layer."""
-    first = handover.known_first_batch(lake.settings, layer)
+    """Raises a `LossError` if the ledger is older than the layer's checkpoint.
+
+    If the ledger has no batch of the layer at all, it is not old: it lacks the layer.
+    """
+    first = handover.first_batch_or_none(lake.settings, layer)
     if first is not None and not lacks_batches(spark, lake, layer):
         refuse_old_ledger(lake.reader(spark), lake.settings, layer, first)
 
 
 def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
-    """Removes what is left of it, so that layers lack their batches.
+    """Removes the entries that are left, so that every layer lacks its batches and is repaired.
 
     Raises:
-        LakeError: what silver has taken in could not be told anew.
+        LakeError: What silver has read could not be determined again.
     """
-    if has_begun(spark, lake, SILVER):
+    if has_started(spark, lake, SILVER):
         try:
-            require_whole_bronze(lake.reader(spark))
+            require_complete_bronze(lake.reader(spark))
         except LakeError as error:
-            raise LakeError(f"{error}, and so {LEDGER} cannot be made anew: put it back from a backup") from None
+            raise LakeError(
+                error.what, why=f"So {LEDGER} cannot be made again", fix="Restore it from a backup"
+            ) from None
     drop_carried(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)

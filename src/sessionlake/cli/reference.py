@@ -1,4 +1,4 @@
-"""Reference tables: put rows into one, and say how far gold has taken them."""
+"""`sessionlake reference`: writes rows into reference tables, and shows how much of them gold has applied."""
 
 from __future__ import annotations
 
@@ -20,16 +20,22 @@ if TYPE_CHECKING:
 _SHOWN = 3
 _COLUMNS = ("reference", "rows", "state", "waiting", "resting", "why")
 
-reference_app = typer.Typer(no_args_is_help=True, help="Slowly changing tables that changes are joined with.")
+reference_app = typer.Typer(no_args_is_help=True, help="Load and list the reference tables that enrich gold.")
 
 
 @reference_app.command("load")
 def load(
-    name: Annotated[str, typer.Argument(help="The table's name, as gold.references has it.")],
-    file: Annotated[Path, typer.Argument(help="CSV or Parquet: its columns; valid_from and valid_to may be missing.")],
+    name: Annotated[str, typer.Argument(help="The table's name under gold.references in the configuration.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A CSV or Parquet file with the table's columns; valid_from and valid_to are optional."),
+    ],
     config: Config = None,
 ) -> None:
-    """Put rows in: each ends what held before of its key, and holds from valid_from [now] on."""
+    """Write rows from a file into a reference table.
+
+    Each row replaces the former one of its key, from its valid_from on, or from now on without one.
+    """
     settings = settings_of(config)
     from sessionlake.gold.declared.references import references_of
     from sessionlake.gold.references.writing import find_reference, read_rows_file
@@ -53,7 +59,10 @@ def load(
 
 @reference_app.command("list")
 def show_all(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
-    """The reference tables, what of them gold has yet to take, and which keys rest because of a fault."""
+    """List the reference tables, and how far gold has applied them.
+
+    Also shows which keys are suspended, and the fault that is the reason.
+    """
     settings = settings_of(config)
     with_reader(settings, lambda reader: show(_COLUMNS, _rows(settings, reader), form))
 
@@ -67,7 +76,7 @@ def _rows(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     for one in references_of(settings):
         if not reader.exists(one.table) or not reader.exists(one.applied_table):
-            found.append((one.name, None, "not there yet", None, None, "`sessionlake run gold` makes it"))
+            found.append((one.name, None, "not there yet", None, None, "`sessionlake run gold` creates it"))
             continue
         rows = reader.size(one.table).rows
         try:

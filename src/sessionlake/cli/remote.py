@@ -1,6 +1,6 @@
-"""The bundle's jobs and tables in a Databricks workspace, from a laptop.
+"""`sessionlake remote`: controls the bundle's jobs, and queries its tables, in a Databricks workspace.
 
-The Databricks SDK takes two seconds to import: it is, when one of these commands runs.
+The Databricks SDK takes two seconds to import, so only these commands import it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of
-from sessionlake.cli.options import DecisionOptions, TakesSql, takes_decision
+from sessionlake.cli.options import DecisionOptions, SqlCommand, with_decision_options
 from sessionlake.cli.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
@@ -19,20 +19,29 @@ if TYPE_CHECKING:
     from sessionlake.databricks.remote.deployment import DeployedJob
 
 OPERATE = "operate"
-"""The job that runs any command line, once."""
+"""The job that runs any allowed command line once."""
 
-remote_app = typer.Typer(no_args_is_help=True, help="The bundle's jobs and tables in a Databricks workspace.")
+remote_app = typer.Typer(no_args_is_help=True, help="Control the jobs and query the tables in Databricks.")
 
 Profile = Annotated[
-    str | None, typer.Option("--profile", help="Of ~/.databrickscfg [DATABRICKS_CONFIG_PROFILE, DATABRICKS_HOST, …]")
+    str | None,
+    typer.Option(
+        "--profile",
+        help="A profile in ~/.databrickscfg [default: $DATABRICKS_CONFIG_PROFILE, else $DATABRICKS_HOST and its "
+        "credentials].",
+    ),
 ]
-Target = Annotated[str | None, typer.Option("--target", help="The bundle's target, where several are deployed.")]
+Target = Annotated[str | None, typer.Option("--target", help="The bundle's target, if several are deployed.")]
 Warehouse = Annotated[
     str | None,
-    typer.Option("--warehouse", help="By id or name [DATABRICKS_WAREHOUSE_ID, else the bundle's]"),
+    typer.Option(
+        "--warehouse", help="Id or name of the SQL warehouse [default: $DATABRICKS_WAREHOUSE_ID, else the bundle's]."
+    ),
 ]
-Job = Annotated[str, typer.Argument(metavar="JOB", help="As in silver: sessionlake-silver.")]
-Jobs = Annotated[list[str], typer.Argument(metavar="JOB...", help="As in silver: sessionlake-silver.")]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="The job without its prefix: `silver` is sessionlake-silver.")]
+Jobs = Annotated[
+    list[str], typer.Argument(metavar="JOB...", help="The jobs without their prefix: `silver` is sessionlake-silver.")
+]
 
 
 @remote_app.command("status")
@@ -43,9 +52,12 @@ def remote_status(
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """Each job's latest run; of a layer, with --warehouse, its batches of the last hour, too."""
+    """Show the latest run of each job.
+
+    With --warehouse it also shows each layer's batches of the last hour.
+    """
     settings = settings_of(config)
-    from sessionlake.cli.remote_tables import hour_of
+    from sessionlake.cli.remote_tables import last_hour_of
     from sessionlake.cli.show import show
     from sessionlake.databricks.remote.deployment import deployed_jobs
     from sessionlake.databricks.remote.runs import latest_run, trigger_of
@@ -53,23 +65,25 @@ def remote_status(
 
     with workspace(profile) as client:
         jobs = deployed_jobs(client, target)
-        names, hour = hour_of(client, settings, jobs, warehouse)
+        names, hour = last_hour_of(client, settings, jobs, warehouse)
         rows = []
         for word, job in jobs.items():
             run = latest_run(client, job)
-            told = (run.run, run.state, run.started, run.ended, run.says) if run else (None, "never run", *[None] * 3)
-            rows.append((word, job.target, trigger_of(job), *told, *hour.get(word, [None] * len(names))))
+            last = (run.run, run.state, run.started, run.ended, run.says) if run else (None, "never run", *[None] * 3)
+            rows.append((word, job.target, trigger_of(job), *last, *hour.get(word, [None] * len(names))))
     show(("job", "target", "starts", "run", "state", "started", "ended", "says", *names), rows, form)
 
 
 @remote_app.command("logs")
 def remote_logs(
     job: Job,
-    run: Annotated[int | None, typer.Option("--run", help="Which [the latest that has ended].", min=1)] = None,
+    run: Annotated[
+        int | None, typer.Option("--run", help="The run's id [default: the latest run that has ended].", min=1)
+    ] = None,
     target: Target = None,
     profile: Profile = None,
 ) -> None:
-    """What a run wrote, and what it failed with."""
+    """Show the output and the error of a run."""
     from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
     from sessionlake.databricks.remote.runs import latest_run, run_status
     from sessionlake.databricks.remote.workspace import workspace
@@ -81,8 +95,8 @@ def remote_logs(
         else:
             status = run_status(client.jobs.get_run(run))
         if status is None:
-            raise RemoteError(f"no run of {job} has ended yet: `sessionlake remote status` says how it stands")
-        say(f"run {status.run}, begun {status.started}: {status.state} {status.says}; {status.page}")
+            raise RemoteError(f"no run of {job} has ended yet", fix="Run `sessionlake remote status` to see its state")
+        say(f"run {status.run}, started {status.started}: {status.state} {status.says}; {status.page}")
         _write_outputs(client, status.run)
 
 
@@ -90,106 +104,129 @@ def remote_logs(
 def remote_run(
     job: Job,
     words: Annotated[
-        list[str] | None, typer.Argument(help="For operate: a command line's words, behind --; it is waited for.")
+        list[str] | None,
+        typer.Argument(help="Only for the job `operate`: the command to run, after --. Its end is waited for."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Start one run; a paused job stays paused.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Start a single run. A paused job stays paused.")] = False,
     target: Target = None,
     profile: Profile = None,
 ) -> None:
-    """Let a paused job go on; start any other now, instead of its present run, so that it takes a new deployment."""
+    """Resume a paused job, or start a job that is not paused.
+
+    A job that is running is restarted, so that it uses a new deployment. Example: sessionlake remote run operate --
+    doctor
+    """
     from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
     from sessionlake.databricks.remote.runs import set_paused, start
     from sessionlake.databricks.remote.workspace import workspace
     from sessionlake.errors import UsageError
 
     if (job == OPERATE) != bool(words):
-        raise UsageError(f"words go with {OPERATE}, and only with it: sessionlake remote run {OPERATE} -- doctor")
+        raise UsageError(
+            f"remote run: the job {OPERATE} needs a command after --, and no other job takes one",
+            fix=f"Run for example `sessionlake remote run {OPERATE} -- doctor`",
+        )
     with workspace(profile) as client:
         found = job_called(deployed_jobs(client, target), job)
         if words:
             _operate(client, found, words)
         elif not once and set_paused(client, found, paused=False) == "continuous":
-            say(f"{found.name} goes on: Databricks starts its run")
+            say(f"{found.name} is resumed: Databricks starts its run")
         else:
             say(f"{found.name}: run {start(client, found)} is started")
 
 
 @remote_app.command("pause")
 def remote_pause(jobs: Jobs, target: Target = None, profile: Profile = None) -> None:
-    """Start jobs no more, and end their runs, until `remote run`. A new deployment sets what its target says."""
+    """Pause jobs and end their runs, until `remote run`.
+
+    A new deployment starts or pauses them as its target says.
+    """
     from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
     from sessionlake.databricks.remote.runs import set_paused, stop_runs
     from sessionlake.databricks.remote.workspace import workspace
 
     with workspace(profile) as client:
-        there = deployed_jobs(client, target)
-        for job in [job_called(there, word) for word in jobs]:
+        deployed = deployed_jobs(client, target)
+        for job in [job_called(deployed, word) for word in jobs]:
             changed = set_paused(client, job, paused=True)
             stop_runs(client, job)
-            say(f"{job.name} {'is paused' if changed else 'starts nothing by itself'}; its runs are ended")
+            say(f"{job.name} {'is paused' if changed else 'has no trigger to pause'}; its runs are ended")
 
 
 @remote_app.command("resolve")
-@takes_decision
+@with_decision_options
 def remote_resolve(
-    asked: DecisionOptions,
+    options: DecisionOptions,
     target: Target = None,
     profile: Profile = None,
 ) -> None:
-    """Decide as `sessionlake resolve` does, by a run of the job operate, and show what it says."""
-    from sessionlake.cli.resolve import chosen
+    """Decide about a message at which silver has stopped.
+
+    Does the same as `sessionlake resolve`, in a run of the job `operate`, and shows its output.
+    """
+    from sessionlake.cli.resolve import chosen_decision
     from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
     from sessionlake.databricks.remote.workspace import workspace
 
-    chosen(asked)
-    flags = {"--accept-gap": asked.accept_gap, "--isolate": asked.isolate, "--withdraw": asked.withdraw}
-    values = {"--session": asked.session, "--topic": asked.topic, "--partition": asked.partition}
-    values |= {"--offset": asked.offset, "--skip-message": asked.skip_message}
+    chosen_decision(options)
+    flags = {"--accept-gap": options.accept_gap, "--isolate": options.isolate, "--withdraw": options.withdraw}
+    values = {"--session": options.session, "--topic": options.topic, "--partition": options.partition}
+    values |= {"--offset": options.offset, "--skip-message": options.skip_message}
     with workspace(profile) as client:
         job = job_called(deployed_jobs(client, target), OPERATE)
-        # There the decision is the job's principal's; who asked for it is said with its reason.
-        values["--why"] = f"{asked.why or 'decided'} (asked for by {client.current_user.me().user_name})"
+        # The job's principal is stored as the one who decided, so the reason names the user.
+        values["--why"] = f"{options.why or 'decided'} (asked for by {client.current_user.me().user_name})"
         words = [f"{option}={value}" for option, value in values.items() if value is not None]
         _operate(client, job, ["resolve", *words, *(flag for flag, given in flags.items() if given)])
 
 
-@remote_app.command("query", cls=TakesSql)
+@remote_app.command("query", cls=SqlCommand)
 def remote_query(
-    sql: Annotated[str, typer.Argument(help='One statement, as in "SELECT * FROM gold.metrics_1h".')],
+    sql: Annotated[str, typer.Argument(help='One SQL statement that reads, such as "SELECT * FROM gold.metrics_1h".')],
     warehouse: Warehouse = None,
     target: Target = None,
     profile: Profile = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """Ask the tables in SQL on a warehouse, under the names that they have on a laptop."""
+    """Run a SQL query over the tables on a SQL warehouse.
+
+    The tables have the same names as on a laptop.
+    """
     settings = settings_of(config)
-    from sessionlake.cli.remote_tables import asked, require_reading
+    from sessionlake.cli.remote_tables import require_reading, run_query
     from sessionlake.cli.show import show
     from sessionlake.databricks.remote.deployment import deployed_jobs
     from sessionlake.databricks.remote.workspace import workspace
 
     require_reading(settings, sql)
     with workspace(profile) as client:
-        answer = asked(client, settings, deployed_jobs(client, target), warehouse, sql)
+        answer = run_query(client, settings, deployed_jobs(client, target), warehouse, sql)
     show(answer.names, answer.rows, form)
 
 
 def _operate(client: WorkspaceClient, job: DeployedJob, words: list[str]) -> None:
-    """Runs a command line by the job, to its end, and shows what it wrote.
+    """Runs a command line by the job, waits for its end, and shows its output.
 
     Raises:
-        RemoteError: it failed.
+        RemoteError: The run failed.
     """
     from sessionlake.databricks.remote.runs import start, wait_for_run
     from sessionlake.errors import RemoteError
 
     run = start(client, job, words)
-    say(f"{job.name}: run {run} is started; interrupted, it goes on (`sessionlake remote logs {job.word} --run {run}`)")
+    say(
+        f"{job.name}: run {run} is started; it continues even if you interrupt this command (see `sessionlake remote "
+        f"logs {job.word} --run {run}`)"
+    )
     status = wait_for_run(client, run, say)
     _write_outputs(client, run)
     if not status.done:
-        raise RemoteError(f"run {run} of {job.name} ended as {status.state}: {status.says}; {status.page}")
+        raise RemoteError(
+            f"run {run} of {job.name} ended as {status.state}: {status.says}",
+            fix=f"Look at its output above, or at {status.page}",
+        )
 
 
 def _write_outputs(client: WorkspaceClient, run: int) -> None:
@@ -200,10 +237,10 @@ def _write_outputs(client: WorkspaceClient, run: int) -> None:
         if len(tasks) > 1:
             say(f"task {task.task}:")
         if task.cut:
-            say("what it wrote before this is cut by Databricks:")
+            say("Databricks has removed the output before this:")
         if task.written:
             write_text(task.written.rstrip("\n"))
         if task.error:
             say(task.error)
         if not (task.written or task.error):
-            say("nothing is written yet: Databricks tells a task's output when it has ended")
+            say("no output yet: Databricks shows a task's output when the task has ended")

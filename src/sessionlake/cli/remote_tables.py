@@ -1,4 +1,4 @@
-"""The tables of a deployment, asked in SQL under the names that they have on a laptop."""
+"""Queries the tables of a deployment on Databricks, under the names that they have on a laptop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli import sql_reading
-from sessionlake.cli.query import FUNCTIONS, placed, tables
+from sessionlake.cli.query import FUNCTIONS, table_names, with_stored_names
 from sessionlake.databricks.remote.deployment import DeployedJob, job_environment
 from sessionlake.databricks.remote.statements import Answer, run_statement, warehouse_id
 from sessionlake.delta.lake import Lake
@@ -23,30 +23,32 @@ LAST_HOUR = """
 """
 
 
-def asked(
+def run_query(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None, sql: str
 ) -> Answer:
-    """The answer of a deployment's tables to one statement.
+    """Returns the result of a statement over a deployment's tables.
 
     Raises:
-        ConfigError: nothing says which catalog the tables are in.
-        UsageError: there is no such warehouse, or it must be named.
-        RemoteError: the statement fails.
+        ConfigError: The catalog of the tables is not configured.
+        UsageError: The warehouse does not exist, or several exist and none is named.
+        RemoteError: The statement fails.
     """
     own = next(iter(jobs.values())).warehouse
-    return run_statement(client, warehouse_id(client, warehouse, own), _placed(client, settings, jobs.values(), sql))
+    return run_statement(
+        client, warehouse_id(client, warehouse, own), _with_deployed_names(client, settings, jobs.values(), sql)
+    )
 
 
 def require_reading(settings: Settings, sql: str) -> None:
     """Refuses, before it is sent, a statement that does more than read tables.
 
-    The warehouse parses it once more, and runs it with the rights of whoever asks: tables outside the lake may be read
-    by their full names.
+    The warehouse parses it again, and runs it with the rights of the user. So tables outside the lake are allowed if
+    they have their full names.
 
     Raises:
-        UsageError: it does more, or cannot be parsed here.
+        UsageError: The statement does more, or sqlglot cannot parse it.
     """
-    lake = {*tables(settings), *FUNCTIONS}
+    lake = {*table_names(settings), *FUNCTIONS}
     try:
         named = sql_reading.tables_of(sql)
     except UsageError as error:
@@ -54,35 +56,41 @@ def require_reading(settings: Settings, sql: str) -> None:
     for name in (".".join(parts) for parts in named if len(parts) < len(("catalog", "schema", "table"))):
         if name not in lake:
             raise UsageError(
-                f"query: {name} is neither a table of the lake nor named in full (catalog.schema.table); files are not "
-                f"read. Tables: {', '.join(tables(settings))}"
+                f"query: {name} is neither a table of the lake nor a full name (catalog.schema.table)",
+                why="Files cannot be read",
+                fix=f"Use one of these tables, or a full name: {', '.join(table_names(settings))}",
             )
 
 
-def hour_of(
+def last_hour_of(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Figures of each layer's batches of the last hour, by layer, and their names; none without a warehouse."""
+    """Returns the names of figures about the last hour's batches, and their values by layer.
+
+    Empty without a warehouse.
+    """
     if warehouse is None and not client.config.warehouse_id:
         return [], {}
-    answer = asked(client, settings, jobs, warehouse, LAST_HOUR)
+    answer = run_query(client, settings, jobs, warehouse, LAST_HOUR)
     return answer.names[1:], {row[0]: list(row[1:]) for row in answer.rows}
 
 
-def _placed(client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str) -> str:
-    """The statement with the names that the lake's tables have in the deployment.
+def _with_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str) -> str:
+    """Returns the statement with the full names of the lake's tables in the deployment.
 
-    Which catalog and schemas are its own, its jobs say, by their clusters' variables; else the configuration.
+    The environment variables of its jobs' clusters say which catalog and schemas these are, otherwise the
+    configuration.
     """
     given = job_environment(client, jobs)
     catalog = given.get(f"{ENV_PREFIX}CATALOG") or settings.catalog
     if catalog is None:
         raise ConfigError(
-            f"no job says which catalog the tables are in: set catalog in sessionlake.yml, or {ENV_PREFIX}CATALOG"
+            "the catalog of the deployment's tables is unknown, because no job sets it",
+            fix=f"Set catalog in sessionlake.yml, or {ENV_PREFIX}CATALOG",
         )
     schemas = {
         schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.name_of(schema)
         for schema in SchemaSettings.model_fields
     }
-    there = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})
-    return placed(Lake(there), sql)
+    deployed = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})
+    return with_stored_names(Lake(deployed), sql)

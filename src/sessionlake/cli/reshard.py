@@ -1,4 +1,4 @@
-"""`sessionlake reshard`: the states of layers come into another number of shards, without a rebuild."""
+"""`sessionlake reshard`: moves the states of layers into another number of shards, without a rebuild."""
 
 from __future__ import annotations
 
@@ -15,15 +15,28 @@ if TYPE_CHECKING:
 
 
 def reshard(
-    shards: Annotated[int, typer.Argument(min=1, max=65_536, help="What silver.shards, gold.shards or both say now.")],
-    wait: Annotated[int, typer.Option("--wait", min=0, metavar="SECONDS", help="For layers to stand aside.")] = 600,
+    shards: Annotated[
+        int,
+        typer.Argument(
+            min=1,
+            max=65_536,
+            help="The new number. Set silver.shards, gold.shards or both to it first: layers with this setting move.",
+        ),
+    ],
+    wait: Annotated[
+        int,
+        typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for running layers to pause."),
+    ] = 600,
     cancel: Annotated[
         bool,
-        typer.Option("--cancel", help="End an interrupted resharding; layers not yet moved stay as they are."),
+        typer.Option("--cancel", help="Cancel an interrupted resharding. Layers that were moved already stay moved."),
     ] = False,
     config: Config = None,
 ) -> None:
-    """Move the states of silver, processors and gold into the number of shards that the configuration says now."""
+    """Change the number of shards without a rebuild.
+
+    Moves the states of silver, processors and gold into the number of shards that the configuration now sets.
+    """
     settings = settings_of(config)
     from sessionlake.delta.lake import storage_of
 
@@ -35,27 +48,27 @@ def reshard(
 
 
 def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
-    """Reshards while all layers stand aside, and says what was done."""
-    from sessionlake.cli.aside import all_claimed
+    """Moves the states while all layers are paused, and says which layers were changed."""
+    from sessionlake.cli.aside import claim_all
     from sessionlake.operations.resharding import reshard as work
-    from sessionlake.streaming.aside import asking
+    from sessionlake.streaming.pause_requests import request_pause
 
-    with asking(settings, "states come into other shards"), all_claimed(spark, settings, wait, "reshards"):
+    with request_pause(settings, "states are moved into other shards"), claim_all(spark, settings, wait, "reshards"):
         changed = work.reshard(spark, settings, shards, say)
     if not changed:
-        say(f"nothing is to be done: whatever has states has {shards} shards, or is configured otherwise")
+        say(f"nothing to do: every layer that has states has {shards} shards, or another number in the configuration")
     else:
-        say("a job that ran meanwhile under another configuration ends: start it again, with this one")
+        say("jobs that run with the former configuration end: start them again with this one")
 
 
 def cancel_all(spark: SparkSession, settings: Settings, wait: float) -> None:
-    """Ends an interrupted resharding while all layers stand aside, and says which layers were moved."""
-    from sessionlake.cli.aside import all_claimed
+    """Cancels an interrupted resharding while all layers are paused, and says which layers were moved."""
+    from sessionlake.cli.aside import claim_all
     from sessionlake.operations.resharding import reshard as work
 
-    with all_claimed(spark, settings, wait, "reshards"):
+    with claim_all(spark, settings, wait, "reshards"):
         moved = work.cancel(spark, settings)
     say(
-        f"the resharding is ended; moved are: {', '.join(moved) or 'no layers'}. A layer whose shards are not those of "
-        "the configuration says so when it starts, with the command that moves its states"
+        f"the resharding is cancelled; layers moved before: {', '.join(moved) or 'none'}. A layer whose number of "
+        "shards differs from the configuration refuses to start, and names the command that moves its states"
     )

@@ -1,4 +1,4 @@
-"""An operator's word on the place at which a session broke its class."""
+"""`sessionlake resolve`: records an operator's decision about a message at which silver has stopped."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def chosen(asked: DecisionOptions) -> Decision | None:
-    """The one decision that was asked for; None withdraws one.
+def chosen_decision(options: DecisionOptions) -> Decision | None:
+    """Returns the decision that the options choose; None withdraws an earlier one.
 
     Raises:
-        UsageError: none was, or several.
+        UsageError: No decision is chosen, or several.
     """
     given = [
         decision
         for decision, wanted in (
-            (Decision.ACCEPT_GAP, asked.accept_gap),
-            (Decision.ISOLATE, asked.isolate),
-            (Decision.SKIP, asked.skip_message is not None),
-            (None, asked.withdraw),
+            (Decision.ACCEPT_GAP, options.accept_gap),
+            (Decision.ISOLATE, options.isolate),
+            (Decision.SKIP, options.skip_message is not None),
+            (None, options.withdraw),
         )
         if wanted
     ]
     if len(given) != 1:
-        raise UsageError("resolve: choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw")
+        raise UsageError(
+            "resolve: exactly one decision is needed",
+            fix="Choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw",
+        )
     return given[0]
 
 
@@ -49,13 +52,13 @@ def resolve(
     partition: int | None = None,
     why: str | None,
 ) -> Decided:
-    """Records the decision, or without one that the one before is withdrawn, as the present user's.
+    """Records the current user's decision, or withdraws the earlier one if `decision` is None.
 
     Raises:
-        ClaimedError: silver is running: it would pass the place without it, and a rebuild would not.
+        ClaimedError: Silver is running. It could pass the message without the decision, while a rebuild would apply it.
     """
     with storage_of(settings).claim(spark, SILVER, "resolves a violation of silver"):
-        who = user(spark)
+        who = current_user(spark)
         if decision is None:
             return withdraw(settings, spark, session, offset=offset, topic=topic, partition=partition, who=who, why=why)
         return decide(
@@ -63,8 +66,8 @@ def resolve(
         )
 
 
-def user(spark: SparkSession | None) -> str:
-    """The name of whoever runs the command."""
+def current_user(spark: SparkSession | None) -> str:
+    """Returns the name of the user who runs the command."""
     if spark is not None:
         return str(spark.sql("SELECT current_user()").first()[0])
     return getpass.getuser()

@@ -1,4 +1,4 @@
-"""Rules from a file: checked, tried over history beside those in force, and put into `gold.rules`."""
+"""`sessionlake rules`: checks rules in a file, tests them on past data, and writes them into `gold.rules`."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ _COLUMNS = ("text", "enabled", "updated_at")
 _TESTED = ("rule", "change", *KEY, "event", "at", "values")
 
 
-def check(settings: Settings, file: Path) -> list[Written]:
-    """The rules of a file.
+def load_rules(settings: Settings, file: Path) -> list[Written]:
+    """Reads the rules in a file.
 
     Raises:
-        ConfigError: with the file's name, line and column of everything that is wrong in it.
+        UsageError: The file cannot be read.
+        ConfigError: Rules in the file are invalid. The text gives line and column of each fault.
     """
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
+        raise UsageError(f"{file} cannot be read: {error}", fix="Name a YAML file of rules") from None
     rules, problems = read_file(text, declared_in(settings))
     if problems:
         raise ConfigError("\n".join(f"{file}:{problem}" for problem in problems))
@@ -59,17 +60,17 @@ def check(settings: Settings, file: Path) -> list[Written]:
 
 
 def apply(spark: SparkSession, settings: Settings, rules: Sequence[Written], say: Say, *, only: bool) -> None:
-    """Puts rules into `gold.rules`, those of a name that is there in its place.
+    """Writes rules into `gold.rules`. A rule replaces the one of the same name.
 
     Args:
-        only: disables all others.
+        only: Disable all other rules.
     """
     lake = Lake(settings)
     lake.ensure(spark, [RULES])
     held = {row["name"]: row for row in lake.reader(spark).rows(RULES)}
     now = datetime.now(UTC)
     rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]
-    rows = [row for row in rows if _said(held.get(str(row["name"]))) != (row["text"], True)]
+    rows = [row for row in rows if _text_and_state(held.get(str(row["name"]))) != (row["text"], True)]
     same, named = len(rules) - len(rows), {one.rule.name for one in rules}
     others = [row for name, row in held.items() if only and name not in named and row["enabled"]]
     rows += [row | {"enabled": False, "updated_at": now} for row in others]
@@ -77,15 +78,15 @@ def apply(spark: SparkSession, settings: Settings, rules: Sequence[Written], say
         source = pa.Table.from_pylist(rows, lake.reader(spark).schema(RULES))
         merge(spark, lake, RULES, source, Upsert(("name",), _COLUMNS), Txn(f"rules-{uuid4()}", 0))
     written = len(rows) - len(others)
-    say(f"{written} rules written, {same} as they were, {len(others)} disabled; gold takes them in with its next batch")
+    say(f"{written} rules written, {same} unchanged, {len(others)} disabled; gold uses them from its next batch on")
 
 
-def _said(row: dict[str, object] | None) -> tuple[object, object] | None:
+def _text_and_state(row: dict[str, object] | None) -> tuple[object, object] | None:
     return None if row is None else (row["text"], row["enabled"])
 
 
 def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
-    """What `gold.rules` has, and what gold makes of it."""
+    """Shows the rules in `gold.rules`, and whether gold evaluates them."""
     declared = declared_in(settings)
     taken = {one.name: one for one in recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
     rows = []
@@ -101,30 +102,29 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
 
 
 @dataclass(frozen=True)
-class _Tried(StoredInLake):
-    """The lake, with events that nobody has looked for yet."""
+class _WithEvents(StoredInLake):
+    """The lake, with the events that tested rules look for, which gold has not recorded."""
 
     found: pa.Table
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
-        """See `StoredData`."""
         del events, since_ms
         return self.found
 
 
 def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written], form: OutputFormat, say: Say) -> None:
-    """Shows which alerts rules would have that the log has not, and the other way round; writes nothing."""
+    """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
     declared = declared_in(settings)
     if not reader.exists(RULES):
-        raise UsageError("there is no history to hold rules against: `sessionlake run gold` begins it")
+        raise UsageError("rules test: gold has no data to test rules on yet", fix="Run `sessionlake run gold` first")
     times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or read_stream_times(reader, declared)
     tried = [one.rule for one in rules]
     events = events_to_find(tried)
-    begun = ("_ts", operator.ge, min(events.values(), default=0))
+    since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
-    matches = find_events(reader, list(events), declared, once, begun) if events else MATCH.empty_table()
+    matches = find_events(reader, list(events), declared, once, since) if events else MATCH.empty_table()
     batch = Batch(times, times, pa.table({}), matches, slices_begin(reader))
-    rows = log_changes([], tried, batch, _Tried(reader, matches))
+    rows = log_changes([], tried, batch, _WithEvents(reader, matches))
     show(
         _TESTED,
         [

@@ -1,4 +1,4 @@
-"""What `sessionlake run` is told to run."""
+"""Chooses which processors `sessionlake run` runs, and reports those that fail."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from sessionlake.processors.job import processor_settings
 from sessionlake.settings.model import Settings
 
 
-def narrowed(settings: Settings, layer: Layer, processor: str | None) -> Settings:
-    """The settings of what is to run: of several processors the one that is named, else all.
+def choose_processor(settings: Settings, layer: Layer, processor: str | None) -> Settings:
+    """Returns the settings with only the named processor, or unchanged if none is named.
 
     Raises:
-        UsageError: processors are to run and there are none, or one is named and another layer is to run.
-        ConfigError: there is no such processor.
+        UsageError: No processor is configured, or a processor is named together with another layer.
+        ConfigError: No processor has this name.
     """
     if processor is not None:
         if layer is not Layer.PROCESSOR:
-            raise UsageError(f"run {layer} {processor}: only `run processor` takes a name")
+            raise UsageError(
+                f"run {layer} {processor}: `run {layer}` takes no name", fix=f"Run `sessionlake run {layer}`"
+            )
         return settings.model_copy(update={"processors": (processor_settings(settings, processor),)})
     if layer is Layer.PROCESSOR and not settings.processors:
-        raise UsageError("run processor: none is configured; processors are named in sessionlake.yml")
+        raise UsageError(
+            "run processor: no processor is configured", fix="Declare one under processors in sessionlake.yml"
+        )
     return settings
 
 
-def tell(error: Exception) -> None:
-    """Says what has stopped a processor while others go on."""
+def report_failure(error: Exception) -> None:
+    """Says which error stopped a processor while the others continue."""
     say(f"error: {error}")

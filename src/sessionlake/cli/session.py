@@ -1,4 +1,4 @@
-"""One session, looked at: its table now, or at any moment of its history."""
+"""`sessionlake session`: shows the table of one session, now or at a past moment."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def show_session(
     form: OutputFormat,
     partition: int | None = None,
 ) -> None:
-    """Writes the rows of a session's table as it is now, by row id.
+    """Writes the rows of a session's table as it is now, ordered by row id.
 
     Raises:
-        LakeError: silver has no tables yet.
-        UsageError: there is no such session, or several are meant, by topic or partition.
+        LakeError: Silver has no tables yet.
+        UsageError: The session does not exist, or several topics or partitions have its id.
     """
     found = find_session(reader, settings, session, topic, partition)
     own = [(name, operator.eq, getattr(found, name)) for name in SESSION]
@@ -46,28 +46,31 @@ def show_session_as_of(
     form: OutputFormat,
     partition: int | None = None,
 ) -> None:
-    """Writes the rows of a session's table as it was at a moment, by row id.
+    """Writes the rows of a session's table as it was at a moment, ordered by row id.
 
     Raises:
-        LakeError: the moment is not known, with what is.
-        UsageError: as `show_session`.
+        LakeError: The table at that moment is unknown. The text says which moments are known.
+        UsageError: The session does not exist, or several topics or partitions have its id.
     """
     found = find_session(reader, settings, session, topic, partition)
     show_table(table_as_of(reader, settings, found, moment), form)
 
 
 def moment_of(ts: str | None, seq: int | None, offset: int | None) -> AsOf:
-    """The moment that is asked for.
+    """Returns the moment that the options give.
 
     Args:
-        ts: ISO 8601, in UTC unless it says otherwise, or milliseconds since the epoch.
+        ts: Milliseconds since the epoch, or ISO 8601, in UTC without a time zone.
 
     Raises:
-        UsageError: not exactly one is given, or the time is none.
+        UsageError: Not exactly one is given, or `ts` cannot be parsed.
     """
     given = [name for name, value in (("--ts", ts), ("--seq", seq), ("--offset", offset)) if value is not None]
     if len(given) != 1:
-        raise UsageError(f"as-of takes exactly one of --ts, --seq and --offset; given: {', '.join(given) or 'none'}")
+        raise UsageError(
+            f"session as-of: exactly one moment is needed; given: {', '.join(given) or 'none'}",
+            fix="Give one of --ts, --seq and --offset",
+        )
     return AsOf(ts=None if ts is None else _milliseconds(ts), seq=seq, offset=offset)
 
 
@@ -78,5 +81,6 @@ def _milliseconds(ts: str) -> int:
         return to_ms(datetime.fromisoformat(ts))
     except ValueError:
         raise UsageError(
-            f"--ts {ts!r}: expected ISO 8601, as in 2026-11-21T18:18:32.668Z, or milliseconds since the epoch"
+            f"--ts {ts!r} is not a time",
+            fix="Write it in ISO 8601, as in 2026-11-21T18:18:32.668Z, or as milliseconds since the epoch",
         ) from None

@@ -1,6 +1,7 @@
-"""Rows for people (a table) and for programs (JSON lines, CSV): the only way to standard output.
+"""Writes rows to standard output: as a table for people, or as JSON lines or CSV for programs.
 
-What people read goes through `visible`: no character of the data reaches a terminal as a command.
+No other module writes to standard output. Text for people goes through `visible`, so that no character of the data
+reaches a terminal as a control sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _UNBOUNDED = 1 << 30
 
 
 class OutputFormat(StrEnum):
-    """How rows are written."""
+    """The format of the output."""
 
     TABLE = "table"
     JSON = "json"
@@ -38,17 +39,18 @@ class OutputFormat(StrEnum):
 
 
 def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | None = None) -> None:
-    """Writes rows.
+    """Writes rows in a format.
 
-    JSON is one object a line. There a time is an ISO 8601 string, or, outside the years 1 to 9999, a number of
-    milliseconds; bytes are their text if they are UTF-8 and Base64 if not; NaN and infinities, which JSON lacks, are
-    strings. CSV is the data as it is, unless a terminal reads it: spreadsheets take a cell that begins with = for a
+    JSON has one object per line. In it, a time is an ISO 8601 string, or a number of milliseconds outside the years 1
+    to 9999. Bytes are text if they are UTF-8, otherwise Base64. NaN and infinities, which JSON lacks, are strings.
+
+    CSV contains the data unchanged, unless a terminal reads it. Spreadsheets evaluate a cell that begins with = as a
     formula.
     """
     out = out or sys.stdout
     if form is OutputFormat.JSON:
         for row in rows:
-            out.write(json_line(dict(zip(names, map(plain, row), strict=True))) + "\n")
+            out.write(json_line(dict(zip(names, map(json_value, row), strict=True))) + "\n")
     elif form is OutputFormat.CSV:
         shown = _as_read_by(out)
         writer = csv.writer(out, lineterminator="\n")
@@ -59,7 +61,7 @@ def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | Non
 
 
 def write_line(text: str) -> None:
-    """Writes a line that a program may read, such as a path: as it is, unless a terminal reads it."""
+    """Writes a line that a program may read, such as a path. It is written unchanged, unless a terminal reads it."""
     sys.stdout.write(f"{_as_read_by(sys.stdout)(text)}\n")
 
 
@@ -73,18 +75,18 @@ def _as_read_by(out: TextIO) -> Callable[[str], str]:
 
 
 def show_table(table: pa.Table, form: OutputFormat) -> None:
-    """Writes the rows of an Arrow table."""
+    """Writes the rows of an Arrow table in a format."""
     show(*cells_of(table), form)
 
 
 def cells_of(table: pa.Table) -> tuple[list[str], Rows]:
-    """A table's column names, which may repeat, and its rows as Python's values."""
+    """Returns a table's column names, which may repeat, and its rows as Python values."""
     columns = [_values(table.column(i)) for i in range(table.num_columns)]
     return table.column_names, list(zip(*columns, strict=True))
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values; maps as dictionaries."""
+    """Returns a column's values. Maps become dictionaries."""
     from pyarrow.types import is_map
 
     from sessionlake.delta.storage.values import values_of
@@ -93,12 +95,12 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     return [None if value is None else dict(value) for value in values] if is_map(column.type) else values
 
 
-def plain(value: Any) -> Any:
-    """The value in the types that JSON has."""
+def json_value(value: Any) -> Any:
+    """Converts a value to types that JSON has."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, FarTime | bytes):
@@ -118,7 +120,7 @@ def _text(value: bytes) -> str:
 def _cell(value: Any, missing: str, *, hinted: bool = False) -> str:
     if hinted and isinstance(value, FarTime):
         return str(value)
-    simple = plain(value)
+    simple = json_value(value)
     if simple is None:
         return missing
     if isinstance(simple, bool | dict | list):
@@ -127,7 +129,7 @@ def _cell(value: Any, missing: str, *, hinted: bool = False) -> str:
 
 
 def text_of(said: str, style: str = "") -> Text:
-    """A text for a table or grid, as wide as it is shown."""
+    """Returns a text for a table or grid, with the characters that will be shown."""
     from rich.text import Text
 
     return Text(visible(said), style)
@@ -141,26 +143,26 @@ def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
 
 
 def console_on(out: TextIO) -> Console:
-    """A console whose text goes through `visible`, and in which brackets are no markup.
+    """Returns a console whose text goes through `visible`, and in which brackets are not markup.
 
-    It cuts, folds and pads nothing where there is no width to fit into: in a file or a pipe.
+    In a file or a pipe it neither cuts, folds nor pads text, because there is no width to fit into.
     """
     from rich.console import Console
 
-    plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
+    options: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
     if out.isatty():
-        console = Console(file=out, **plain)
+        console = Console(file=out, **options)
     else:
-        console = Console(file=cast("TextIO", _Unpadded(out)), width=_UNBOUNDED, **plain)
+        console = Console(file=cast("TextIO", _Unpadded(out)), width=_UNBOUNDED, **options)
     console.push_render_hook(cast("Any", _Visible()))
     return console
 
 
 class _Visible:
-    """Has each piece of text that a console draws go through `visible`; what the console itself adds does not."""
+    """A render hook that passes drawn text through `visible`, but not the control sequences of the console itself."""
 
     def process_renderables(self, renderables: list[Any]) -> list[Any]:
-        """What is drawn instead."""
+        """Wraps the objects to draw."""
         return [_Drawn(one) for one in renderables]
 
 
@@ -176,7 +178,7 @@ class _Drawn:
 
 
 class _Unpadded:
-    """Text without the spaces at the ends of its lines; it is written by whole lines."""
+    """A text stream that removes spaces at the ends of lines. Rich writes whole lines to it."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -189,7 +191,10 @@ class _Unpadded:
 
 
 def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:
-    """Rows as a table for a terminal: numbers to the right, nothing cut, and no cell with a line break of the data."""
+    """Returns rows as a table for a terminal.
+
+    Numbers are right-aligned, nothing is cut, and line breaks in the data are escaped.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The command `query`: what it takes; what it does is in `query.py`."""
+"""The command `sessionlake query`: its arguments. `query.py` does the work."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from sessionlake.cli.show import OutputFormat
 
 
 def query(
-    sql: Annotated[str, typer.Argument(help='One statement, as in "SELECT * FROM silver.sessions".')],
+    sql: Annotated[str, typer.Argument(help='One SQL statement that reads, such as "SELECT * FROM silver.sessions".')],
     batch: Annotated[
-        int | None, typer.Option("--as-of-batch", help="Silver's tables as of one of its batches.", min=0)
+        int | None,
+        typer.Option("--as-of-batch", help="Read silver's tables as they were after this batch of silver.", min=0),
     ] = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
-    """Ask the tables in SQL; json gives one object a line."""
-    settings = settings_of(config)
-    from sessionlake.cli.query import answer, answer_as_of, check
+    """Run a SQL query over the lake's tables.
 
-    check(settings, sql)
+    With --format json each row is one JSON object on its own line.
+    """
+    settings = settings_of(config)
+    from sessionlake.cli.query import answer, answer_as_of, require_tables
+
+    require_tables(settings, sql)
     if batch is None:
         with_spark(settings, lambda spark: answer(spark, settings, sql, form))
         return
     read = with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
     if read != batch:
-        say(f"as of batch {read}: the last merge at or before batch {batch} ended with it")
+        say(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")

@@ -1,6 +1,6 @@
-"""The names of tables and functions in a SQL statement, found by sqlglot: to look them up, and to rename them.
+"""Finds the names of tables and functions in a SQL statement with sqlglot, to look them up or rename them.
 
-Whether a statement only reads is not decided here, but by the engine that runs it (`spark.reading_plan`).
+The engine that runs a statement decides whether it only reads (`spark.reading_plan`), not this module.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ _EXPLAIN_MODES = ("EXTENDED", "FORMATTED", "COST", "CODEGEN")
 
 @dataclass(frozen=True)
 class Named:
-    """A name of two parts in a statement.
+    """A name of two parts in a statement, both in lower case.
 
     Attributes:
-        schema: in lower case, as `name`.
-        start: index of its first character.
-        end: index behind its last.
-        called: whether it is a function's.
+        start: The index of its first character.
+        end: The index after its last character.
+        called: True if it is the name of a function.
     """
 
     schema: str
@@ -39,9 +38,10 @@ class Named:
 
 
 def names_in(sql: str) -> list[Named]:
-    """Tables and functions with a schema that a statement names, by place; none if sqlglot cannot parse it.
+    """Returns the tables and functions with a schema that a statement names, in order of their position.
 
-    A name before a column (`silver.sessions.topic`) is found, too, if a table of the statement has that name.
+    Includes the table's name before a column, as in `silver.sessions.topic`, if the statement reads that table. Returns
+    an empty list if sqlglot cannot parse the statement.
     """
     found = list(_tables_and_functions(sql))
     tables = {str(one) for one in found if not one.called}
@@ -49,15 +49,15 @@ def names_in(sql: str) -> list[Named]:
     return sorted({*found, *qualifiers}, key=lambda one: one.start)
 
 
-def renamed(sql: str, rename: Callable[[Named], str | None]) -> str:
-    """The statement with other names for tables and functions.
+def rename(sql: str, new_name: Callable[[Named], str | None]) -> str:
+    """Returns the statement with other names for tables and functions.
 
     Args:
-        rename: what a name becomes; None leaves it.
+        new_name: Returns the replacement of a name, or None to keep it.
     """
     parts, at = [], 0
     for one in names_in(sql):
-        new = rename(one)
+        new = new_name(one)
         if new is not None:
             parts += [sql[at : one.start], new]
             at = one.end
@@ -65,9 +65,9 @@ def renamed(sql: str, rename: Callable[[Named], str | None]) -> str:
 
 
 def without_prefixes(sql: str) -> str:
-    """The statement with `silver.sessions` for `IDENTIFIER(:prefix || 'silver.sessions')`.
+    """Replaces `IDENTIFIER(:prefix || 'silver.sessions')` by `silver.sessions`.
 
-    The bundle's queries name tables so, for the schemas of each deployment; here the lake says where its tables are.
+    The bundle's queries name tables this way, because every deployment has its own schemas.
     """
     import sqlglot
     from sqlglot.errors import SqlglotError
@@ -87,20 +87,23 @@ def without_prefixes(sql: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def trees_of(sql: str) -> tuple[Any, ...]:
-    """The statements of a text as sqlglot's trees, of EXPLAIN what it explains; none if it cannot be parsed."""
+def parse(sql: str) -> tuple[Any, ...]:
+    """Returns the syntax tree of each statement in a text. Of EXPLAIN it is the tree of the statement to explain.
+
+    Returns an empty tuple if sqlglot cannot parse the text.
+    """
     import sqlglot
     from sqlglot.errors import SqlglotError
 
-    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of what it keeps as text, as SHOW
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements it does not parse, such as SHOW
     try:
-        return tuple(tree for tree in sqlglot.parse(_explained(sql), dialect="databricks") if tree is not None)
+        return tuple(tree for tree in sqlglot.parse(_without_explain(sql), dialect="databricks") if tree is not None)
     except (SqlglotError, RecursionError):
         return ()
 
 
-def _explained(sql: str) -> str:
-    """The statement with spaces for EXPLAIN and its modes: sqlglot takes what follows for a text."""
+def _without_explain(sql: str) -> str:
+    """Replaces EXPLAIN and its modes by spaces, because sqlglot does not parse the statement after them."""
     import sqlglot
 
     words: Sequence[str] = ("EXPLAIN",)
@@ -113,7 +116,7 @@ def _explained(sql: str) -> str:
 def _tables_and_functions(sql: str) -> Iterator[Named]:
     from sqlglot import exp
 
-    for tree in trees_of(sql):
+    for tree in parse(sql):
         for node in tree.find_all(exp.Table, exp.Dot):
             called = isinstance(node, exp.Dot) or isinstance(node.this, exp.Func)
             if isinstance(node, exp.Table) and not node.catalog and node.db:
@@ -125,7 +128,7 @@ def _tables_and_functions(sql: str) -> Iterator[Named]:
 def _qualifiers(sql: str) -> Iterator[Named]:
     from sqlglot import exp
 
-    for tree in trees_of(sql):
+    for tree in parse(sql):
         for node in tree.find_all(exp.Column):
             if node.args.get("db") is not None and node.args.get("catalog") is None:
                 yield from _named(node.args["db"], node.args["table"], called=False)

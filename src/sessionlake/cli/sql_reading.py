@@ -1,7 +1,7 @@
-"""Whether a statement for a SQL warehouse only reads, told without the warehouse: by sqlglot's tree of it.
+"""Decides, with sqlglot, whether a statement for a Databricks SQL warehouse only reads.
 
-There is no Spark where `sessionlake remote` runs, and a warehouse has no look at its plan before it runs. So the same
-rule as in `spark.reading_plan` is applied to another parser's tree: only what is listed here is sent.
+`sessionlake remote` has no Spark, and a warehouse shows no plan before it runs a statement. So the rule of
+`spark.reading_plan` is applied to sqlglot's syntax tree: a statement is sent only if all its parts are listed here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sessionlake.cli.sql_names import trees_of
+from sessionlake.cli.sql_names import parse
 from sessionlake.errors import UsageError
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
 
@@ -24,7 +24,7 @@ _NODES = frozenset(
     TableAlias TableSample Tuple Union UnpivotColumns Values Var Version Where Window WindowSpec With WithinGroup
     """.split()  # noqa: SIM905 - names read better as text
 )
-# What sqlglot makes of operators and keywords: they are no calls by a name.
+# Operators and keywords that sqlglot represents as functions, although no function is called by name.
 _OPERATORS = frozenset(
     """
     and array case cast exists extract if ilike json_extract map or regexp_like str_position struct timestampadd
@@ -34,32 +34,38 @@ _OPERATORS = frozenset(
 
 
 def tables_of(sql: str) -> list[tuple[str, ...]]:
-    """The names of the tables and functions with a schema that a statement reads, in lower case.
+    """Returns the tables and functions with a schema that a statement reads, in lower case.
 
-    Names that the statement gives itself (WITH) are not among them.
+    Leaves out names that the statement defines itself (WITH).
 
     Raises:
-        UsageError: it does more than read, it is not one statement, or sqlglot cannot parse it.
+        UsageError: The statement does more than read, is not a single statement, or cannot be parsed.
     """
     from sqlglot import exp
 
-    trees = trees_of(sql)
+    trees = parse(sql)
     if len(trees) != 1:
-        what = "more than one statement" if trees else "no statement that can be parsed here"
-        raise UsageError(f"expected one statement that reads, found {what}")
+        what = "more than one statement" if trees else "no statement that sqlglot can parse"
+        raise UsageError(f"expected one statement that reads, but found {what}", fix="Correct the SQL")
     [tree] = trees
     if isinstance(tree, exp.Command):
         if str(tree.this).upper() not in _LISTS:
-            raise UsageError(f"{tree.this} is not something that only reads, so it is not sent")
+            raise UsageError(
+                f"{tree.this} does more than read, so the statement was not sent",
+                fix="Use SELECT, or run the statement in a SQL editor of the workspace",
+            )
         return []
     if not isinstance(tree, exp.Query | exp.Values | exp.Describe) or (
         isinstance(tree, exp.Select) and not tree.selects
     ):
-        raise UsageError("this is no query, so it is not sent")
+        raise UsageError(
+            "the statement is not a query, so it was not sent",
+            fix="Use SELECT, or run the statement in a SQL editor of the workspace",
+        )
     for node in tree.walk(prune=lambda one: isinstance(one, exp.Hint)):
         _require_listed(node, sql)
     tables = (table for table in tree.find_all(exp.Table) if table.find_ancestor(exp.Hint) is None)
-    return [name for table in tables for name in _outside(table)]
+    return [name for table in tables for name in _names_outside(table)]
 
 
 def _require_listed(node: Any, sql: str) -> None:
@@ -68,24 +74,32 @@ def _require_listed(node: Any, sql: str) -> None:
     kind = type(node)
     if isinstance(node, exp.Func) and not isinstance(node, exp.Binary):
         names = {name.lower() for name in (kind.sql_names() if kind is not exp.Anonymous else [node.name])}
-        if "start" in node.meta and kind is not exp.Anonymous:  # else a keyword, which has no name of its own
+        if "start" in node.meta and kind is not exp.Anonymous:  # keywords have no position of a name
             names = {sql[node.meta["start"] : node.meta["end"] + 1].lower()}
         if isinstance(node.parent, exp.Table) and node.parent.db:
-            return  # a table function with a schema: its name is looked at with those of tables
+            return  # a table function with a schema is checked together with the tables
         if isinstance(node.parent, exp.Dot):
             names = {node.parent.sql().partition("(")[0].lower()}
         if names.isdisjoint(SAFE_FUNCTIONS) and names.isdisjoint(_OPERATORS):
             raise UsageError(
-                f"the function {min(names)} may not be called: only those that compute, and the lake's own"
+                f"the function {min(names)} may not be called",
+                why="Only functions that compute from their arguments, and the lake's own functions, are allowed",
+                fix="Leave it out, or run the statement in a SQL editor of the workspace",
             )
     elif isinstance(node, exp.Column) and not node.table and node.name.lower() in WHO:
-        raise UsageError(f"{node.name} alone may be whom the command runs as: a column is written t.{node.name}")
+        raise UsageError(
+            f"{node.name} without a table may mean the user that the command runs as",
+            fix=f"Write t.{node.name} if it is a column of the table t",
+        )
     elif kind.__name__ not in _NODES and not isinstance(node, exp.Binary | exp.Unary):
-        raise UsageError(f"{kind.__name__} is not something that only reads, so it is not sent")
+        raise UsageError(
+            f"{kind.__name__} may do more than read, so the statement was not sent",
+            fix="Leave it out, or run the statement in a SQL editor of the workspace",
+        )
 
 
-def _outside(table: Any) -> Iterator[tuple[str, ...]]:
-    """The table's name, unless it is one that the statement gives to a query of its own there."""
+def _names_outside(table: Any) -> Iterator[tuple[str, ...]]:
+    """Yields the table's name, unless the statement defines that name itself for a query (WITH)."""
     name = tuple(part.lower() for part in (table.catalog, table.db, table.this.name) if part)
     if len(name) == 1 and (_is_call(table) or name[0] in _defined(table)):
         return
@@ -99,14 +113,14 @@ def _is_call(table: Any) -> bool:
 
 
 def _defined(table: Any) -> set[str]:
-    """Names of the queries (WITH) that a place of the statement sees."""
+    """Returns the names of the queries (WITH) that are visible at a place of the statement."""
     from sqlglot import exp
 
     found: set[str] = set()
     inside: Any | None = table
     while inside is not None:
         holder = inside.parent
-        if isinstance(holder, exp.With):  # only those before it, and itself if it is recursive
+        if isinstance(holder, exp.With):  # a query sees those before it, and itself if it is recursive
             own = holder.expressions.index(inside) + bool(holder.args.get("recursive"))
             found |= {cte.alias.lower() for cte in holder.expressions[:own]}
         own_with = holder and (holder.args.get("with_") or holder.args.get("with"))

@@ -1,4 +1,4 @@
-"""What silver's state store remembers."""
+"""`sessionlake state`: shows what silver's state store holds."""
 
 from __future__ import annotations
 
@@ -29,26 +29,29 @@ def show_session_state(
     form: OutputFormat,
     partition: int | None = None,
 ) -> None:
-    """Writes what is remembered of one session: a row a field, or one object, whose times are numbers of ms.
+    """Writes the state of one session: one row per field, or one JSON object in which times are milliseconds.
 
     Raises:
-        UsageError: nothing is remembered of it, or several are meant, by topic or partition.
+        UsageError: Silver keeps no state of the session, or several topics or partitions have its id.
     """
     topic, partition = _place(spark, settings, session, topic, partition)
     shard = shard_of(spark, settings, topic, session)
     stored = next((state for _, state in shard_states(spark, settings, shard)), None)
     if stored is None:
-        raise UsageError(f"shard {shard}, where session {session!r} of topic {topic} belongs, has no state yet")
+        raise UsageError(
+            f"shard {shard}, which holds session {session!r} of topic {topic}, has no state yet",
+            fix="Run `sessionlake run silver --once` first",
+        )
     found = {"shard": shard, **session_state(stored, topic, partition, session)}
     if form is OutputFormat.TABLE:
-        told = [(name, value) for name, value in readable(found).items() if value not in (None, [])]
-        show(("field", "value"), told, form)
+        fields = [(name, value) for name, value in readable(found).items() if value not in (None, [])]
+        show(("field", "value"), fields, form)
     else:
         show(list(found), [list(found.values())], form)
 
 
 def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
-    """Writes a row a shard, by number; in a table, a last row sums them up."""
+    """Writes one row per shard, ordered by number. A table ends with a row of sums."""
     rows = sorted(astuple(stats_of(shard, state)) for shard, state in shard_states(spark, settings))
     if form is OutputFormat.TABLE and rows:
         rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
@@ -63,5 +66,7 @@ def _place(
     rows = Lake(settings).reader(spark).rows(PROGRESS, *own, columns=["topic", "partition"])
     place = choose_place(session, {(row["topic"], row["partition"]) for row in rows}, partition)
     if place is None:
-        raise UsageError(f"session {session!r} is unknown")
+        raise UsageError(
+            f"session {session!r} is unknown", fix="Look for its id with `sessionlake query` in silver.sessions"
+        )
     return place

@@ -1,4 +1,4 @@
-"""One message's way through the lake: a few lines for people, one object for programs."""
+"""`sessionlake trace`: shows one message's path through the lake, as lines for people or one object for programs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ _ABSENT = ""
 
 
 def show_trace(found: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
-    """Writes a trace. JSON is one nested object; in CSV its parts' fields are columns, as in `silver.batch`."""
+    """Writes a trace. JSON is one nested object.
+
+    CSV has one column per field of its parts, named as in `silver.batch`.
+    """
     out = out or sys.stdout
     if form is OutputFormat.TABLE:
         _print(found, out)
         return
-    whole = asdict(found)
+    parts = asdict(found)
     if form is OutputFormat.CSV:
-        whole = dict(_flat(whole))
-    show(list(whole), [list(whole.values())], form, out)
+        parts = dict(_flat(parts))
+    show(list(parts), [list(parts.values())], form, out)
 
 
-def _flat(whole: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """One level of columns, the same for every message."""
-    for name, value in whole.items():
+def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields one level of columns, the same for every message."""
+    for name, value in parts.items():
         part = dict.fromkeys(item.name for item in fields(Merge)) if name == "tables" and value is None else value
         if isinstance(part, dict) and name != "session":
             yield from ((f"{name}.{key}", item) for key, item in part.items())
@@ -46,13 +49,13 @@ def _print(found: Trace, out: TextIO) -> None:
     place = f"topic {found.topic}, partition {found.partition}, offset {found.offset}: "
     console.print(text_of(place).append_text(text_of(found.judgement.fate, "bold")))
     grid = Table.grid(padding=(0, 2))
-    for name, said in _lines(found):
-        grid.add_row(text_of(f"  {name}", "dim"), text_of(said))
+    for name, text in _lines(found):
+        grid.add_row(text_of(f"  {name}", "dim"), text_of(text))
     console.print(grid)
     if found.changes:
         console.print(table_of(*_change_rows(found.changes[:_SHOWN_CHANGES])))
     if len(found.changes) > _SHOWN_CHANGES:
-        console.print(f"and {len(found.changes) - _SHOWN_CHANGES:,} more: --format json has all")
+        console.print(f"and {len(found.changes) - _SHOWN_CHANGES:,} more: --format json lists all")
 
 
 def _lines(found: Trace) -> Iterator[tuple[str, str]]:
@@ -63,7 +66,7 @@ def _lines(found: Trace) -> Iterator[tuple[str, str]]:
     if found.tables:
         yield "tables", _merge(found.tables)
     elif found.changes:
-        yield "tables", "not merged yet: sessionlake run silver merges"
+        yield "tables", "not merged yet: `sessionlake run silver` merges it"
     if found.session:
         yield "session", _session(found.session)
 
@@ -81,19 +84,20 @@ def _message(found: Trace) -> str:
 def _commit(commit: BatchCommit) -> str:
     if commit.recovered:
         return (
-            f"batch {commit.batch} or one before it, by {time_text(commit.committed_at)}, when the ledger was recovered"
+            f"batch {commit.batch} or an earlier one, committed before {time_text(commit.committed_at)}, when the "
+            "ledger was recovered"
         )
     return f"batch {commit.batch}, committed {time_text(commit.committed_at)}{_wrote(commit)}"
 
 
 def _merge(merge: Merge) -> str:
     first, last = merge.first_batch, merge.last_batch
-    taken = f"batch {last}" if first == last else f"batches {first} to {last}"
-    return f"silver {taken} merged, committed {time_text(merge.committed_at)}{_wrote(merge)}"
+    merged = f"batch {last}" if first == last else f"batches {first} to {last}"
+    return f"silver {merged} merged, committed {time_text(merge.committed_at)}{_wrote(merge)}"
 
 
 def _wrote(commit: BatchCommit) -> str:
-    """The tables' versions, as Delta's own time travel spells them."""
+    """Returns the tables' versions in the syntax of Delta's time travel."""
     tables = ", ".join(f"{table.split('.')[1]}@v{version}" for table, version in commit.versions.items())
     return f": {tables}" if tables else ""
 
@@ -101,16 +105,16 @@ def _wrote(commit: BatchCommit) -> str:
 def _judgement(found: Trace) -> str:
     judgement = found.judgement
     own = next((event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None)
-    said = [_fate(found, own)]
-    said += [_event(event) for event in judgement.events if event is not own]
+    parts = [_fate(found, own)]
+    parts += [_event(event) for event in judgement.events if event is not own]
     if judgement.broken_by:
-        said.append(f"broken at offset {judgement.broken_by['offset']} by {_event(judgement.broken_by)}")
+        parts.append(f"broken at offset {judgement.broken_by['offset']} by {_event(judgement.broken_by)}")
     if judgement.fate is Fate.APPLIED and not found.changes:
-        said.append("it changes no rows")
+        parts.append("it changes no rows")
     if judgement.batch is not None and judgement.batch != found.silver.batch:
         when = f", committed {time_text(judgement.committed_at)}" if judgement.committed_at else ""
-        said.append(f"held back until batch {judgement.batch}{when}")
-    return "; ".join(said)
+        parts.append(f"held back until batch {judgement.batch}{when}")
+    return "; ".join(parts)
 
 
 def _fate(found: Trace, own: Mapping[str, Any] | None) -> str:
@@ -130,7 +134,7 @@ def _event(event: Mapping[str, Any]) -> str:
 
 
 def _seqs(event: Mapping[str, Any]) -> str:
-    return "" if event["expected_seq"] is None else f"seq {event['expected_seq']} was due, {event['actual_seq']} came"
+    return "" if event["expected_seq"] is None else f"expected seq {event['expected_seq']}, got {event['actual_seq']}"
 
 
 def _session(session: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The declared columns as a Python module."""
+"""`sessionlake types`: prints the declared columns as Python types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from sessionlake.cli.show import write_line
 
 
 def types(config: Config = None) -> None:
-    """Print a Python module with the types of the rows that processors are given, out of capture.columns."""
+    """Print Python types for the rows processors get.
+
+    The module that is printed is made from `capture.columns`.
+    """
     settings = settings_of(config)
     from sessionlake.processors.typed import types_module
 

@@ -1,4 +1,4 @@
-"""Bronze compared with what Kafka still holds."""
+"""`sessionlake verify bronze`: compares bronze with the messages that Kafka still holds."""
 
 from __future__ import annotations
 
@@ -18,37 +18,43 @@ from sessionlake.settings.model import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NAMED = 10
+_SHOWN_NAMES = 10
 
 
 def preflight(settings: Settings) -> None:
-    """Refuses what cannot work, before Spark is started for it.
+    """Checks what can be checked before Spark is started.
 
     Raises:
-        LakeError: there is no bronze yet.
+        LakeError: Bronze does not exist yet, or does not read Kafka.
         BrokerError: Kafka does not answer.
     """
     if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
-            f"verify: {MESSAGES} is not there yet in {settings.place}: fill it with `sessionlake run bronze --once`, "
-            "or name another home with SESSIONLAKE_HOME"
+            f"verify bronze: {MESSAGES} does not exist yet in {settings.place}",
+            fix="Fill it with `sessionlake run bronze --once`, or name another home with SESSIONLAKE_HOME",
         )
     if settings.bronze.source is not SourceKind.KAFKA:
-        raise LakeError(f"verify: bronze reads {settings.bronze.source}; only with Kafka it can be compared so far")
+        raise LakeError(
+            f"verify bronze: bronze reads {settings.bronze.source}, and can only be compared with Kafka",
+            fix="Use `sessionlake doctor`, which checks that no offsets are missing",
+        )
     require_broker(settings)
 
 
 def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
-    """Says whether bronze holds what Kafka does, and what could not be compared; whether it does it returns."""
+    """Compares bronze with Kafka, and says the result and what could not be compared.
+
+    Returns True if they are equal.
+    """
     with storage_of(settings).claim(spark, CLAIM, "verifies bronze"):
         found = verify(spark, settings)
-    for line in told(found):
+    for line in describe(found):
         say(line)
     return found.comparison.first_difference is None
 
 
-def told(found: VerifiedBronze) -> Iterator[str]:
-    """The outcome in words, line by line."""
+def describe(found: VerifiedBronze) -> Iterator[str]:
+    """Yields the result in words, line by line."""
     comparison, overlap = found.comparison, found.overlap
     if comparison.first_difference is not None:
         what = f"{comparison.different} of {comparison.messages} messages differ from Kafka's"
@@ -56,21 +62,21 @@ def told(found: VerifiedBronze) -> Iterator[str]:
     elif comparison.messages:
         yield f"exact: {comparison.messages} messages of {len(overlap.ranges)} topic-partitions, as Kafka holds them"
     else:
-        yield "nothing to compare: of what bronze has, Kafka holds nothing any more"
+        yield "nothing to compare: Kafka no longer holds any message that bronze has"
     if found.removed:
-        yield f"not compared: {found.removed} messages of bronze that Kafka holds no longer"
+        yield f"not compared: {found.removed} messages in bronze that Kafka no longer holds"
     if overlap.gone:
-        yield f"  of topics that are gone: {_some(overlap.gone)}"
+        yield f"  of topics that were deleted: {_first_names(overlap.gone)}"
     if overlap.recreated_topics:
-        yield f"  of topics that were made anew, and not read since: {_some(overlap.recreated_topics)}"
+        yield f"  of topics that were recreated, and not read since: {_first_names(overlap.recreated_topics)}"
     if found.gone:
         yield f"not compared: {found.gone} messages that maintain.retention has removed from bronze"
     if comparison.erased:
         yield f"not compared: {comparison.erased} messages of sessions that were forgotten"
     if overlap.unread:
-        yield f"not compared: {overlap.unread} offsets of Kafka that bronze has not read"
+        yield f"not compared: {overlap.unread} offsets in Kafka that bronze has not read"
 
 
-def _some(names: tuple[str, ...]) -> str:
-    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
+def _first_names(names: tuple[str, ...]) -> str:
+    more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"{', '.join(names[:_SHOWN_NAMES])}{more}"

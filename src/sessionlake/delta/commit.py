@@ -129,7 +129,7 @@ def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelectio
     fault_point(f"after:remove:{table}")
 
 
-def erase_messages(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
+def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
     """Erases the session's messages in one commit that streams skip; each keeps its offset and Kafka timestamp.
 
     Sets `delta.appendOnly` to false if the table has it.

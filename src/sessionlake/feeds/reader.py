@@ -12,7 +12,7 @@ from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.interpret import interpret
 from sessionlake.feeds.paths import MISSING, Place
 from sessionlake.feeds.values import Digits
-from sessionlake.protocol.jsontext import NoJsonError, load
+from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.reasons import Reason
 
 MAX_BYTES = 10 * 1024 * 1024
@@ -52,7 +52,7 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     try:
         value = MISSING if record.value is None else load_json(record.value, digits=feed.needs_digits)
-    except NoJsonError as error:
+    except InvalidJsonError as error:
         return Refusal(error.reason, "", "the value is no JSON that can be used")
     key = None if record.key is None else record.key.decode(errors="replace")
     headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers.items()}
@@ -67,10 +67,10 @@ def load_json(value: bytes, *, digits: bool = False) -> Any:
         digits: True to get numbers as `Digits`, which have their text.
 
     Raises:
-        NoJsonError: NOT_UTF8, TOO_DEEP or NOT_JSON.
+        InvalidJsonError: NOT_UTF8, TOO_DEEP or NOT_JSON.
     """
     try:
         text = value.decode()
     except UnicodeDecodeError:
-        raise NoJsonError(Reason.NOT_UTF8) from None
-    return load(text, Digits, Digits) if digits else load(text, Decimal)
+        raise InvalidJsonError(Reason.NOT_UTF8) from None
+    return parse_json(text, Digits, Digits) if digits else parse_json(text, Decimal)

@@ -1,21 +1,22 @@
-"""Gold: tables computed from silver's changes. To declare a table of your own, use `Product` and the aggregates below.
+"""Gold: tables computed from silver's changes. To declare your own table, use `Product` and the aggregates below.
 
-The parts of this package, from the bottom up. Each imports only those listed before it; a pure one imports no Spark.
+The packages and modules, from the bottom up. Each imports only those listed before it; those marked pure do not import
+Spark.
 
-- `aggregate`: pure; aggregates that merge, the products made of them, and the products that every lake has
-- `rules`: pure; rules as text, as trees, and evaluated on arrays
-- `fold`: pure; rolling averages of one shard: state and changes in, rows out
-- `enrich`: pure; reference tables and changes joined with them
-- `testing`: a product tried in a unit test
+- `aggregate`: pure; aggregates that merge, products declared with them, and the products of every lake
+- `rules`: pure; rules as text and as trees, and their evaluation on arrays
+- `fold`: pure; the streaming fold of one shard: state and changes in, rows out
+- `enrich`: pure; reference tables, and changes joined with them
+- `testing`: checks a product in a unit test
 - `declared`: the tables that the configuration declares, with their schemas and comments
-- `changes`: `silver.session_changes` as gold reads it
-- `tables`: what gold notes of its tables: which are complete, and which of their buckets are gone
-- `references`: reference tables read and written, and enriched tables kept current
-- `batch`: one micro-batch committed to averages, products and final rows
-- `making`: tables made anew from all changes
-- `alerts`: rules evaluated with each micro-batch
+- `changes`: `silver.session_changes` with the columns that gold reads
+- `tables`: what gold stores about its tables: which are complete, and which buckets have expired
+- `references`: reads and writes reference tables, and keeps enriched tables current
+- `batch`: commits one micro-batch to averages, products and final rows
+- `making`: rebuilds tables from all changes
+- `alerts`: evaluates rules with each micro-batch
 - `sql`: views and table functions
-- `verify`: every table compared with a recomputation by plain Spark SQL
+- `verify`: compares every table with a recomputation in plain Spark SQL
 - `query`: metrics over any range of time
 - `job`: the stream
 """

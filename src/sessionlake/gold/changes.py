@@ -1,4 +1,4 @@
-"""`silver.session_changes` as gold reads it: what each change set, under the names that the pure core knows."""
+"""Reads `silver.session_changes` with the column names that gold's pure modules use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
 
 
 def declared_in(settings: Settings) -> Declared:
-    """The declared columns that gold computes from."""
+    """Returns the declared columns that gold computes with: numbers and texts."""
     columns = settings.capture.declared
     numbers = tuple(column.name for column in columns if column.numeric)
     return Declared(numbers, tuple(column.name for column in columns if column.sql == "string"))
 
 
 def change_columns(declared: Declared, once: OnceTopics) -> list[Column]:
-    """The columns of a change, as `gold.fold.pack` has them: what orders changes under `once` as silver has it."""
+    """Returns the columns of a change, under the names that `gold.fold.pack` reads.
+
+    Under `once` they include silver's life and seq, which order the changes.
+    """
     from pyspark.sql import functions as F
 
     seqs = [F.col("_life").alias(LIFE), F.col("_seq").alias(SEQ)]
@@ -45,18 +48,18 @@ def change_columns(declared: Declared, once: OnceTopics) -> list[Column]:
         F.col("_batch").alias("batch"),
         F.col("_offset").alias("offset"),
         *(seqs if once.may_be_any else []),
-        # Integers beyond 2^53 lose their last digits.
+        # As a double, an integer beyond 2^53 loses its last digits.
         *(_where_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
         *(_where_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
     ]
 
 
 def select_changes(rows: DataFrame, settings: Settings, *more: Column) -> DataFrame:
-    """Changes as `gold.aggregate.sources` has them.
+    """Selects from silver's changes the columns that `gold.aggregate.sources` reads.
 
     Args:
-        rows: of `silver.session_changes`.
-        more: further columns.
+        rows: Rows of `silver.session_changes`.
+        more: Further columns to keep.
     """
     from pyspark.sql import functions as F
 
@@ -71,7 +74,7 @@ def select_changes(rows: DataFrame, settings: Settings, *more: Column) -> DataFr
 
 
 def with_seq_order(events: DataFrame) -> DataFrame:
-    """Events with `SEQ_ORDER`, as tables of averages have it."""
+    """Adds the columns of `SEQ_ORDER` to events, with the values that tables of averages have."""
     from pyspark.sql import functions as F
 
     is_once = F.col(quote(LIFE)) != NO_LIFE
@@ -80,11 +83,14 @@ def with_seq_order(events: DataFrame) -> DataFrame:
 
 
 def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, numbers: bool) -> DataFrame:
-    """One row for each number, or text, that was set: `metric`, or `column`, its name, and `value`.
+    """Returns one row for each number, or each text, that a change set.
+
+    Its name is in `metric`, or for texts in `column`, and its value in `value`.
 
     Args:
-        changes: as `select_changes` has them.
-        kept: columns of the changes that the events have, too.
+        changes: Changes from `select_changes`.
+        kept: Columns of the changes to keep.
+        numbers: True for numbers, False for texts.
     """
     from pyspark.sql import functions as F
 
@@ -96,30 +102,33 @@ def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, nu
         changes.select(*kept, F.lit(name).alias(called), F.col(quote(field(i))).alias("value"))
         for i, name in enumerate(names)
     )
-    whole = reduce(lambda one, other: one.unionByName(other), parts, nothing).where("value IS NOT NULL")
+    events = reduce(lambda one, other: one.unionByName(other), parts, nothing).where("value IS NOT NULL")
     # Adding zero turns -0.0 into 0.0, as the aggregates do.
-    return whole.where("NOT isnan(value)").withColumn("value", F.expr("value + 0.0D")) if numbers else whole
+    return events.where("NOT isnan(value)").withColumn("value", F.expr("value + 0.0D")) if numbers else events
 
 
 def is_late(product: Product) -> Column:
-    """Whether a change comes too late for the product, by SQL: see `gold.aggregate.late_condition`."""
+    """Returns the SQL condition that a change is too late for the product, as `gold.aggregate.late` decides it."""
     from pyspark.sql import functions as F
 
     return F.expr(late_condition(product))
 
 
 def late_condition(product: Product) -> str:
-    """The condition, in SQL over the columns of `select_changes`, that a change comes too late for the product."""
+    """Returns the SQL text of the condition that a change is too late for the product.
+
+    It refers to the columns of `select_changes`.
+    """
     if product.lateness_ms is None:
         return "false"
     length, passed = int(product.bucket_ms or 1), f"({APPLIED} - {int(product.lateness_ms)}L)"
-    # Before the first bucket that begins at a time at all.
+    # The earliest times are before the start of any bucket that a bigint can hold.
     begins = f"coalesce(try_subtract(ts, pmod(ts, {length}L)), ts)"
     return f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)"
 
 
 def _where_set(column: str) -> Column:
-    """The column's value where a change set it, else null."""
+    """Returns the column's value if the change set it, else null."""
     from pyspark.sql import functions as F
 
     was_set = (F.col("change") == "upsert") & F.array_contains("_set", column)
@@ -127,10 +136,10 @@ def _where_set(column: str) -> Column:
 
 
 def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
-    """All changes that gold has read, as `gold.changes.select_changes` has them; None before its first batch.
+    """Reads all changes that gold has processed; None before its first batch.
 
     Raises:
-        LakeError: gold has stopped within a version of the table.
+        LakeError: Gold stopped within a version of silver's table.
     """
     version = version_read(settings)
     if version is None:
@@ -139,34 +148,35 @@ def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
 
 
 def require_all_changes(lake: Lake, spark: SparkSession) -> None:
-    """Returns if every change that gold has read is still there.
+    """Checks that every change that gold has processed still exists.
 
     Raises:
-        LakeError: retention has removed some.
+        LakeError: Retention has removed some.
     """
     found = read_heads(lake.reader(spark)).get(CHANGES)
     if found is not None and found.gone:
-        raise LakeError(f"{found.summary}: what gold made of them cannot be computed once more")
+        raise LakeError(f"{found.summary}", why="What gold computed from them cannot be computed again")
 
 
 def refuse_shorter(lake: Lake, spark: SparkSession) -> None:
-    """Returns if what is computed anew begins where it did.
+    """Checks that a rebuilt table would begin where it begins now.
 
     Raises:
-        LakeError: retention has removed changes that it was made of; naming how to have it so all the same.
+        LakeError: Retention has removed changes that the table was computed from.
     """
     try:
         require_all_changes(lake, spark)
     except LakeError as error:
         raise LakeError(
-            f"{error}. --shorten-gold has it computed from what is left, so that it begins later"
+            f"{error}",
+            fix="Add `--shorten-gold` to compute it from the changes that are left; it then begins later",
         ) from error
 
 
 def version_read(settings: Settings) -> int | None:
-    """The version of `silver.session_changes` up to which gold has read; None before its first batch.
+    """Returns the version of `silver.session_changes` up to which gold has read; None before its first batch.
 
     Raises:
-        LakeError: it has stopped within a version, or within a batch.
+        LakeError: Gold stopped within a version or within a batch.
     """
-    return handover.taken_in(settings, GOLD)
+    return handover.last_version_read(settings, GOLD)

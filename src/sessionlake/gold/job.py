@@ -1,4 +1,4 @@
-"""`silver.session_changes` to gold: averages folded in a stateful stream, products merged into their tables."""
+"""The gold stream: reads `silver.session_changes`, folds averages with state, and merges products into their tables."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ from sessionlake.gold.tables.notes import (
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings, milliseconds
 from sessionlake.spark.interpreted import interpreted
-from sessionlake.streaming.carried import Files
-from sessionlake.streaming.checkpoint import from_first_batch, last_planned
+from sessionlake.streaming.checkpoint import last_planned, starting_options
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.handover import HandedOver, Handover, folder, in_force
+from sessionlake.streaming.handover import Handover, ResumedFold, active_folder, read_active
 from sessionlake.streaming.journal import require_uninterrupted
+from sessionlake.streaming.payload_files import PayloadFiles
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAYER = GOLD
-# Silver forgets a session at twice its timeout, too.
+# Silver also drops a session's state at twice its timeout.
 _IDLE_TIMEOUTS = 2
-# A row that tells something once a day is not looked up each time.
+# So a row that gets a new point once a day keeps its state, and is not recomputed from the table each time.
 _ROW_IDLE = timedelta(days=7)
 
 
@@ -71,11 +71,11 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
     """Starts the gold stream.
 
     Args:
-        once: take in what silver holds now, then end.
+        once: Process what silver holds now, then end.
 
     Raises:
-        LakeError: the checkpoint is new and the tables are not, or they were built with another number of shards, or
-            a table by other logic, or a rebuild of silver was interrupted.
+        LakeError: The checkpoint is new but the tables have rows. Or they were built with another number of shards, or
+            a table by another declaration. Or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
     with lake.storage.caching():
@@ -90,10 +90,10 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
 
 
 def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
-    """Makes tables of all that silver holds, once all others that are whole have it.
+    """Rebuilds tables from everything that silver holds, after the stream has brought all other tables up to date.
 
     Raises:
-        LakeError: as `start`.
+        LakeError: Gold cannot start, for one of the reasons that `start` names.
     """
     lake = Lake(settings, schemas_of(settings))
     with lake.storage.caching():
@@ -102,7 +102,7 @@ def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[Gol
 
 
 def _prepare(spark: SparkSession, lake: Lake) -> None:
-    """Creates the tables that every gold has, if it may go on in the lake; see `start`."""
+    """Checks that gold may start, and creates the tables that every lake has."""
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
     require_uninterrupted(lake.settings, LAYER)
     lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
@@ -111,14 +111,14 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
 
 
 def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
-    """Makes tables anew, behind a run of the stream that brings all others up to the same changes."""
+    """Runs the stream once for the other tables, so that all have the same changes, then rebuilds the given ones."""
     settings = lake.settings
     for table in tables:
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         reset_rules(spark, lake)
     others = complete_tables(spark, lake, tables_of(settings))
-    missed = skipped_tables(spark, lake, others)  # the next start makes these anew
+    missed = skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
     if last_planned(settings.checkpoint(LAYER)) is not None:
         _start_stream(spark, lake, others, once=True, asks=False).wait()
@@ -132,12 +132,12 @@ def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> di
 def _start_stream(
     spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, once: bool, asks: bool = True
 ) -> QueryWithBackground:
-    """Starts the stream that keeps tables up, and what is done beside it.
+    """Starts the stream that keeps tables current, and the work that runs in the background.
 
     Args:
-        asks: whether lookups ask for what reference tables lack.
+        asks: Whether lookups request the rows that reference tables lack.
     """
-    settings, begin = lake.settings, in_force(lake.settings, LAYER)
+    settings, begin = lake.settings, read_active(lake.settings, LAYER)
     store_maintained(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, asks=asks)
@@ -158,17 +158,17 @@ def _start_stream(
 def folded_stream(
     spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], begin: Handover | None
 ) -> DataFrame:
-    """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
+    """Returns the stateful stream: changes packed and folded by shard; columns `kind string, payload binary`."""
     declared, owners = declared_in(settings), owners_of(one.series for one in averages)
     shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
     options: dict[str, Any] = {**SKIP_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
     elif last_planned(settings.checkpoint(LAYER)) is None:
-        with suppress(LakeError):  # gold does not depend on the order
+        with suppress(LakeError):  # gold's results do not depend on the order of reading
             options |= lake.storage.first_read_options(spark, CHANGES)
     else:
-        options |= from_first_batch(settings.checkpoint(LAYER))
+        options |= starting_options(settings.checkpoint(LAYER))
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.may_be_any else None)
@@ -177,8 +177,8 @@ def folded_stream(
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
     fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, row_idle_ms)
     if begin is not None:
-        fold = HandedOver(fold, str(folder(settings, LAYER)))
-    return fold_shards(packed, fold, Files.of(lake.storage.scratch, LAYER))
+        fold = ResumedFold(fold, str(active_folder(settings, LAYER)))
+    return fold_shards(packed, fold, PayloadFiles.for_query(lake.storage.scratch, LAYER))
 
 
 class _GoldBatch:
@@ -188,22 +188,22 @@ class _GoldBatch:
         self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry
     ) -> None:
         self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
-        self._files = Files.of(lake.storage.scratch, LAYER)
+        self._files = PayloadFiles.for_query(lake.storage.scratch, LAYER)
         self._files.clear()
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
         self._finals = Finals(spark, lake, self._products, expiry)
         self._all, self._declared = products_of(lake.settings), declared_in(lake.settings)
         self._enrich = references.step
-        # Rules read all of these: batches of which one misses something are made up for by all rules being new.
+        # Rules read all of these tables. Without one of them they are not evaluated, and later start as new rules.
         self._rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
 
-    def __call__(self, folded_stream: DataFrame, txn: Txn) -> None:
-        started, spark = datetime.now(UTC), folded_stream.sparkSession
+    def __call__(self, frame: DataFrame, txn: Txn) -> None:
+        started, spark = datetime.now(UTC), frame.sparkSession
         inline, few = self._lake.limits.inline_bytes, self._lake.limits.few_changes
-        folded_stream.persist()
+        frame.persist()
         try:
-            part = FoldResult.collect(folded_stream, inline)
+            part = FoldResult.collect(frame, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
             with interpreted(spark, when=part.report.read.changes <= few):
                 averages = writer.write(self._averages)
@@ -216,7 +216,7 @@ class _GoldBatch:
                 if self._rules is not None:
                     outputs += self._rules(spark, rows, txn)
         finally:
-            folded_stream.unpersist()
+            frame.unpersist()
             self._files.clear()
         report = part.report
         entry = LedgerEntry(

@@ -1,4 +1,4 @@
-"""Metrics over any range of time, out of as few rows as there are for it."""
+"""Metrics over any range of time, read from the coarsest tiers that fit the range."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEYS = METRICS_1M.keys
-# So many rows are put together at once: what is in memory are these, and the answer.
+# Number of rows that are buffered before they are merged. Memory holds these rows and the answer.
 _AT_ONCE = 500_000
 
 
 @dataclass(frozen=True)
 class Figures:
-    """An answer.
+    """The answer to a query for metrics.
 
     Attributes:
-        rows: the keys, `window_start` if there are steps, and the figures, in the order of their keys.
-        read: rows of each tier that it was made of.
-        files: of each tier, how many were read of how many there are; None where that is the platform's to know.
+        rows: The keys, `window_start` if a step was given, and the figures, sorted by the keys.
+        read: Number of rows read, by tier.
+        files: For each tier, how many files were read and how many it has; None if the platform does not say.
     """
 
     rows: pa.Table
@@ -53,20 +53,20 @@ def metrics(
     of: Mapping[str, Collection[str]] | None = None,
     step: timedelta | None = None,
 ) -> Figures:
-    """Points, min, max, sum, average and variance of all numbers whose event time lies in a range.
+    """Returns points, min, max, sum, average and variance of all numbers whose event time is in a range.
 
     Args:
-        since: a whole minute, with a time zone.
-        until: likewise; not included.
-        spark: needed where tables are in a catalog.
-        by: of `topic, session_id, row_id, metric`, those that tell rows apart; with all of them, there are `first` and
-            `last`, too.
-        of: keys, and which of their values to look at.
-        step: length of buckets of the answer, whole minutes, counted from 1970; unless set, the range is one.
+        since: Start of the range, a whole minute with a time zone.
+        until: End of the range, a whole minute with a time zone. It is not included.
+        spark: Needed only if tables are in a catalog.
+        by: Keys of the answer: some of `topic, session_id, row_id, metric`. With all four, the answer also has `first`
+            and `last`.
+        of: Values to select, by key.
+        step: Length of the answer's buckets, in whole minutes counted from 1970; None for one bucket over the range.
 
     Raises:
-        UsageError: the range, the keys or the step are none of these.
-        LakeError: gold has no metrics yet, or those of a part of the range are gone.
+        UsageError: The range, the keys or the step are not valid.
+        LakeError: Gold has no metrics yet, or the buckets of a part of the range have expired.
     """
     begin, end = _ms("since", since), _ms("until", until)
     length = None if step is None else milliseconds(step)
@@ -74,7 +74,9 @@ def metrics(
     lake = Lake(settings)
     tiers = complete_tables(spark, lake, TIERS)
     if METRICS_1M not in tiers:
-        raise LakeError(f"{METRICS_1M.table} is not there yet, or not whole: `sessionlake run gold` makes it")
+        raise LakeError(
+            f"{METRICS_1M.table} does not exist yet, or is incomplete", fix="Run `sessionlake run gold`, which fills it"
+        )
     conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
     reader, wanted = lake.reader(spark), [*spans(begin, end, length, tiers)]
     _refuse_expired(reader, wanted, (of or {}).get("topic"))
@@ -84,11 +86,12 @@ def metrics(
 def read_answer(
     reader: TableReader, answer: Product, wanted: Sequence[Span], conditions: Sequence[Condition]
 ) -> Figures:
-    """Reads spans of tiers and puts them together.
+    """Reads spans of tiers and merges them.
 
     Args:
-        answer: see `answer_by`.
-        conditions: on the tiers' keys.
+        answer: The product that the answer is a table of, from `answer_by`.
+        wanted: The spans to read.
+        conditions: Conditions on the tiers' keys.
     """
     read, buffered, parts = dict.fromkeys((span.tier.table for span in wanted), 0), 0, [answer.schema().empty_table()]
     for span in wanted:
@@ -145,10 +148,14 @@ def _files(
 
 def _ms(name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
-        raise UsageError(f"{name} {moment} has no time zone")
+        raise UsageError(f"{name} {moment} has no time zone", fix="Add one, for example +00:00")
     passed = micros_of(moment)
     if passed % (MINUTE * 1000):
-        raise UsageError(f"{name} {moment} is within a minute: the finest metrics there are are those of whole ones")
+        raise UsageError(
+            f"{name} {moment} is not a whole minute",
+            why="The finest metrics are per minute",
+            fix="Round it to a minute",
+        )
     return passed // 1000
 
 
@@ -156,10 +163,14 @@ def _check_arguments(
     begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None
 ) -> None:
     if begin >= end:
-        raise UsageError("the range is empty: it begins when it ends, or later")
+        raise UsageError("the range is empty", why="It does not begin before it ends", fix="Correct its bounds")
     if strange := [name for name in (*by, *of) if name not in KEYS]:
-        raise UsageError(f"metrics have the keys {', '.join(KEYS)}; found {', '.join(strange)}")
+        raise UsageError(f"metrics have no key {', '.join(strange)}", fix=f"Choose from {', '.join(KEYS)}")
     if len({*by}) < len(by):
-        raise UsageError(f"a key is named twice: {', '.join(by)}")
+        raise UsageError(f"a key is named twice: {', '.join(by)}", fix="Name each key once")
     if step is not None and (step < MINUTE or step % MINUTE):
-        raise UsageError("a step is one minute or several: the finest metrics there are are those of whole minutes")
+        raise UsageError(
+            f"a step of {step} ms is not a number of whole minutes",
+            why="The finest metrics are per minute",
+            fix="Choose a step of one minute or more",
+        )

@@ -1,11 +1,11 @@
-"""Trying a product in a unit test, without Spark: what it keeps up batch by batch equals what all makes at once.
+"""Checks a product in a unit test, without Spark: batches merged one by one must give what all changes give at once.
 
     changes = [Change(0, row_id="r", price=1.5), Change(60_000, row_id="r", price=2.5, status="on")]
     rows = check(BY_METRIC, changes)
     assert rows[0]["points"] == 2
 
-The changes are cut into batches in many ways, in the order given and in others. What an aggregate's own `sql` comes to
-is not tried here: `sessionlake verify gold` does that.
+The changes are cut into batches in many ways, in the given order and in others. The `sql` of an aggregate is not
+checked here; `sessionlake verify gold` does that.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NEAR = 1e-9
 
 
 class Change:
-    """What one update set in one row of a session's table.
+    """The values that one update set in one row of a session's table.
 
     Args:
-        ts: event time in milliseconds.
-        applied: stream time at which it was applied, likewise; by default its event time.
-        values: of declared columns, numbers and texts.
+        ts: Event time, in ms.
+        applied: Stream time at which the change was applied, in ms; by default its event time.
+        values: Values by declared column, numbers and texts.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Change:
 
 
 def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: int = 0) -> list[Row]:
-    """The product's rows for these changes, by their keys, if they are the same whatever the batches.
+    """Returns the product's rows for these changes, if they are the same for any batches.
 
     Args:
-        ways: in so many ways the changes are cut into batches.
-        seed: of chance.
+        ways: How many random ways to cut the changes into batches.
+        seed: Seed of the random numbers.
 
     Raises:
-        AssertionError: naming the first row that is another, and the batches that made it.
+        AssertionError: A row differs. The text names the row and the batches.
     """
     declared, chance = _declared(changes), random.Random(seed)  # noqa: S311 - not for secrets
     rows = [_row(declared, change, place) for place, change in enumerate(changes)]
@@ -67,7 +67,7 @@ def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: 
         batches = list(_batches(order, chance))
         held = product.schema().empty_table()
         for batch in batches:
-            held = _kept_up(product, held, product.of_changes(_table(declared, batch), declared))
+            held = _merge_batch(product, held, product.of_changes(_table(declared, batch), declared))
         _require_same(product, expected, _by_key(product, held), batches)
     return list(expected.values())
 
@@ -102,8 +102,8 @@ def _batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Sequence[Ro
         yield rows[first:end]
 
 
-def _kept_up(product: Product, held: pa.Table, part: pa.Table) -> pa.Table:
-    """The table with the batch merged in, as MERGE leaves it."""
+def _merge_batch(product: Product, held: pa.Table, part: pa.Table) -> pa.Table:
+    """Merges a batch into the table's rows, as MERGE does."""
     merged = _by_key(product, product.merged(part, held))
     return pa.Table.from_pylist([*(_by_key(product, held) | merged).values()], product.schema())
 
@@ -119,7 +119,7 @@ def _require_same(product: Product, expected: dict[Any, Row], found: dict[Any, R
             lengths = ", ".join(str(len(batch)) for batch in batches)
             raise AssertionError(
                 f"{product.table}: {dict(zip(product.row_keys, key, strict=True))} is {is_} after batches of {lengths} "
-                f"changes; all at once make {wanted}"
+                f"changes, but {wanted} when all changes come at once"
             )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import TIME_COLUMNS, message_times_of
+from sessionlake.bronze.kafka_times import TIME_COLUMNS, counted_times_of
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.far_times import ms_of, time_of, time_text
@@ -25,7 +25,7 @@ from sessionlake.ledger.progress import last_merged_batch, last_offsets
 from sessionlake.ledger.retained import Beginning, beginnings, describe_beginning, last_removed_position
 from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, UNSAID
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, NOT_COUNTED
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
@@ -270,7 +270,7 @@ class _Question:
             ("timestamp", operator.ge, time_of(ts)),
             columns=TIME_COLUMNS,
         )
-        return any(bool((message_times_of(batch, self._settings) >= ts).any()) for batch in later)
+        return any(bool((counted_times_of(batch, self._settings) >= ts).any()) for batch in later)
 
     def _untold(self, offset: int | None) -> str | None:
         """Why stream time with an offset cannot be told; None if it can."""
@@ -284,7 +284,7 @@ class _Question:
         """Stream time behind the last offset that silver has judged, with the silences that it has taken in, by it."""
         place = self._session.topic, self._session.partition
         (time,), _ = stored_times(self._settings, SILVER).before([place], np.array([judged + 1]))
-        return NO_KAFKA_TIME if time == UNSAID else int(time)
+        return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property
     def _silences(self) -> list[Silence]:

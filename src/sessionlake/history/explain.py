@@ -33,9 +33,9 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import require_condition
-from sessionlake.streaming.checkpoint import is_at_first, last_committed
-from sessionlake.streaming.errors import refused
-from sessionlake.streaming.handover import reached
+from sessionlake.streaming.checkpoint import last_committed, reads_initial_snapshot
+from sessionlake.streaming.errors import explain_sql_error
+from sessionlake.streaming.handover import version_reached
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -173,7 +173,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
         rows = rows.where(where) if where else rows
         return _rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
     except PySparkException as error:
-        raise refused("explain", error) from error
+        raise explain_sql_error("explain", error) from error
 
 
 def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
@@ -193,13 +193,13 @@ def _is_level(settings: Settings) -> bool:
     Raises:
         LakeError: nobody can tell, as it is still at what was there when it began.
     """
-    if is_at_first(settings.checkpoint(GOLD)):
+    if reads_initial_snapshot(settings.checkpoint(GOLD)):
         raise LakeError(
             f"{GOLD} is still at what {CHANGES} held when it began, which need not come in order: what its figures "
             "are made of can be told once it has read that"
         )
     batch = last_committed(settings.checkpoint(GOLD))
-    return batch is None or reached(settings, GOLD, batch)[1]
+    return batch is None or version_reached(settings, GOLD, batch)[1]
 
 
 def _explained(

@@ -1,12 +1,9 @@
 """Stream time: the highest Kafka timestamp of a topic-partition so far, at each message.
 
-It must not depend on how messages are split. But a shard sees only some messages of a topic-partition, and a task packs
-only some stretch of its offsets. So the work is divided:
-
-- The task that packs messages cuts them into runs of consecutive offsets and describes their timestamps (`Segments`).
-  It sends the description to every shard. Each message carries the highest timestamp within its own segment so far.
-- A shard combines all segments of a batch (`Clock.advance`) into the stream time at each of its messages. It keeps the
-  stream time only of topic-partitions in which it has sessions.
+It must not depend on how messages are split, though a shard sees only some messages of a topic-partition and a task
+packs only some stretch of its offsets. So each task cuts its messages into runs of consecutive offsets and sends a
+description of their timestamps (`Segments`) to every shard. A shard combines all segments of a batch (`Clock.advance`)
+into the stream time at each of its messages. It remembers only the topic-partitions in which it has sessions.
 
 A silence (`protocol.silence`) also moves the clock, for everything after its offset.
 
@@ -52,7 +49,7 @@ class LaneTime(msgspec.Struct, array_like=True):
 
 
 class TimesBefore(Protocol):
-    """A lookup of stream times from before a batch. It must be picklable: Spark sends it to its workers."""
+    """A lookup of stream times from before a batch. Picklable, because Spark sends it to its workers."""
 
     def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the stream times before the given offsets.
@@ -100,7 +97,7 @@ class Segments:
 
     @property
     def silences(self) -> list[LaneTime]:
-        """Stream time and offset of topic-partitions after each of their silences."""
+        """Stream time and offset of the topic-partition after each silence."""
         time = np.maximum(self.until, self.before[self.silent])
         names = (self.names[place] for place in self.silent.tolist())
         stands = zip(names, time.tolist(), self.behind.tolist(), strict=True)
@@ -120,10 +117,7 @@ _decoder = msgspec.msgpack.Decoder(_EncodedSegments)
 
 
 def encode_segments(segments: Segments) -> bytes:
-    """Encodes segments for sending to the shards.
-
-    A segment takes only a few bytes even where every second offset is missing (transactions, compacted topics).
-    """
+    """Encodes segments in a few bytes each: there are many where offsets are missing (transactions, compaction)."""
     columns = np.stack([getattr(segments, name) for name in _FIELDS])
     known = np.stack([segments.before, segments.since])
     silent = np.stack([getattr(segments, name) for name in _SILENT])
@@ -167,12 +161,8 @@ def segments_of(
     A segment that starts with messages without a timestamp ends before the first message with one.
 
     Args:
-        lane: For each message, the index of its topic-partition in `names`. Messages may be in any order.
-        names: The topic-partitions of the messages.
-        offset: The offset of each message.
+        lane: For each message, in any order, the index of its topic-partition in `names`.
         timestamps: The timestamp of each message, ms; `NO_TIME` where it has none.
-        times: Where to look up stream times from before the batch.
-        silences: The silences in the batch.
 
     Returns:
         The segments, and for each message the highest timestamp in its segment up to this message.
@@ -219,8 +209,6 @@ class StretchTimes:
         """Returns the stream time at each message of the batch.
 
         Args:
-            lane: For each message, the index of its topic-partition in `Clock.lanes`.
-            offset: The offset of each message.
             within: The highest timestamp in each message's segment up to the message.
         """
         times = np.maximum(within, self._before(lane, offset)) if len(self.first) and len(lane) else within
@@ -329,8 +317,7 @@ class Clock:
 
         Args:
             batch_segments: The segments sent by all tasks.
-            batch_partitions: The topic-partitions of the shard's messages. Others count only if the clock has them
-                already.
+            batch_partitions: The topic-partitions of the shard's messages. Others count only if they have a lane.
         """
         waiting = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
         parts = [self._of_this_shard(segments, batch_partitions) for segments in batch_segments]
@@ -390,8 +377,7 @@ class Clock:
     def _of_this_shard(self, segments: Segments, batch_partitions: Collection[TopicPartition]) -> tuple[Int64s, Int64s]:
         """Returns the segments and silences of the shard's topic-partitions as rows of `_FIELDS` and `_SILENT`.
 
-        Adds these topic-partitions to the clock, with their stream time before the batch: the one the shard has kept or
-        the one sent with the segments, whichever is from a later offset.
+        Adds these topic-partitions to the clock, with their latest known stream time before the batch.
         """
         places = np.full(len(segments.names), -1, np.int64)
         for number, name in enumerate(segments.names):

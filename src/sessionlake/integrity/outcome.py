@@ -9,7 +9,7 @@ import numpy as np
 
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, Cuts
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, own_time
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, message_time
 from sessionlake.protocol.types import Int8s, Int64s
 
 
@@ -78,7 +78,7 @@ class MessageHeader:
     @property
     def time(self) -> int:
         """The time of the message: its Kafka timestamp, or stream time if it has none."""
-        return own_time(self.kafka_ts, self.now)
+        return message_time(self.kafka_ts, self.now)
 
 
 @dataclass(frozen=True, slots=True)

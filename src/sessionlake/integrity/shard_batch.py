@@ -12,7 +12,7 @@ import numpy as np
 from sessionlake.integrity.cursor import Cursors
 from sessionlake.integrity.outcome import MessageHeader
 from sessionlake.integrity.rules import Decision, Rules
-from sessionlake.protocol.kafka_time import own_times
+from sessionlake.protocol.kafka_time import message_times
 from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 
@@ -50,7 +50,7 @@ class Stream:
     @cached_property
     def time(self) -> Int64s:
         """The time of each message: its Kafka timestamp, or stream time if it has none."""
-        return own_times(self.kafka_ts, self.now)
+        return message_times(self.kafka_ts, self.now)
 
     def header(self, index: int, base: int = 0) -> MessageHeader:
         """Returns one message, whose index in the outcome is `base + index`."""

@@ -17,8 +17,8 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import FIELDS, NEVER, Cursors, new_cursors, postpone_gaps
 from sessionlake.integrity.cuts import Cuts, cuts_by_time
-from sessionlake.protocol.arrow import one, parts_of_key, session_keys
-from sessionlake.protocol.chunk import conform, read_ipc, write_ipc
+from sessionlake.protocol.arrow import contiguous, session_keys, split_session_key
+from sessionlake.protocol.chunk import align_columns, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
@@ -195,9 +195,9 @@ class ShardState:
         held = None if found.held is None else read_ipc(found.held)
         if columns is not None:
             _require_columns(found, columns)
-            held = None if held is None else conform(held, found.columns, columns)
+            held = None if held is None else align_columns(held, found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
-        return cls(one(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
+        return cls(contiguous(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
 
 
 def changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
@@ -226,7 +226,7 @@ def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
 
 
 def _selected(keys: pa.Array, is_selected: Callable[[str, int, str], bool]) -> Bools:
-    return np.array([is_selected(*parts_of_key(key)) for key in keys.to_pylist()], np.bool_)
+    return np.array([is_selected(*split_session_key(key)) for key in keys.to_pylist()], np.bool_)
 
 
 def _read(stored: bytes) -> _Stored:

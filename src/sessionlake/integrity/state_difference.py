@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sessionlake.integrity.clock import LaneTime
 from sessionlake.integrity.cursor import FIELDS, INITIAL, NO_POSITION, Cursors, SeqMemory, decode_memory
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 # Positions count only if they belong to the session's current life. Positions of an earlier life remain in a session
@@ -95,7 +95,7 @@ def _sessions(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifferenc
     extra = found.keys.filter(pc.invert(pc.is_in(found.keys, value_set=rebuilt.keys)))
     apart = [(key, False) for key in missing_keys.to_pylist()] + [(key, True) for key in extra.to_pylist()]
     for key, is_stored in sorted(apart):
-        yield _missing(*parts_of_key(key), "session", is_stored=is_stored)
+        yield _missing(*split_session_key(key), "session", is_stored=is_stored)
 
 
 def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -106,7 +106,7 @@ def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference
     for row, column in np.argwhere(differs).tolist():
         name = FIELDS[column]
         values = (_as_text(found, name, int(side[name][row])) for side in (one, other))
-        yield StateDifference(*parts_of_key(found.keys[order[row]].as_py()), name, *values)
+        yield StateDifference(*split_session_key(found.keys[order[row]].as_py()), name, *values)
 
 
 def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -119,7 +119,7 @@ def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifferenc
         for name in SeqMemory.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
                 values = (repr(getattr(one, name)), repr(getattr(other, name)))
-                yield StateDifference(*parts_of_key(found.keys[place].as_py()), name, *values)
+                yield StateDifference(*split_session_key(found.keys[place].as_py()), name, *values)
 
 
 def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.clock import BEGINNING, LaneTime
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import dictionary_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 SCHEMA = pa.schema(
@@ -84,7 +84,7 @@ def _key(topic: str, partition: int) -> str:
 
 def _last_of_each(notes: pa.Table) -> pa.Table:
     """Returns the notes that can still be needed, each once."""
-    code, offset = codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
+    code, offset = dictionary_codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
     order = np.lexsort((notes["time"].to_numpy(), offset, code))
     code, offset = code[order], offset[order]
     distinct = np.append((np.diff(code) != 0) | (np.diff(offset) != 0), True)[: len(order)]

@@ -35,7 +35,7 @@ from sessionlake.delta.storage.reading import Condition, TableReader, is_in, is_
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, milliseconds_of
-from sessionlake.protocol.kafka_time import UNSAID
+from sessionlake.protocol.kafka_time import NOT_COUNTED
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import as_frame
 
@@ -226,7 +226,7 @@ class Beginning:
 
     Attributes:
         last: the last offset that is gone.
-        highest_ms: stream time that messages had come to with it, ms; `UNSAID`: none of them said any.
+        highest_ms: stream time that messages had come to with it, ms; `NOT_COUNTED`: none of them said any.
     """
 
     last_removed: int
@@ -238,7 +238,7 @@ def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
     found = read_retained(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
-    highest = pc.fill_null(milliseconds_of(found.limits["highest_timestamp"]), UNSAID)
+    highest = pc.fill_null(milliseconds_of(found.limits["highest_timestamp"]), NOT_COUNTED)
     columns = (found.limits[name].to_pylist() for name in ("topic", "partition", "limit"))
     rows = zip(*columns, highest.to_pylist(), strict=True)
     return {(topic, partition): Beginning(last, time) for topic, partition, last, time in rows}

@@ -2,7 +2,7 @@
 
 A thread that allocates while others do gets its own arena. glibc allows eight arenas per core, and jemalloc, which
 delta-rs uses, allows four. delta-rs starts a thread for each file that it reads, and RocksDB in Spark has threads too.
-A process keeps up to the number of arenas times the largest amount that any of these threads ever needed.
+The most that a process keeps is the number of arenas times the largest amount that one of these threads ever needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Tables kept small while they grow: files merged, and files, log entries and old rows removed that nobody needs.
+"""Maintains the tables: merges small files, and removes old rows, unused files and old log entries.
 
-A little at a time, beside the layers: one table, then a pause. What is merged says the same rows, and streams pass over
-it. What is removed is older than `maintain.keep`, and than all that a layer, a processor or a publication has to read.
+In the background it works on one table at a time, with pauses between them. Merging does not change a table's rows, and
+streams skip its commits. Only what is older than `maintain.keep`, and what no layer, processor or publication still has
+to read, is removed.
 """
 
 from __future__ import annotations
@@ -24,28 +25,31 @@ from sessionlake.operations.retention.removal import Retention
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
 from sessionlake.streaming import handover
-from sessionlake.streaming.aside import asked
-from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
-from sessionlake.streaming.journal import built_from
+from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
+from sessionlake.streaming.journal import building_version
+from sessionlake.streaming.pause_requests import pause_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_ASIDE_SECONDS = 1.0
+_PAUSED_SECONDS = 1.0
 CLAIM = "maintain"
-"""What whoever merges and removes files beside the layers claims: none may while a table's history is removed."""
+"""The claim of a process that merges or removes files.
+
+It keeps others from doing so, for example while a table's history is removed.
+"""
 
 
 @dataclass(frozen=True)
-class Maintained:
+class TableMaintenance:
     """What was done to a table.
 
     Attributes:
-        compacted: None if few files were small.
-        vacuumed: None if it was put off.
-        rows: how many old rows were removed.
-        waits: why nothing was removed, or merged; empty if nothing is in the way.
+        compacted: None if there were few small files.
+        vacuumed: None if no files were removed.
+        rows: The number of old rows removed.
+        waits: Why rows or files could not be removed; empty if nothing prevented it.
     """
 
     table: str
@@ -57,13 +61,13 @@ class Maintained:
 
 @dataclass(frozen=True)
 class Reader:
-    """A stream that reads a table, and how far it is.
+    """A stream that reads a table, and its progress.
 
     Attributes:
-        begun: whether it has read anything.
-        since: the version that it goes on with; None if it is not known, or it is still at what the table held first.
-        again: the version that its last batch began with: Spark asks for the files of that batch once more whenever
-            the stream starts, though it does not read them.
+        begun: True if it has read anything.
+        since: The version that it reads next. None if that is unknown, or if it still reads the table's first snapshot.
+        again: The version at which its last batch began. Spark lists the files of that batch again whenever the stream
+            starts, although it does not read them.
     """
 
     name: str
@@ -72,22 +76,22 @@ class Reader:
     again: int | None = None
 
     @property
-    def needs(self) -> int | None:
-        """The oldest version whose entry in the table's log it needs."""
+    def oldest_needed(self) -> int | None:
+        """The oldest version whose entry in the table's log the stream still needs."""
         return self.since if self.again is None else self.again
 
 
 class Maintenance:
-    """Looks after the tables of a home or catalog.
+    """Maintains the tables of a home or catalog, once or in the background.
 
     Attributes:
-        error: what it has failed by last, in the background, where it goes on all the same.
+        error: The last error in the background. Maintenance continues in spite of it.
     """
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, on_done: Callable[[Maintained], None] | None = None
+        self, spark: SparkSession, settings: Settings, on_done: Callable[[TableMaintenance], None] | None = None
     ) -> None:
-        self._spark = separate_session(spark)  # what OPTIMIZE and VACUUM are told stands in the session
+        self._spark = separate_session(spark)  # OPTIMIZE and VACUUM take their options from session settings
         self._settings = settings
         self._lake = Lake(settings)
         self._retention = Retention(self._spark, settings)
@@ -96,91 +100,100 @@ class Maintenance:
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
-    def once(self, table: str | None = None) -> Iterator[Maintained]:
-        """Does all that there is to do now, table by table.
+    def once(self, table: str | None = None) -> Iterator[TableMaintenance]:
+        """Maintains each table once, with all work that is possible now.
 
         Args:
-            table: only this one.
+            table: Only this table; None means all.
 
         Raises:
-            UsageError: there is no such table.
+            UsageError: The lake has no such table.
         """
         known = self._tables()
         if table is not None and table not in known:
-            raise UsageError(f"maintain: there is no table {table!r}; there are: {', '.join(known) or 'none yet'}")
+            raise UsageError(
+                f"maintain: there is no table {table!r}",
+                fix=f"Name one of the tables: {', '.join(known) or 'none yet'}",
+            )
         for name in known if table is None else [table]:
-            yield self._maintain(name, at_leisure=False)
+            yield self._maintain(name, only_if_worth=False)
 
     def start(self) -> Maintenance:
-        """Goes on in the background until `stop`."""
+        """Starts a background thread that maintains the tables until `stop`."""
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ends it after the table under way."""
+        """Stops the background thread once the current table is finished."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
     def watch(self, stop: threading.Event, table: str | None = None) -> None:
-        """Goes round the tables until `stop` is set, or somebody asks to stand aside.
+        """Maintains one table after another until `stop` is set, or another process asks this one to pause.
 
         Args:
-            table: only this one.
+            table: Only this table; None means all.
         """
-        while not stop.is_set() and asked(self._settings) is None:
+        while not stop.is_set() and pause_reason(self._settings) is None:
             tables = self._tables() if table is None else [table]
             pause = self._settings.maintain.interval.total_seconds() / max(1, len(tables))
             for name in tables or [""]:
-                if stop.wait(pause) or asked(self._settings) is not None:
+                if stop.wait(pause) or pause_reason(self._settings) is not None:
                     return
                 if name:
-                    self._tend(name)
+                    self._maintain_in_turn(name)
 
-    def _tend(self, table: str) -> None:
+    def _maintain_in_turn(self, table: str) -> None:
         try:
-            self._on_done(self._maintain(table, at_leisure=True))
+            self._on_done(self._maintain(table, only_if_worth=True))
         except Exception as error:
-            if self._thread is None:  # somebody waits for it
+            if self._thread is None:  # a caller waits for the result
                 raise
-            self.error = error  # as of a disk that is full for a while: its turn comes again
+            self.error = error  # may be temporary, such as a full disk: the table gets its turn again
 
     def _run(self) -> None:
         try:
             self.watch(self._stop)
-            while not self._stop.wait(_ASIDE_SECONDS):  # it stood aside
+            while not self._stop.wait(_PAUSED_SECONDS):  # another process has asked it to pause
                 self.watch(self._stop)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever runs the layers
+        except BaseException as error:  # noqa: BLE001 - the process that runs the layers reads it
             self.error = error
 
     def _tables(self) -> list[str]:
         return [table for table in [*TABLES, *self._settings.own_tables] if self._lake.exists(self._spark, table)]
 
-    def _maintain(self, table: str, *, at_leisure: bool) -> Maintained:
-        """One table: rows, merging, files. At leisure, files that have expired are removed only if they are many."""
+    def _maintain(self, table: str, *, only_if_worth: bool) -> TableMaintenance:
+        """Removes old rows, merges files, and removes unused files of one table.
+
+        Args:
+            only_if_worth: Look for old rows only from time to time, and remove files only if many have expired.
+        """
         reading = readers(self._settings, table)
         if table == MESSAGES and not all(reader.begun for reader in reading if reader.name == SILVER):
-            return Maintained(table, waits="silver has not begun: it reads what is there in the order in which it came")
-        removed = self._retention.remove(table, datetime.now(UTC), at_leisure=at_leisure)
-        unfit = self._unfit(table)
+            # A new stream reads the first snapshot in the order of file times, which merging would change.
+            return TableMaintenance(table, waits="silver has not started to read it, and needs its files as they are")
+        removed = self._retention.remove(table, datetime.now(UTC), only_if_due=only_if_worth)
+        wrong_retention = self._wrong_retention(table)
         compacted = self._compact(table)
         if table == LEDGER:
             update_sums(self._spark, self._lake)
-        waits = unfit or _in_the_way(reading)
-        vacuumed = None if waits else self._vacuum(table, reading, at_leisure=at_leisure)
-        return Maintained(table, compacted, vacuumed, removed.rows, "; ".join(filter(None, (removed.waits, waits))))
+        waits = wrong_retention or _blocked_by(reading)
+        vacuumed = None if waits else self._vacuum(table, reading, only_if_worth=only_if_worth)
+        reasons = "; ".join(filter(None, (removed.waits, waits)))
+        return TableMaintenance(table, compacted, vacuumed, removed.rows, reasons)
 
-    def _vacuum(self, table: str, reading: Sequence[Reader], *, at_leisure: bool) -> Vacuumed | None:
+    def _vacuum(self, table: str, reading: Sequence[Reader], *, only_if_worth: bool) -> Vacuumed | None:
         storage = self._lake.storage
-        since = min((reader.needs for reader in reading if reader.needs is not None), default=None)
+        since = min((one.oldest_needed for one in reading if one.oldest_needed is not None), default=None)
         kept = HistoryToKeep(self._settings.maintain.keep, since, self._settings.maintain.versions)
-        if at_leisure and not storage.needs_vacuum(self._spark, table, kept):
+        if only_if_worth and not storage.needs_vacuum(self._spark, table, kept):
             return None
         return storage.vacuum(self._spark, table, kept)
 
     def _compact(self, table: str) -> Compacted | None:
-        """Merges files until those that are left are few, or large."""
+        """Merges files until few small ones are left."""
         first: Compacted | None = None
         while not self._stop.is_set():
             done = self._lake.storage.compact(self._spark, table)
@@ -189,10 +202,10 @@ class Maintenance:
             first = Compacted((first or done).before, done.after)
         return first
 
-    def _unfit(self, table: str) -> str:
-        """Why the table does not remember removed files as long as they are to be kept.
+    def _wrong_retention(self, table: str) -> str:
+        """Returns why removed files cannot be deleted yet: Delta does not remember them for as long as `maintain.keep`.
 
-        Of one of an earlier version, Delta leaves the log alone from then on.
+        Also adds missing settings to a table that an earlier version of sessionlake created.
         """
         storage = self._lake.storage
         wanted = self._settings.maintain.keep
@@ -201,14 +214,14 @@ class Maintenance:
             >= wanted
         ):
             return ""
-        return f"its {RETENTION} is not {interval_text(wanted)}: the next start of its layer sets it"
+        return f"its property {RETENTION} is not yet {interval_text(wanted)}: the next start of its layer sets it"
 
 
 def readers(settings: Settings, table: str) -> list[Reader]:
-    """The streams that read a table.
+    """Returns the streams that read a table, with their progress.
 
     Raises:
-        LakeError: what one of them has read cannot be told.
+        LakeError: The progress of a stream cannot be read.
     """
     if table == MESSAGES:
         stateful = [SILVER, *(processor.layer for processor in settings.processors if not processor.key)]
@@ -217,36 +230,41 @@ def readers(settings: Settings, table: str) -> list[Reader]:
     names = [own.layer for own in settings.processors if own.key and own.source == table] + stateful
     beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
     names += [folder.name for folder in sorted(beside)]
-    begins = {name: handover.in_force(settings, name) for name in stateful}
+    begins = {name: handover.read_active(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
     return [_reader(settings, name, firsts.get(name)) for name in names]
 
 
 def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
-    """A stream by its checkpoint.
+    """Reads a stream's progress from its checkpoint.
 
     Args:
-        first: the version that it is to begin with.
+        first: The version at which the stream starts, if it has no batch yet.
     """
     checkpoint = Path(settings.checkpoint(name))
     batch = last_committed(checkpoint)
     if batch is None:
-        if first is None and (rebuilt := built_from(settings, name)) is not None:
+        if first is None and (rebuilt := building_version(settings, name)) is not None:
             first = rebuilt + 1
         return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
     try:
-        place = read_to(checkpoint, batch)
-        # A first batch has no place to begin at: Spark loads the table as it was one version before its end.
-        again = read_to(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
+        place = read_delta_offset(checkpoint, batch)
+        # A first batch has no start in its checkpoint. Spark loads the table as it was one version before the end.
+        again = read_delta_offset(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
     except (OSError, ValueError) as error:
         raise LakeError(
-            f"{checkpoint / 'offsets'}: {batch}, or the one before, does not say what {name} has read ({error!r}): "
-            "`sessionlake doctor` says what to do"
+            f"{checkpoint / 'offsets'}: file {batch}, or the one before, cannot be read ({error!r})",
+            why=f"It says what {name} has read, so it is unknown which files are still needed",
+            fix="Run `sessionlake doctor`, which names the remedy",
         ) from None
-    return Reader(name, begun=True) if place.at_first else Reader(name, begun=True, since=place.version, again=again)
+    return (
+        Reader(name, begun=True)
+        if place.in_initial_snapshot
+        else Reader(name, begun=True, since=place.version, again=again)
+    )
 
 
-def _in_the_way(reading: Sequence[Reader]) -> str:
-    """Which streams still read what the table held when they began, of whatever age that is."""
+def _blocked_by(reading: Sequence[Reader]) -> str:
+    """Names the streams that still read the table's first snapshot, whose files can be of any age."""
     early = [reader.name for reader in reading if reader.begun and reader.since is None]
-    return f"{', '.join(early)} still at what it held at first" if early else ""
+    return f"still reading the first snapshot of the table: {', '.join(early)}" if early else ""

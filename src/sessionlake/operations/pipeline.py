@@ -1,4 +1,4 @@
-"""The layers run together: one process on a laptop, one layer a job on Databricks."""
+"""Runs the layers: all in one process on a laptop, or one layer per job on Databricks."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from sessionlake.errors import IntegrityViolationError, SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.operations.maintenance import Maintenance
-from sessionlake.operations.preflight import require_sound
+from sessionlake.operations.preflight import require_startable
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import Settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.streaming.aside import asked, stand_aside
 from sessionlake.streaming.errors import explain
+from sessionlake.streaming.pause_requests import pause_reason, wait_while_paused
 from sessionlake.streaming.payloads import payload_of
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _MAINTENANCE = "maintenance"
 
 
 class Layer(StrEnum):
-    """What `sessionlake run` takes."""
+    """The values that `sessionlake run` accepts."""
 
     BRONZE = "bronze"
     SILVER = "silver"
@@ -49,25 +49,25 @@ class Layer(StrEnum):
 
     @property
     def parts(self) -> tuple[Layer, ...]:
-        """The single layers that it means, in the order in which data passes them; processors are not among them."""
+        """The single layers that the value means, in the order of the data flow. Processors are not included."""
         if self is Layer.PROCESSOR:
             return ()
         return (Layer.BRONZE, Layer.SILVER, Layer.GOLD) if self is Layer.ALL else (self,)
 
 
 def parts_of(settings: Settings, layer: Layer) -> tuple[str, ...]:
-    """Names of all that is to run: the layers, and under `all` and `processor` every configured processor."""
+    """Returns the names of everything to run: the layers, and with `all` and `processor` every configured processor."""
     mine = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
     return (*layer.parts, *(processor.layer for processor in mine))
 
 
 def preflight(settings: Settings, layer: Layer) -> None:
-    """Refuses what cannot work, before Spark is started for it.
+    """Checks what can be checked before Spark is started.
 
     Raises:
-        BrokerError: bronze is to run and Kafka does not answer.
-        ConfigError: silver or a processor is to run, and a schema file or the processor's class cannot be used.
-        MachineError: the home cannot be written.
+        BrokerError: Bronze is to run, and Kafka does not answer.
+        ConfigError: Silver or a processor is to run, and a schema file or the processor's class cannot be used.
+        MachineError: The home cannot be written.
     """
     storage_of(settings).require_writable()
     if Layer.SILVER in layer.parts or layer is Layer.PROCESSOR:
@@ -86,23 +86,23 @@ def run_once(
     stop: threading.Event,
     on_failure: Callable[[SessionlakeError], None] | None = None,
 ) -> bool:
-    """Takes in what is there, layer after layer, each to its end.
+    """Processes what is available now, one layer after another.
 
     Args:
-        on_failure: told of what has stopped further processors behind the first one.
+        on_failure: Receives the error of every failed processor after the first.
 
     Returns:
-        Whether the end was reached: False if `stop` was set before.
+        True if all layers reached the end, False if `stop` was set before.
 
     Raises:
-        SessionlakeError: what stopped a layer; later layers are not begun. What stopped the first processor among `all`
-            is raised after the others have come to their end.
+        SessionlakeError: A layer failed; later layers are not started. With `all`, the error of the first failed
+            processor is raised after the other processors have reached the end.
     """
     failed: list[SessionlakeError] = []
     with claimed(spark, settings, layer):
         for part in parts_of(settings, layer):
             try:
-                if not to_the_end(spark, settings, part, stop):
+                if not run_to_end(spark, settings, part, stop):
                     return False
             except SessionlakeError as error:
                 if part in layer.parts or layer is not Layer.ALL:
@@ -123,15 +123,15 @@ def run_live(
     on_failure: Callable[[SessionlakeError], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Runs layers until `stop` is set; they stand aside as long as somebody asks them to.
+    """Runs layers until `stop` is set. They pause while another process asks for it.
 
     Args:
-        on_failure: told of a processor that has stopped while the others go on.
-        on_wait: told when bronze waits for Kafka, or all stand aside, and when they go on.
+        on_failure: Receives the error of a processor that failed while the others continue.
+        on_wait: Receives a message when bronze waits for Kafka or the layers pause, and when they continue.
 
     Raises:
-        SessionlakeError: the first error of any of them; the others have been stopped. What stopped a processor among
-            `all` is raised at the end.
+        SessionlakeError: The first error of any layer, after the others were stopped. With `all`, a processor's error
+            is raised at the end.
     """
     while True:
         running = Pipeline(spark, settings, layer, on_failure=on_failure, on_wait=on_wait)
@@ -140,22 +140,22 @@ def run_live(
             failed = list(pipeline.failed.values())
         if why is None:
             break
-        stand_aside(settings, stop, why, on_wait or (lambda _: None))
+        wait_while_paused(settings, stop, why, on_wait or (lambda _: None))
     if failed:
         raise failed[0]
 
 
 class Pipeline:
-    """Layers running live, from entering the context until leaving it.
+    """Layers that run from entering the context until leaving it.
 
     Args:
-        on_commit: told of every batch of bronze, silver and the table merger that is committed.
-        on_failure: told of a processor that has stopped while the others go on, as it does among `all`.
-        on_wait: told when bronze waits for Kafka, and when it goes on.
+        on_commit: Receives the ledger entry of each batch that bronze, silver or the table merger commits.
+        on_failure: Receives the error of a processor that failed while the others continue. Only with `all`.
+        on_wait: Receives a message when bronze waits for Kafka, and when it continues.
 
     Attributes:
-        queries: what runs, by its name.
-        failed: the errors of processors that have stopped, likewise.
+        queries: The running queries by the name of their layer.
+        failed: The errors of processors that have failed, by the name of their layer.
     """
 
     def __init__(
@@ -179,13 +179,13 @@ class Pipeline:
         self.failed: dict[str, SessionlakeError] = {}
 
     def __enter__(self) -> Self:
-        """Starts every layer; if one cannot start, none is left running."""
+        """Starts every layer. If one cannot start, those already started are stopped."""
         try:
             for part in parts_of(self._settings, self._layer):
                 try:
                     self.queries[part] = self._start(part)
                 except SessionlakeError as error:
-                    self._failed(part, error)
+                    self._record_failure(part, error)
             if self._layer is Layer.ALL:
                 self._maintenance = Maintenance(self._spark, self._settings).start()
         except BaseException:
@@ -194,26 +194,31 @@ class Pipeline:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Stops them. A batch under way is given up: the next start repeats it."""
+        """Stops all layers. A batch that is not finished is abandoned, and repeated at the next start."""
         self._stop()
 
     def watch(self, stop: threading.Event) -> str | None:
-        """Returns when `stop` is set, or when somebody asks the layers to stand aside: then why.
+        """Waits until `stop` is set, or another process asks the layers to pause.
+
+        Returns:
+            The reason for the pause; None if `stop` is set.
 
         Raises:
-            SessionlakeError: the first error of any layer.
+            SessionlakeError: The first error of any layer.
         """
-        while not stop.wait(_LOOK_SECONDS):
+        while not stop.wait(_POLL_SECONDS):
             self.check()
-            if (why := asked(self._settings)) is not None:
+            if (why := pause_reason(self._settings)) is not None:
                 return why
         return None
 
     def check(self) -> None:
-        """Raises the error of a layer that has stopped; that of a processor among all, or of maintenance, is noted.
+        """Raises the error of a layer that has failed.
+
+        With `all`, errors of processors and of maintenance are only recorded.
 
         Raises:
-            ClaimedError: another process has taken over what this one had claimed.
+            ClaimedError: Another process has taken over a layer.
         """
         storage_of(self._settings).require_claims()
         if self._merger is not None and self._merger.error is not None:
@@ -223,20 +228,20 @@ class Pipeline:
             raise explain(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
         ended = None if self._maintenance is None else self._maintenance.error
         if ended is not None and _MAINTENANCE not in self.failed:
-            self._failed(_MAINTENANCE, explain(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE)))
+            self._record_failure(_MAINTENANCE, explain(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE)))
         for part, query in self.queries.items():
             if part in self.failed:
                 continue
             try:
                 query.check()
             except SessionlakeError as error:
-                self._failed(part, error)
+                self._record_failure(part, error)
 
     def drain(self) -> None:
-        """Waits until everything that Kafka holds now has reached every table.
+        """Waits until everything that Kafka holds now is in every table.
 
         Raises:
-            SessionlakeError: what stopped a layer before.
+            SessionlakeError: A layer failed before.
         """
         for part, query in self.queries.items():
             if part in self.failed:
@@ -246,8 +251,8 @@ class Pipeline:
                 self._merger.drain()
                 self.check()
 
-    def _failed(self, part: str, error: SessionlakeError) -> None:
-        """Notes the failure of a processor that runs among others; raises any other."""
+    def _record_failure(self, part: str, error: SessionlakeError) -> None:
+        """Records the failure of a processor that runs among others. Raises the error of any other layer."""
         if self._layer is not Layer.ALL or part in self._layer.parts:
             raise error
         self.failed[part] = error
@@ -255,11 +260,11 @@ class Pipeline:
 
     def _start(self, part: str) -> LayerQuery:
         with storage_of(self._settings).caching():
-            return self._start_sound(part)
+            return self._checked_start(part)
 
-    def _start_sound(self, part: str) -> LayerQuery:
+    def _checked_start(self, part: str) -> LayerQuery:
         spark, settings = self._spark, self._settings
-        require_sound(spark, settings, part)
+        require_startable(spark, settings, part)
         for processor in settings.processors:
             if processor.layer == part:
                 return processors.start(spark, settings, processor.name)
@@ -286,11 +291,14 @@ class Pipeline:
             self._merger.stop()
 
 
-def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
-    """Has a layer, which must be claimed, take in what is there; whether it came to the end before `stop` was set.
+def run_to_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
+    """Runs a layer, which must be claimed, until everything available now is processed.
+
+    Returns:
+        True if it reached the end, False if `stop` was set before.
 
     Raises:
-        IntegrityViolationError: silver stopped at a place that is to be decided; the batches before it are merged.
+        IntegrityViolationError: Silver stopped at a message that needs a decision. The batches before it are merged.
     """
     start: dict[str, Callable[..., LayerQuery]] = {
         Layer.BRONZE: bronze.start,
@@ -300,13 +308,13 @@ def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
     }
     try:
         with storage_of(settings).caching():
-            require_sound(spark, settings, part)
+            require_startable(spark, settings, part)
             query = start[part](spark, settings, once=True)
-        if not _ended(query, settings, stop):
+        if not _wait_for_end(query, settings, stop):
             return False
     except IntegrityViolationError:
         if part == Layer.SILVER:
-            with suppress(Exception):  # what is not merged now is when it goes on: the place is to be told
+            with suppress(Exception):  # the violation must be reported; the next run merges what this one could not
                 TableMerger(spark, settings).catch_up()
         raise
     if part == Layer.SILVER:
@@ -314,10 +322,10 @@ def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
     return True
 
 
-def _ended(query: LayerQuery, settings: Settings, stop: threading.Event) -> bool:
-    """Waits for a query's end, or for `stop`; whether it has come to its end. Then it runs no more."""
+def _wait_for_end(query: LayerQuery, settings: Settings, stop: threading.Event) -> bool:
+    """Waits until a query ends or `stop` is set, then stops the query. Returns True if it ended by itself."""
     try:
-        while not query.wait(_LOOK_SECONDS):
+        while not query.wait(_POLL_SECONDS):
             storage_of(settings).require_claims()
             if stop.is_set():
                 return False
@@ -333,11 +341,12 @@ def claimed(
     """Keeps other processes from running the same layers over the same tables.
 
     Args:
-        doing: what is done with them, as in "rebuilds silver"; by default they run.
-        others: what is claimed with them.
+        doing: What the error in other processes says that this one does, as in "rebuilds silver". By default it runs
+            them.
+        others: Names of further claims.
 
     Raises:
-        ClaimedError: another process has one of them already, or has taken it over meanwhile.
+        ClaimedError: Another process holds one of the claims, or takes one over during the block.
     """
     with ExitStack() as held:
         for part in (*parts_of(settings, layer), *others):

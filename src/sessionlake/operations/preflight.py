@@ -1,4 +1,4 @@
-"""The checks of a layer, in one list: those that its start requires, and those that `sessionlake doctor` adds."""
+"""The checks of a layer: those that its start requires, and those that only `sessionlake doctor` makes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from sessionlake.operations.rebuild.endings import gold_tables
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover, manifest
-from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.generations import Generations, require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 class Subject(StrEnum):
-    """What a check looks at: the name of doctor's line."""
+    """What a check examines. The values are the names of doctor's lines."""
 
     OPERATIONS = "operations"
     CHECKPOINTS = "checkpoints"
@@ -49,8 +49,8 @@ class Check(NamedTuple):
     """One check of a layer.
 
     Attributes:
-        require: raises a `LakeError` that says what is wrong; takes the session, which folders do without.
-        at_start: whether the layer's start requires it, too.
+        require: Raises a `LakeError` that says what is wrong. It receives the Spark session, None if folders need none.
+        at_start: True if the layer's start requires it.
     """
 
     subject: Subject
@@ -59,26 +59,26 @@ class Check(NamedTuple):
 
 
 def layers_of(settings: Settings) -> tuple[str, ...]:
-    """The layers that have a checkpoint, processors among them."""
+    """Returns the layers that have a checkpoint, including processors."""
     return (BRONZE, SILVER, GOLD, *(own.layer for own in settings.processors))
 
 
-def require_sound(spark: SparkSession, settings: Settings, layer: str) -> None:
-    """Returns if nothing is wrong that a layer's start requires.
+def require_startable(spark: SparkSession, settings: Settings, layer: str) -> None:
+    """Makes all checks that a layer's start requires.
 
     Raises:
-        LakeError: saying what is wrong, and what to do.
+        LakeError: A check failed. The text says what is wrong and what to do.
     """
     for check in _checks(settings, layer):
         if check.at_start:
             check.require(spark)
 
 
-def require_in_all(spark: SparkSession | None, settings: Settings, subject: Subject, layers: Iterable[str]) -> None:
-    """Returns if nothing is wrong with a subject in any of these layers, as far as `doctor` looks.
+def require_subject(spark: SparkSession | None, settings: Settings, subject: Subject, layers: Iterable[str]) -> None:
+    """Makes all checks of a subject for each of these layers, including those that only `doctor` makes.
 
     Raises:
-        LakeError: saying what is wrong in the first layer where something is.
+        LakeError: A check failed. The text is of the first layer in which one does.
     """
     for layer in layers:
         for check in _checks(settings, layer):
@@ -88,35 +88,35 @@ def require_in_all(spark: SparkSession | None, settings: Settings, subject: Subj
 
 def _checks(settings: Settings, layer: str) -> Iterator[Check]:
     yield Check(Subject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
-    yield Check(Subject.CHECKPOINTS, lambda _: require_whole(settings.checkpoint(layer), layer))
+    yield Check(Subject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer))
     yield Check(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
     yield Check(Subject.CHECKPOINTS, lambda _: manifest.read(settings, layer))
     yield Check(Subject.STATES, lambda _: handover.require_states(settings, layer))
-    if layer not in {BRONZE, *(own.layer for own in settings.processors if own.key)}:  # which keep none
-        # At a start Spark looks for them itself.
+    if layer not in {BRONZE, *(own.layer for own in settings.processors if own.key)}:  # these keep no states
+        # When a layer starts, Spark itself looks for the states.
         yield Check(Subject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
     yield Check(Subject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
     yield Check(Subject.VERSIONS, lambda spark: require_newest(spark, settings, [layer]))
 
 
 def require_newest(spark: SparkSession | None, settings: Settings, layers: Iterable[str]) -> None:
-    """Returns if no table by which one of these layers goes on was brought back to an older version.
+    """Checks that no table which these layers read or write was restored to an older version.
 
     Raises:
-        LossError: naming one that was.
+        LossError: A table was restored to an older version. The text names it.
     """
-    tables = dict.fromkeys(table for layer in layers for table in _tables_that_count(settings, layer))
-    refuse_set_back(spark, Lake(settings), tables)
+    tables = dict.fromkeys(table for layer in layers for table in _tables_of(settings, layer))
+    refuse_restored(spark, Lake(settings), tables)
 
 
 def _require_query(settings: Settings, layer: str) -> None:
     folder = Path(settings.checkpoint(layer))
-    if folder.is_dir() and Generations(str(folder), layer).present.app_id is None:
-        raise LakeError(f"{folder} has no metadata file. {way_on(layer)}")
+    if folder.is_dir() and Generations(str(folder), layer).current.app_id is None:
+        raise LakeError(f"{folder} has no metadata file", fix=recovery_hint(layer))
 
 
-def _tables_that_count(settings: Settings, layer: str) -> tuple[str, ...]:
-    """The tables by which a layer goes on: those that it reads, and those that it, and what goes with it, writes."""
+def _tables_of(settings: Settings, layer: str) -> tuple[str, ...]:
+    """Returns the tables that a layer depends on: those that it reads, and those that it and its helpers write."""
     if own := [own for own in settings.processors if own.layer == layer]:
         read = own[0].source if own[0].key else MESSAGES
         return (own[0].into,) if read.startswith(REFERENCE) else (read, own[0].into)

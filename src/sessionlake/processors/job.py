@@ -121,11 +121,11 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_building(settings, rebuild_of(config))
     _refuse_filled_table(spark, lake, config)
-    checkpoint, begin = settings.checkpoint(config.layer), handover.in_force(settings, config.layer)
+    checkpoint, begin = settings.checkpoint(config.layer), handover.read_active(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
     fold = fold_of(spark, lake, processor)
     if begin is not None:
-        fold = handover.HandedOver(fold, str(handover.folder(settings, config.layer)))
+        fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = offset_log(spark, lake, settings, config.layer, first_batch)
     times = StreamTimesLog.begin(spark, settings, config.layer, log.last_offsets)
@@ -142,8 +142,8 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
     Raises:
         LossError: The table has rows.
     """
-    begun = Generations(lake.settings.checkpoint(config.layer), config.layer).present.app_id is not None
-    if not begun and handover.in_force(lake.settings, config.layer) is None and lake.reader(spark).any(config.into):
+    begun = Generations(lake.settings.checkpoint(config.layer), config.layer).current.app_id is not None
+    if not begun and handover.read_active(lake.settings, config.layer) is None and lake.reader(spark).any(config.into):
         raise LossError(
             f"{config.into} holds rows already, though {config.layer} has not run yet",
             why="Running it would append all rows again",

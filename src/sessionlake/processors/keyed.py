@@ -41,8 +41,14 @@ from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import can_be_told, is_ahead, other_column, place_read, table_id
-from sessionlake.streaming.stores import put_aside as put_checkpoint_aside
+from sessionlake.streaming.source_columns import (
+    can_read_last_version,
+    changed_column,
+    is_ahead_of_table,
+    last_planned_offset,
+    table_id,
+)
+from sessionlake.streaming.stores import archive_folders as put_checkpoint_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,7 +128,7 @@ class KeyedTable:
         if logic is None:
             self.require_same_key(spark)
         elif not self.is_current(spark):
-            begun = Generations(self._settings.checkpoint(config.layer), config.layer).present.app_id is not None
+            begun = Generations(self._settings.checkpoint(config.layer), config.layer).current.app_id is not None
             if begun or (lake.exists(spark, config.into) and lake.reader(spark).any(config.into)):
                 raise LakeError(
                     f"{config.into} was computed by another declaration than the present one (logic {logic}), "
@@ -140,9 +146,14 @@ class KeyedTable:
         the table already has all rows.
         """
         config, checkpoint = self._config, self._settings.checkpoint(self._config.layer)
-        read, place = place_read(checkpoint), (spark, self.lake, config.source, checkpoint)
+        read, place = last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
         of_another = read is not None and read.table != table_id(spark, self.lake, config.source)
-        if of_another or is_ahead(*place) or not can_be_told(*place) or other_column(*place) is not None:
+        if (
+            of_another
+            or is_ahead_of_table(*place)
+            or not can_read_last_version(*place)
+            or changed_column(*place) is not None
+        ):
             put_checkpoint_aside(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def prepare_rebuild(self, spark: SparkSession) -> None:
@@ -221,14 +232,14 @@ def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *,
     table = KeyedTable(spark, settings, config)
     table.begin(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
-    other = other_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
+    other = changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
     if other is not None:
         raise LakeError(
             f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
             "with that type",
             fix=f"Run `sessionlake rebuild {config.rebuilt_as}`, which computes {config.into} from the current rows",
         )
-    if is_ahead(spark, table.lake, config.source, settings.checkpoint(config.layer)):
+    if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint(config.layer)):
         raise LossError(
             f"{config.layer} has read versions of {config.source} that are gone",
             why="The table was restored from a backup",
@@ -252,7 +263,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
         LossError: The ledger has later batches than the checkpoint.
     """
     checkpoint = settings.checkpoint(config.layer)
-    app_id, planned = Generations(checkpoint, config.layer).present.app_id, last_planned(checkpoint)
+    app_id, planned = Generations(checkpoint, config.layer).current.app_id, last_planned(checkpoint)
     recorded = None if app_id is None else last_batch(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(

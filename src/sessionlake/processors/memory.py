@@ -16,7 +16,7 @@ import msgspec
 
 from sessionlake.errors import LakeError
 from sessionlake.processors.api import Processor
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.chunk import is_chunk
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import TopicPartition
@@ -120,14 +120,14 @@ def without_session(stored: bytes, topic: str, session_id: str) -> bytes:
     """Removes the sessions of a topic with this id, in any partition, from stored bytes."""
     found, memory = _open(stored), ProcessorMemory.decode(stored)
     for key in [*memory.sessions]:
-        if parts_of_key(key)[::2] == (topic, session_id):
+        if split_session_key(key)[::2] == (topic, session_id):
             del memory.sessions[key]
     return memory.encode(found.processor, found.shards)
 
 
 def due_of(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
     """Returns a session's topic-partition, and the stream time past which it must be processed. Times in ms."""
-    topic = parts_of_key(key)[0]
+    topic = split_session_key(key)[0]
     return (topic, session.partition), min([session.last + 2 * session_timeout, *session.timers.values()])
 
 
@@ -139,7 +139,7 @@ def next_due(sessions: Mapping[str, SessionState], timeout_of: Callable[[str], i
     """
     found: dict[TopicPartition, int] = {}
     for key, session in sessions.items():
-        lane, time = due_of(key, session, timeout_of(parts_of_key(key)[0]))
+        lane, time = due_of(key, session, timeout_of(split_session_key(key)[0]))
         found[lane] = min(found.get(lane, time), time)
     return found
 

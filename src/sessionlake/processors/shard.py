@@ -33,7 +33,7 @@ from sessionlake.processors.session import (
     Results,
     prepare_processor,
 )
-from sessionlake.protocol.arrow import codes, parts_of_key, session_keys
+from sessionlake.protocol.arrow import dictionary_codes, session_keys, split_session_key
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -153,7 +153,7 @@ class _ShardBatch:
 
     def _process_session(self, key: str, spans: list[_LifeInBatch], applied: _MessagesByLife) -> None:
         """Processes a session, one life after the other."""
-        topic, _, session_id = parts_of_key(key)
+        topic, _, session_id = split_session_key(key)
         session_state = self.memory.sessions.pop(key, None)
         if session_state is not None and (not spans or spans[0].life != session_state.life):
             spans = [
@@ -197,7 +197,7 @@ class _ShardBatch:
         judged, released = self._judged, self._judged.released
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
         arrived = arrived[arrived >= released]
-        owner = codes(self._keys)[0][arrived]
+        owner = dictionary_codes(self._keys)[0][arrived]
         life = judged.outcome.life[arrived]
         starts = np.flatnonzero(np.append(True, (np.diff(owner) != 0) | (np.diff(life) != 0))[: len(arrived)])
         first, last = arrived[starts], arrived[np.append(starts[1:], len(arrived))[: len(starts)] - 1]
@@ -217,7 +217,7 @@ class _ShardBatch:
         """Yields key, life, row index and message of every applied message, sorted by key and order of application."""
         outcome = self._judged.outcome
         applied = np.flatnonzero(outcome.verdict == Verdict.APPLIED)
-        owner, keys = codes(self._keys.take(pa.array(applied)))
+        owner, keys = dictionary_codes(self._keys.take(pa.array(applied)))
         names = keys.to_pylist()
         rank = np.empty(len(names), np.int64)
         rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
@@ -237,7 +237,7 @@ class _ShardBatch:
             return []
         sessions = self.memory.sessions.items()
         found = (
-            (key, *due_of(key, session_state, self._timeout_of(parts_of_key(key)[0])))
+            (key, *due_of(key, session_state, self._timeout_of(split_session_key(key)[0])))
             for key, session_state in sessions
         )
         return [key for key, lane, time in found if time < self._now[lane]]

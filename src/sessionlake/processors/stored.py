@@ -15,7 +15,7 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState, changed_column
 from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.shard import MessageProcessor
-from sessionlake.protocol.arrow import parts_of_key
+from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.states import has_state, state_frame
@@ -81,4 +81,4 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
     codec = processor.loaded_processor.codec
     for key, kept in ProcessorMemory.decode(memory).sessions.items():
         if kept.state:
-            codec.read(kept.state, kept.version, parts_of_key(key)[2])
+            codec.read(kept.state, kept.version, split_session_key(key)[2])

@@ -29,7 +29,7 @@ from sessionlake.processors.output import HEAD, OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
 from sessionlake.processors.session import prepare_processor
 from sessionlake.processors.shard import message_processor
-from sessionlake.protocol.arrow import SESSION, parts_of_key
+from sessionlake.protocol.arrow import SESSION, split_session_key
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings
@@ -218,7 +218,7 @@ def fold_raw(
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
         for key, kept in ProcessorMemory.decode(split(state)[1]).sessions.items():
-            name = parts_of_key(key)
+            name = split_session_key(key)
             if kept.state:
                 result.states[name] = each.loaded.codec.read(kept.state, kept.version, name[2])
     return result

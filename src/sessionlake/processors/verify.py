@@ -11,7 +11,7 @@ from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.spark.compare import Compared, compare_rows
-from sessionlake.streaming.handover import taken_in
+from sessionlake.streaming.handover import last_version_read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
 def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, now: int) -> bool:
     """Returns True if rows were added or changed since the last version that was read. Not every version has some."""
     feed = table.lake.storage.properties(spark, config.source).get(CHANGE_FEED) == "true"
-    version = taken_in(settings, config.layer, feed=feed)
+    version = last_version_read(settings, config.layer, feed=feed)
     if version is None:
         return not table.read_source(spark, now).isEmpty()
     if version >= now:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET
 
-from sessionlake.protocol.arrow import ranges
+from sessionlake.protocol.arrow import concatenate_ranges
 from sessionlake.protocol.chunk import ChangeKind, change_fields, chunk_schema
 from sessionlake.protocol.columns import ID, Column
 from sessionlake.protocol.message import NO_SEQ, Message, MessageType, field_of
@@ -23,7 +23,7 @@ from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 
 @dataclass
-class Columns:
+class MessageColumns:
     """Well-formed messages, one array a field.
 
     Attributes:
@@ -46,9 +46,9 @@ class Columns:
     rescued: list[str | None] | None = None
 
 
-def columns_of(
+def to_columns(
     messages: Sequence[Message], rescued: Sequence[list[str | None] | None], columns: Sequence[Column]
-) -> Columns:
+) -> MessageColumns:
     """Message structs by column.
 
     Args:
@@ -58,7 +58,7 @@ def columns_of(
     rows = list(map(attrgetter("rows"), messages))
     deleted = list(map(attrgetter("deleted"), messages))
     flat = list(chain.from_iterable(rows))
-    return Columns(
+    return MessageColumns(
         _numbers(messages, "code", np.int8),
         _numbers(messages, "seq", np.int64),
         _numbers(messages, "ts", np.int64),
@@ -73,12 +73,12 @@ def columns_of(
     )
 
 
-def selected(found: Columns, kept: Bools) -> Columns:
+def select_messages(found: MessageColumns, kept: Bools) -> MessageColumns:
     """The columns of the chosen messages."""
     if kept.all():
         return found
     of_row, of_deleted = np.repeat(kept, found.n_rows), np.repeat(kept, found.n_deleted)
-    return Columns(
+    return MessageColumns(
         found.types[kept],
         found.seq[kept],
         found.ts[kept],
@@ -91,12 +91,12 @@ def selected(found: Columns, kept: Bools) -> Columns:
     )
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def concatenate(parts: Sequence[MessageColumns]) -> MessageColumns:
     """Several messages' columns as one."""
     if len(parts) == 1:
         return parts[0]
     texts = [part.rescued or [None] * len(part.ids) for part in parts]
-    return Columns(
+    return MessageColumns(
         np.concatenate([part.types for part in parts]),
         np.concatenate([part.seq for part in parts]),
         np.concatenate([part.ts for part in parts]),
@@ -109,8 +109,8 @@ def joined(parts: Sequence[Columns]) -> Columns:
     )
 
 
-def assemble(
-    raw: pa.Table, reasons: Int8s, found: Columns, columns: tuple[Column, ...], order: Int64s | None = None
+def assemble_chunk(
+    raw: pa.Table, reasons: Int8s, found: MessageColumns, columns: tuple[Column, ...], order: Int64s | None = None
 ) -> pa.Table:
     """The chunk of a table of raw messages, row for row.
 
@@ -126,9 +126,10 @@ def assemble(
     if order is not None:
         changes = changes.take(pa.array(order))
         heads, n_changes = [head[order] for head in heads], n_changes[order]
-    ends = np.concatenate([[0], np.cumsum(_spread(n_changes, malformed, 0))]).astype(np.int32)
+    ends = np.concatenate([[0], np.cumsum(_fill_malformed(n_changes, malformed, 0))]).astype(np.int32)
     kind, seq, ts = (
-        _spread(head, malformed, fill) for head, fill in zip(heads, (MessageType.MALFORMED, NO_SEQ, 0), strict=True)
+        _fill_malformed(head, malformed, fill)
+        for head, fill in zip(heads, (MessageType.MALFORMED, NO_SEQ, 0), strict=True)
     )
     bad_key = reasons == CODE_OF[Reason.BAD_KEY]
     keys = raw["key"].combine_chunks()
@@ -160,7 +161,7 @@ def _numbers(messages: Sequence[Message], name: str, dtype: type[np.integer[Any]
     return np.fromiter(map(attrgetter(name), messages), dtype, len(messages))
 
 
-def _spread(values: npt.NDArray[Any], malformed: Bools, fill: int) -> npt.NDArray[Any]:
+def _fill_malformed(values: npt.NDArray[Any], malformed: Bools, fill: int) -> npt.NDArray[Any]:
     if not malformed.any():
         return values
     whole = np.full(len(malformed), fill, values.dtype)
@@ -168,23 +169,23 @@ def _spread(values: npt.NDArray[Any], malformed: Bools, fill: int) -> npt.NDArra
     return whole
 
 
-def _changes(found: Columns, columns: tuple[Column, ...]) -> pa.ListArray:
+def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray:
     """The list column: per message a clear (snapshots), its rows, its deleted ids."""
     cleared = found.types == MessageType.SNAPSHOT
     n_rows, n_deleted = found.n_rows, found.n_deleted
     sizes = cleared + n_rows + n_deleted
     starts = np.cumsum(sizes) - sizes
     total = int(sizes.sum())
-    of_rows = ranges(starts + cleared, n_rows)
-    of_deleted = ranges(starts + cleared + n_rows, n_deleted)
+    of_rows = concatenate_ranges(starts + cleared, n_rows)
+    of_deleted = concatenate_ranges(starts + cleared + n_rows, n_deleted)
 
     kind = np.full(total, ChangeKind.CLEAR, np.int8)
     kind[of_rows] = ChangeKind.UPSERT
     kind[of_deleted] = ChangeKind.DELETE
-    row_of_change = None if total == len(found.ids) else _inverse(of_rows, total)
+    row_of_change = None if total == len(found.ids) else _inverse_indices(of_rows, total)
     row_ids = pa.array(found.ids if row_of_change is None else [*found.ids, *found.deleted], pa.string())
     if row_of_change is not None:
-        row_ids = row_ids.take(_inverse(np.concatenate([of_rows, of_deleted]), total))
+        row_ids = row_ids.take(_inverse_indices(np.concatenate([of_rows, of_deleted]), total))
     snapshot_row = np.repeat(cleared, n_rows)
     values, flags = [], []
     for column, said in zip(columns, found.values, strict=True):
@@ -224,7 +225,7 @@ def _rescued(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> p
     return pa.array(texts, pa.string())
 
 
-def _inverse(places: Int64s, total: int) -> pa.Array:
+def _inverse_indices(places: Int64s, total: int) -> pa.Array:
     """For each place, the index of the item that goes there; null where none does."""
     indices = np.full(total, -1, np.int64)
     indices[places] = np.arange(len(places))

@@ -16,20 +16,29 @@ from fastavro.schema import SchemaParseException, UnknownType
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.payload import Definition, UnusableSchemaError
-from sessionlake.protocol.schema_decoder import HEADS, SET, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.schema_decoder import (
+    HEADER_FIELDS,
+    SET,
+    Layout,
+    ValueKind,
+    apply_set_names,
+    fits_column,
+    message_type_of,
+    to_json_value,
+)
 from sessionlake.protocol.types import Bools
 
 Schema = dict[str, Any]
 # What fastavro makes of bytes that are no datum of the schema.
-_NO_DATUM = (ArithmeticError, EOFError, LookupError, ValueError)
-_HOLDS = {
-    "boolean": Holds.BOOLEAN,
-    "int": Holds.INTEGER,
-    "long": Holds.INTEGER,
-    "float": Holds.FLOAT,
-    "double": Holds.FLOAT,
-    "string": Holds.STRING,
-    "enum": Holds.STRING,
+_DECODE_ERRORS = (ArithmeticError, EOFError, LookupError, ValueError)
+_VALUE_KINDS = {
+    "boolean": ValueKind.BOOLEAN,
+    "int": ValueKind.INTEGER,
+    "long": ValueKind.INTEGER,
+    "float": ValueKind.FLOAT,
+    "double": ValueKind.FLOAT,
+    "string": ValueKind.STRING,
+    "enum": ValueKind.STRING,
 }
 
 
@@ -41,12 +50,12 @@ class AvroDecoder:
     """
 
     def __init__(self, definition: Definition, columns: tuple[Column, ...]) -> None:
-        self._raw = {"id", *(column.name for column in columns)}
-        self._schema = _Preparation(definition).schema
+        self._plain_names = {"id", *(column.name for column in columns)}
+        self._schema = _PreparedSchema(definition).schema
         fields = _fields(self._schema)
-        self._has = frozenset(fields)
-        row = _items(fields.get("rows"))
-        self._row_has = frozenset(_fields(row)) if row else frozenset[str]()
+        self._field_names = frozenset(fields)
+        row = _record_items(fields.get("rows"))
+        self._row_field_names = frozenset(_fields(row)) if row else frozenset[str]()
         self.layout = _layout(fields, row, columns)
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
@@ -57,7 +66,7 @@ class AvroDecoder:
         while len(found) < len(streams):
             try:
                 found.extend(map(fastavro.schemaless_reader, rest, repeat(self._schema)))
-            except _NO_DATUM:
+            except _DECODE_ERRORS:
                 found.append(None)  # `extend` kept what came before, and `rest` stands behind the refused one
         ends = np.fromiter(map(BytesIO.tell, streams), np.int64, len(streams))
         sizes = np.fromiter(map(len, bodies), np.int64, len(streams))
@@ -71,7 +80,7 @@ class AvroDecoder:
 
     def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
         """`seq` or `ts` of each message."""
-        found: list[Any] = list(map(itemgetter(name), objects)) if name in self._has else [None] * len(objects)
+        found: list[Any] = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
         if None not in found:
             return found, None
         missing = np.fromiter((item is None for item in found), np.bool_, len(found))
@@ -79,7 +88,7 @@ class AvroDecoder:
 
     def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """`rows` or `deleted` of each message."""
-        found = list(map(itemgetter(name), objects)) if name in self._has else [None] * len(objects)
+        found = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
         if None not in found:
             return found, None
         missing = np.fromiter((item is None for item in found), np.bool_, len(found))
@@ -89,14 +98,14 @@ class AvroDecoder:
         """`id` of each row."""
         return list(map(itemgetter("id"), rows))
 
-    def sets(self, rows: Sequence[Any]) -> list[Any] | None:
+    def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
         """`_set` of each row, None where it is null."""
-        found = list(map(itemgetter(SET), rows)) if SET in self._row_has else []
+        found = list(map(itemgetter(SET), rows)) if SET in self._row_field_names else []
         return None if found.count(None) == len(found) else found
 
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """A declared column of each row."""
-        if name in self._row_has:
+        if name in self._row_field_names:
             return list(map(itemgetter(name), rows)), None
         return [None] * len(rows), np.zeros(len(rows), np.bool_)
 
@@ -105,41 +114,43 @@ class AvroDecoder:
         del rows
         return ()
 
-    def plain_row(self, row: Any) -> dict[str, Any]:
+    def row_to_json(self, row: Any) -> dict[str, Any]:
         """A row as the JSON object that says the same."""
-        plain = {name: value if name in self._raw else as_json(value) for name, value in row.items()}
-        return masked(plain)
+        to_json_object = {
+            name: value if name in self._plain_names else to_json_value(value) for name, value in row.items()
+        }
+        return apply_set_names(to_json_object)
 
-    def heads(self, message: Any) -> dict[str, Any]:
+    def header_fields(self, message: Any) -> dict[str, Any]:
         """Type, seq and ts of a message, as far as it has them."""
-        return {name: message[name] for name in HEADS if message.get(name) is not None}
+        return {name: message[name] for name in HEADER_FIELDS if message.get(name) is not None}
 
-    def plain(self, message: Any) -> dict[str, Any]:
+    def to_json_object(self, message: Any) -> dict[str, Any]:
         """A message as the JSON object that says the same."""
-        plain = self.heads(message)
+        to_json_object = self.header_fields(message)
         for name in ("rows", "deleted"):
             if message.get(name) is not None:
-                plain[name] = message[name]
-        rows = plain.get("rows")
+                to_json_object[name] = message[name]
+        rows = to_json_object.get("rows")
         if isinstance(rows, list):
-            plain["rows"] = [self.plain_row(row) if isinstance(row, dict) else row for row in rows]
-        return plain
+            to_json_object["rows"] = [self.row_to_json(row) if isinstance(row, dict) else row for row in rows]
+        return to_json_object
 
 
 def _layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Column, ...]) -> Layout | None:
-    if _holds(fields.get("type")) is not Holds.STRING:
+    if _value_kind(fields.get("type")) is not ValueKind.STRING:
         return None
-    if any(name in fields and _holds(fields[name]) is not Holds.INTEGER for name in ("seq", "ts")):
+    if any(name in fields and _value_kind(fields[name]) is not ValueKind.INTEGER for name in ("seq", "ts")):
         return None
-    if ("rows" in fields and row is None) or not _strings(fields.get("deleted")):
+    if ("rows" in fields and row is None) or not _is_string_list(fields.get("deleted")):
         return None
     of_row = _fields(row) if row else {}
-    if row and (of_row.get("id") != "string" or not _strings(of_row.get(SET))):
+    if row and (of_row.get("id") != "string" or not _is_string_list(of_row.get(SET))):
         return None
-    cells = {column.name: _holds(of_row[column.name]) for column in columns if column.name in of_row}
-    if not all(fits(cells[column.name], column) for column in columns if column.name in cells):
+    cells = {column.name: _value_kind(of_row[column.name]) for column in columns if column.name in of_row}
+    if not all(fits_column(cells[column.name], column) for column in columns if column.name in cells):
         return None
-    row_bytes = 1 + sum(_takes_bytes(kind) for kind in of_row.values())  # and a character of its id
+    row_bytes = 1 + sum(_has_bytes(kind) for kind in of_row.values())  # and a character of its id
     return Layout(cells, bool(of_row.keys() - cells.keys() - {"id", SET}), row_bytes)
 
 
@@ -154,12 +165,12 @@ def _kind(schema: Any) -> str:
     return str(schema["type"] if isinstance(schema, dict) else schema)
 
 
-def _holds(schema: Any) -> Holds:
-    found = {_HOLDS.get(_kind(branch), Holds.OTHER) for branch in _branches(schema)}
-    return found.pop() if len(found) == 1 else Holds.OTHER
+def _value_kind(schema: Any) -> ValueKind:
+    found = {_VALUE_KINDS.get(_kind(branch), ValueKind.OTHER) for branch in _branches(schema)}
+    return found.pop() if len(found) == 1 else ValueKind.OTHER
 
 
-def _items(schema: Any) -> Schema | None:
+def _record_items(schema: Any) -> Schema | None:
     """The record that an array, or null, holds."""
     branches = _branches(schema)
     if len(branches) == 1 and _kind(branches[0]) == "array" and _kind(branches[0]["items"]) == "record":
@@ -167,7 +178,7 @@ def _items(schema: Any) -> Schema | None:
     return None
 
 
-def _strings(schema: Any) -> bool:
+def _is_string_list(schema: Any) -> bool:
     """Whether it is missing, or an array of strings, or null."""
     branches = _branches(schema)
     return schema is None or (len(branches) == 1 and branches[0] == {"type": "array", "items": "string"})
@@ -180,11 +191,11 @@ def _with_canonical_symbols(schema: Any) -> Any:
     if schema["type"] == "union":
         return {name: _with_canonical_symbols(branch) for name, branch in schema.items()}
     if schema["type"] == "enum":
-        return schema | {"symbols": {i: canonical(symbol) for i, symbol in schema["symbols"].items()}}
+        return schema | {"symbols": {i: message_type_of(symbol) for i, symbol in schema["symbols"].items()}}
     return schema
 
 
-def _takes_bytes(schema: Any) -> bool:
+def _has_bytes(schema: Any) -> bool:
     """Whether every value takes a byte at least, as far as that is plain to see."""
     return isinstance(schema, dict | str) and _kind(schema) not in {"null", "fixed", "record"}
 
@@ -193,7 +204,7 @@ def _fields(record: Schema) -> dict[str, Any]:
     return {field["name"]: field["type"] for field in record["fields"]}
 
 
-class _Preparation:
+class _PreparedSchema:
     """A writer's schema as the reader gets it: names resolved, logical types gone, message types by their names.
 
     Symbols and unions become dicts by number: of a list, Python would read a negative index from its end. A record
@@ -212,10 +223,10 @@ class _Preparation:
         self._named = named
         self._done: dict[str, Schema] = {}
         self._height: dict[str, int] = {}
-        self._least: dict[str, int] = {}
-        self._open: list[str] = []
+        self._min_record_bytes: dict[str, int] = {}
+        self._in_progress: list[str] = []
         self._deepest = 0
-        whole = self._prepared(parsed[-1], 1)
+        whole = self._prepare(parsed[-1], 1)
         if _kind(whole) != "record":
             raise UnusableSchemaError(f"the schema is of type {_kind(whole)}, a message is a record")
         for field in whole["fields"]:
@@ -223,39 +234,39 @@ class _Preparation:
                 field["type"] = _with_canonical_symbols(field["type"])
         self.schema = whole | {"__fastavro_parsed": True, "__named_schemas": {}}
 
-    def _prepared(self, schema: Any, level: int) -> Any:
-        self._reach(level)
+    def _prepare(self, schema: Any, level: int) -> Any:
+        self._record_depth(level)
         if isinstance(schema, list):
-            return {"type": "union", **{i: self._prepared(branch, level) for i, branch in enumerate(schema)}}
+            return {"type": "union", **{i: self._prepare(branch, level) for i, branch in enumerate(schema)}}
         if isinstance(schema, str):
-            return self._of_name(schema, level) if schema in self._named else schema
+            return self._prepare_named(schema, level) if schema in self._named else schema
         kind = schema["type"]
         if kind in {"record", "error", "enum", "fixed"}:
-            return self._of_name(schema["name"], level)
+            return self._prepare_named(schema["name"], level)
         if kind == "array":
-            items = self._prepared(schema["items"], level + 1)
-            if self._bytes(items) == 0:
+            items = self._prepare(schema["items"], level + 1)
+            if self._min_bytes(items) == 0:
                 raise UnusableSchemaError(
                     "it has an array of items that take no bytes, of which data could hold any number"
                 )
             return {"type": "array", "items": items}
         if kind == "map":
-            return {"type": "map", "values": self._prepared(schema["values"], level + 1)}
-        return self._prepared(kind, level)
+            return {"type": "map", "values": self._prepare(schema["values"], level + 1)}
+        return self._prepare(kind, level)
 
-    def _of_name(self, name: str, level: int) -> Schema:
-        if name in self._open:
+    def _prepare_named(self, name: str, level: int) -> Schema:
+        if name in self._in_progress:
             raise UnusableSchemaError(f"{name} holds itself, so that data could nest to any depth")
         if name not in self._done:
             before, self._deepest = self._deepest, level
-            self._open.append(name)
+            self._in_progress.append(name)
             self._done[name] = self._definition(name, self._named[name], level)
-            self._open.pop()
+            self._in_progress.pop()
             self._height[name], self._deepest = self._deepest - level, max(before, self._deepest)
-        self._reach(level + self._height[name])
+        self._record_depth(level + self._height[name])
         return self._done[name]
 
-    def _reach(self, level: int) -> None:
+    def _record_depth(self, level: int) -> None:
         if level > MAX_DEPTH:
             raise UnusableSchemaError(f"the schema nests deeper than {MAX_DEPTH}")
         self._deepest = max(self._deepest, level)
@@ -266,16 +277,18 @@ class _Preparation:
         if schema["type"] == "fixed":
             return {"type": "fixed", "name": name, "size": schema["size"]}
         fields = [
-            {"name": field["name"], "type": self._prepared(field["type"], level + 1)} for field in schema["fields"]
+            {"name": field["name"], "type": self._prepare(field["type"], level + 1)} for field in schema["fields"]
         ]
         return {"type": "record", "name": name, "fields": fields}
 
-    def _bytes(self, schema: Any) -> int:
+    def _min_bytes(self, schema: Any) -> int:
         """1 if every value takes a byte at least."""
         kind = _kind(schema)
         if kind == "record":
             name = schema["name"]
-            if name not in self._least:
-                self._least[name] = max((self._bytes(field["type"]) for field in schema["fields"]), default=0)
-            return self._least[name]
+            if name not in self._min_record_bytes:
+                self._min_record_bytes[name] = max(
+                    (self._min_bytes(field["type"]) for field in schema["fields"]), default=0
+                )
+            return self._min_record_bytes[name]
         return 0 if kind == "null" or (kind == "fixed" and schema["size"] == 0) else 1

@@ -23,18 +23,18 @@ from typing import Any
 _NAME = string.ascii_letters + string.digits + "._-"
 """What a topic's name is made of."""
 _ANY = (1 << len(_NAME)) - 1
-_MOST_LOOPS = 4
+_MAX_LOOPS = 4
 """Loops that may read the same text: of 249 characters, four do so in 2.5 million ways."""
 _AMBIGUOUS = "a repeated part of it can read the same text in several ways, as in (a+)+"
-_MOST_PAIRS = 40_000
-_MOST_COPIES = 64
+_MAX_PAIRS = 40_000
+_MAX_COPIES = 64
 
 State = int
 Pair = tuple[State, State]
 
 
 @lru_cache
-def hostile(pattern: str) -> str | None:
+def find_slow_matching(pattern: str) -> str | None:
     """Why a name can be found that the pattern takes very long for; None if there is none.
 
     Args:
@@ -48,12 +48,12 @@ def hostile(pattern: str) -> str | None:
         return str(error)
     loops = _components(range(len(nfa.reads)), nfa.follows)
     for loop in loops:
-        if len(loop) ** 2 > _MOST_PAIRS:
+        if len(loop) ** 2 > _MAX_PAIRS:
             return "a repeated part of it is too large to be checked"
         if nfa.is_ambiguous(loop):
             return _AMBIGUOUS
-    if nfa.longest_chain(loops) > _MOST_LOOPS:
-        return f"more than {_MOST_LOOPS} repeated parts of it can read the same text, as in .*.*.*.*.*"
+    if nfa.longest_chain(loops) > _MAX_LOOPS:
+        return f"more than {_MAX_LOOPS} repeated parts of it can read the same text, as in .*.*.*.*.*"
     return None
 
 
@@ -96,7 +96,7 @@ class _Automaton:
         """The part that a parsed pattern makes."""
         whole = _NOTHING
         for op, value in tree:
-            whole = self._then(whole, self._part(str(op), value))
+            whole = self._sequence(whole, self._part(str(op), value))
         return whole
 
     def is_ambiguous(self, loop: list[State]) -> bool:
@@ -105,7 +105,7 @@ class _Automaton:
         if any(ways > 1 and to in inside for state in loop for to, ways in self.next[state].items()):
             return True
         pairs = ((p, q) for p in loop for q in loop)
-        for component in _components(pairs, lambda pair: self._both(pair, inside, inside)):
+        for component in _components(pairs, lambda pair: self._common_successors(pair, inside, inside)):
             same = sum(p == q for p, q in component)
             if 0 < same < len(component):
                 return True
@@ -122,12 +122,12 @@ class _Automaton:
 
     def _overlap(self, one: list[State], other: list[State]) -> bool:
         mine, others = set(one), set(other)
-        if len(one) * len(other) > _MOST_PAIRS:
+        if len(one) * len(other) > _MAX_PAIRS:
             return True
         pairs = ((p, q) for p in one for q in other)
-        return bool(_components(pairs, lambda pair: self._both(pair, mine, others)))
+        return bool(_components(pairs, lambda pair: self._common_successors(pair, mine, others)))
 
-    def _both(self, pair: Pair, mine: set[State], others: set[State]) -> Iterator[Pair]:
+    def _common_successors(self, pair: Pair, mine: set[State], others: set[State]) -> Iterator[Pair]:
         for p in self.next[pair[0]]:
             for q in self.next[pair[1]]:
                 if p in mine and q in others and self.reads[p] & self.reads[q]:
@@ -176,14 +176,14 @@ class _Automaton:
             return _Part(part.first, part.last, empty=part.empty or least == 0)
         if part.empty:
             raise _UnboundedError("it repeats a part that can be empty, as in (a*)*")
-        if least == most and (len(self.reads) - before) * least <= _MOST_COPIES:
+        if least == most and (len(self.reads) - before) * least <= _MAX_COPIES:
             for _ in range(least - 1):
-                part = self._then(part, self.add(tree))
+                part = self._sequence(part, self.add(tree))
             return part
         self._link(part, part)
         return _Part(part.first, part.last, empty=least == 0)
 
-    def _then(self, one: _Part, other: _Part) -> _Part:
+    def _sequence(self, one: _Part, other: _Part) -> _Part:
         self._link(one, other)
         first = one.first + other.first if one.empty else one.first
         last = one.last + other.last if other.empty else other.last

@@ -16,8 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.assemble import Columns, assemble, columns_of, joined, lengths, selected
-from sessionlake.protocol.bulk import Allowed, Bulk
+from sessionlake.protocol.assemble import (
+    MessageColumns,
+    assemble_chunk,
+    concatenate,
+    lengths,
+    select_messages,
+    to_columns,
+)
+from sessionlake.protocol.bulk import BulkMessages, Prechecks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MessageTypes
 from sessionlake.protocol.parse import Parsed, parse_object
@@ -25,7 +32,7 @@ from sessionlake.protocol.payload import Definition, Payload, PayloadFormat, Unu
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.schema_decoder import SchemaDecoder, TooDeepError
 from sessionlake.protocol.types import Int64s
-from sessionlake.protocol.wire import Headers, Path, split
+from sessionlake.protocol.wire import Headers, Path, split_headers
 
 _MALFORMED = {PayloadFormat.AVRO: Reason.NOT_AVRO, PayloadFormat.PROTOBUF: Reason.NOT_PROTOBUF}
 # What a library has decoded can be a hundred times as large as the payload: rows of a few bytes each are objects each.
@@ -38,10 +45,12 @@ class _Part:
     """Some of the messages by column, and which of the raw ones they are."""
 
     places: Int64s
-    found: Columns
+    found: MessageColumns
 
 
-def decode_binary(raw: pa.Table, allowed: Allowed, payload: Payload, types: MessageTypes, *, fast: bool) -> pa.Table:
+def decode_binary(
+    raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes, *, fast: bool
+) -> pa.Table:
     """Decodes raw messages into a chunk, row for row.
 
     Args:
@@ -52,7 +61,7 @@ def decode_binary(raw: pa.Table, allowed: Allowed, payload: Payload, types: Mess
     cuts = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), raw.num_rows]
     chunks = []
     for start, end in pairwise(cuts):
-        one = _Slice(raw.slice(start, end - start), allowed.part(slice(start, end)), payload, types)
+        one = _Slice(raw.slice(start, end - start), prechecks.select(slice(start, end)), payload, types)
         chunks.append(one.decode(fast=fast))
     return pa.concat_tables(chunks).combine_chunks()
 
@@ -60,8 +69,8 @@ def decode_binary(raw: pa.Table, allowed: Allowed, payload: Payload, types: Mess
 class _Slice:
     """Messages that are decoded at once."""
 
-    def __init__(self, raw: pa.Table, allowed: Allowed, payload: Payload, types: MessageTypes) -> None:
-        self._raw, self._allowed, self._reasons = raw, allowed, allowed.reasons
+    def __init__(self, raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes) -> None:
+        self._raw, self._prechecks, self._reasons = raw, prechecks, prechecks.reasons
         self._payload, self._types = payload, types
         self._malformed = CODE_OF[_MALFORMED[payload.format]]
 
@@ -75,14 +84,14 @@ class _Slice:
             parts += self._read(decoder, places, bodies, fast=fast)
         columns = self._types.columns
         if not parts:
-            return assemble(self._raw, self._reasons, columns_of([], [], columns), columns)
+            return assemble_chunk(self._raw, self._reasons, to_columns([], [], columns), columns)
         places = np.concatenate([part.places for part in parts])
         order = None if (np.diff(places) > 0).all() else np.argsort(places)
-        return assemble(self._raw, self._reasons, joined([part.found for part in parts]), columns, order)
+        return assemble_chunk(self._raw, self._reasons, concatenate([part.found for part in parts]), columns, order)
 
     def _headers(self, values: pa.Array) -> Headers:
         if self._payload.header:
-            return split(values, with_path=self._payload.format is PayloadFormat.PROTOBUF)
+            return split_headers(values, with_path=self._payload.format is PayloadFormat.PROTOBUF)
         return Headers(np.where(values.is_null(), -1, 0), [(0, ())], values)
 
     def _by_decoder(self, headers: Headers) -> Iterator[tuple[SchemaDecoder, Int64s]]:
@@ -110,17 +119,17 @@ class _Slice:
         parts: list[_Part] = []
         if fast and objects and decoder.layout is not None:
             try:
-                bulk = Bulk(decoder, objects, sizes, self._allowed.part(places), self._types.columns)
+                bulk = BulkMessages(decoder, objects, sizes, self._prechecks.select(places), self._types.columns)
             except (UnicodeDecodeError, TooDeepError):  # of one message; only looking closely tells which
-                return list(self._look_closely(decoder, places, objects))
+                return list(self._parse_singly(decoder, places, objects))
             good = (bulk.reasons == 0) & ~bulk.unsure
             self._reasons[places] = np.where(bulk.unsure, 0, bulk.reasons)
-            parts.append(_Part(places[good], selected(bulk.columns, good)))
+            parts.append(_Part(places[good], select_messages(bulk.columns, good)))
             unsure = np.flatnonzero(bulk.unsure)
             places, objects = places[unsure], [objects[index] for index in unsure.tolist()]
-        return [*parts, *self._look_closely(decoder, places, objects)]
+        return [*parts, *self._parse_singly(decoder, places, objects)]
 
-    def _look_closely(self, decoder: SchemaDecoder, places: Int64s, objects: Sequence[Any]) -> Iterator[_Part]:
+    def _parse_singly(self, decoder: SchemaDecoder, places: Int64s, objects: Sequence[Any]) -> Iterator[_Part]:
         kept, messages, rescued = [], [], []
         for place, item in zip(places.tolist(), objects, strict=True):
             found = self._parsed(decoder, item, place)
@@ -131,17 +140,17 @@ class _Slice:
             else:
                 self._reasons[place] = CODE_OF[found]
         if kept:
-            columns = columns_of(messages, rescued if any(rescued) else [], self._types.columns)
+            columns = to_columns(messages, rescued if any(rescued) else [], self._types.columns)
             yield _Part(np.array(kept, np.int64), columns)
 
     def _parsed(self, decoder: SchemaDecoder, item: Any, place: int) -> Parsed | Reason:
-        latest, seqless = int(self._allowed.latest[place]), bool(self._allowed.seqless[place])
+        latest, seqless = int(self._prechecks.latest[place]), bool(self._prechecks.seqless[place])
         try:
-            heads = decoder.heads(item)
-            found = parse_object(heads | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
+            header_fields = decoder.header_fields(item)
+            found = parse_object(header_fields | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
             if isinstance(found, Reason):  # before a look at rows, of which there can be many
                 return found
-            plain = decoder.plain(item) if heads["type"] in _TYPES_WITH_ROWS else heads
+            plain = decoder.to_json_object(item) if header_fields["type"] in _TYPES_WITH_ROWS else header_fields
         except UnicodeDecodeError:
             return _MALFORMED[self._payload.format]
         except TooDeepError:

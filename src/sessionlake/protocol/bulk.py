@@ -11,19 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET
 
-from sessionlake.protocol.assemble import Columns, lengths
+from sessionlake.protocol.assemble import MessageColumns, lengths
 from sessionlake.protocol.columns import ID, Column, JsonType
 from sessionlake.protocol.message import INT64_MAX, MAX_ID_BYTES, NO_SEQ, MessageType
 from sessionlake.protocol.parse import rescued_text
 from sessionlake.protocol.reasons import CODE_OF, Reason
-from sessionlake.protocol.schema_decoder import SET, TYPE_CODES, Holds, SchemaDecoder
+from sessionlake.protocol.schema_decoder import SET, TYPE_CODES, SchemaDecoder, ValueKind
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 _WITH_ROWS = (MessageType.SNAPSHOT, MessageType.UPDATE)
 
 
 @dataclass(frozen=True)
-class Allowed:
+class Prechecks:
     """What is known of raw messages without a look at their values.
 
     Attributes:
@@ -36,12 +36,12 @@ class Allowed:
     latest: Int64s
     seqless: Bools
 
-    def part(self, which: Any) -> Allowed:
+    def select(self, which: Any) -> Prechecks:
         """What is known of these messages alone."""
-        return Allowed(self.reasons[which].copy(), self.latest[which], self.seqless[which])
+        return Prechecks(self.reasons[which].copy(), self.latest[which], self.seqless[which])
 
 
-class Bulk:
+class BulkMessages:
     """Messages of one schema, read by column and checked in the order of the reasons.
 
     Attributes:
@@ -54,7 +54,12 @@ class Bulk:
     """
 
     def __init__(
-        self, decoder: SchemaDecoder, objects: list[Any], sizes: Int64s, allowed: Allowed, columns: tuple[Column, ...]
+        self,
+        decoder: SchemaDecoder,
+        objects: list[Any],
+        sizes: Int64s,
+        prechecks: Prechecks,
+        columns: tuple[Column, ...],
     ) -> None:
         self._decoder, self._columns = decoder, columns
         self.reasons = np.zeros(len(objects), np.int8)
@@ -63,11 +68,11 @@ class Bulk:
         types = np.fromiter(map(TYPE_CODES.get, names, repeat(MessageType.MALFORMED)), np.int8, len(names))
         self._refuse(types < 0, Reason.BAD_TYPE)
         seq, missing = self._head(objects, "seq", Reason.BAD_SEQ)
-        self._refuse(np.where(missing, ~allowed.seqless, seq < 0), Reason.BAD_SEQ)
+        self._refuse(np.where(missing, ~prechecks.seqless, seq < 0), Reason.BAD_SEQ)
         seq = np.where(missing, NO_SEQ, seq)
         ts, missing = self._head(objects, "ts", Reason.BAD_TS)
         self._refuse(missing, Reason.BAD_TS)
-        self._refuse(ts > allowed.latest, Reason.FUTURE_TS)
+        self._refuse(ts > prechecks.latest, Reason.FUTURE_TS)
         rows_of, n_rows = self._lists(objects, "rows", np.isin(types, _WITH_ROWS))
         self._refuse((n_rows < 0) & (types == MessageType.SNAPSHOT), Reason.BAD_ROWS)
         deleted_of, n_deleted = self._lists(objects, "deleted", types == MessageType.UPDATE)
@@ -77,13 +82,13 @@ class Bulk:
         # More rows than could each have an id: refused before they become so many Python objects.
         crowded = n_rows * (decoder.layout.row_bytes if decoder.layout else 0) > sizes
         self._refuse(crowded, Reason.BAD_ROW_ID)
-        rows_of, n_rows = _emptied(rows_of, crowded), np.where(crowded, 0, n_rows)
+        rows_of, n_rows = _empty_where(rows_of, crowded), np.where(crowded, 0, n_rows)
         rows = list(chain.from_iterable(rows_of))
         self._owner = np.repeat(np.arange(len(objects)), n_rows)
         ids = decoder.ids(rows)
         self._check_ids(ids, n_rows)
         values = self._values(rows, ids)
-        self.columns = Columns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._rescued(rows))
+        self.columns = MessageColumns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._rescued(rows))
 
     def _refuse(self, wrong: Bools, reason: Reason) -> None:
         self.reasons[wrong & (self.reasons == 0)] = CODE_OF[reason]
@@ -109,7 +114,7 @@ class Bulk:
         sizes = lengths(found)
         strange = (sizes > 0) & ~having
         sizes = np.where(strange, 0, sizes)
-        return _emptied(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
+        return _empty_where(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
 
     def _check_ids(self, ids: list[str], n_rows: Int64s) -> None:
         codes = self._check_lengths(ids, self._owner, Reason.BAD_ROW_ID)
@@ -130,7 +135,7 @@ class Bulk:
         return codes
 
     def _values(self, rows: list[Any], ids: list[str]) -> list[list[Any]]:
-        layout, sets = self._decoder.layout, self._decoder.sets(rows)
+        layout, sets = self._decoder.layout, self._decoder.set_names(rows)
         cells = layout.cells if layout else {}
         if sets is not None:
             self._check_names(sets)
@@ -140,7 +145,7 @@ class Bulk:
                 found.append(ids)
                 continue
             values, present = self._decoder.cells(rows, column.name)
-            there = _there(present, sets, column.name)
+            there = _presence(present, sets, column.name)
             if there is not None:
                 values = [value if flag else None for value, flag in zip(values, there, strict=True)]
             if column.name in cells:
@@ -156,14 +161,14 @@ class Bulk:
         strange = [index for index, names in enumerate(sets) if names and not known.issuperset(names)]
         self.unsure[self._owner[strange]] = True
 
-    def _checked(self, values: list[Any], column: Column, holds: Holds) -> list[Any]:
+    def _checked(self, values: list[Any], column: Column, holds: ValueKind) -> list[Any]:
         """Values as the column has them; refuses messages that have one out of its range."""
         if column.json_type is JsonType.INTEGER:
             self._refuse_values(
-                _beyond(pa.array(values, pa.uint64() if holds is Holds.UNSIGNED else pa.int64()), column)
+                _out_of_range(pa.array(values, pa.uint64() if holds is ValueKind.UNSIGNED else pa.int64()), column)
             )
         elif column.json_type is JsonType.NUMBER:
-            if holds is not Holds.FLOAT:
+            if holds is not ValueKind.FLOAT:
                 values = [None if value is None else float(value) for value in values]
             numbers = pa.array(values, pa.float64())
             if column.sql == "float":
@@ -179,24 +184,24 @@ class Bulk:
         every = layout is not None and layout.undeclared
         texts: list[str | None] = [None] * len(rows)
         for index in range(len(rows)) if every else self._decoder.rows_with_unknown_fields(rows):
-            texts[index] = rescued_text(self._decoder.plain_row(rows[index]), self._columns)
+            texts[index] = rescued_text(self._decoder.row_to_json(rows[index]), self._columns)
         return texts if any(texts) else None
 
 
-def _emptied(lists: list[Any], where: Bools) -> list[Any]:
+def _empty_where(lists: list[Any], where: Bools) -> list[Any]:
     if not where.any():
         return lists
     return [() if empty else item for item, empty in zip(lists, where.tolist(), strict=True)]
 
 
-def _beyond(values: pa.Array, column: Column) -> pa.Array:
+def _out_of_range(values: pa.Array, column: Column) -> pa.Array:
     """Which integers the column does not hold."""
     highest = 2 ** (column.bits - 1) - 1
     above = pc.greater(values, pa.scalar(highest, values.type))
     return above if values.type == pa.uint64() else pc.or_(above, pc.less(values, pa.scalar(-highest - 1, values.type)))
 
 
-def _there(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
+def _presence(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
     """Which rows set the column; None: all."""
     if sets is None:
         return None if present is None else present.tolist()

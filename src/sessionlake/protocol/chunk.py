@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import one
+from sessionlake.protocol.arrow import contiguous
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.message import MessageType
 
@@ -25,7 +25,7 @@ _FORMAT_KEY = b"format"
 _IPC = b"\xff\xff\xff\xff"  # what every Arrow IPC stream begins with
 COMPRESSED = b"zstd"
 """What contents that are `compressed` begin with."""
-LARGE = 256 << 10
+COMPRESS_ABOVE_BYTES = 256 << 10
 """Contents of more bytes are compressed."""
 _SIZE_BYTES = 8
 
@@ -92,30 +92,30 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 def write_ipc(table: pa.Table, *, compress_columns: bool = False) -> bytes:
     """An Arrow table as one IPC stream, as any reader of Arrow takes it."""
-    return bytes(_stream_of(table, "zstd" if compress_columns else None))
+    return bytes(_ipc_stream(table, "zstd" if compress_columns else None))
 
 
 def read_ipc(stored: bytes | pa.Buffer) -> pa.Table:
     """Reads what `write_ipc` wrote, be it `compressed`."""
-    return pa.ipc.open_stream(plain(stored)).read_all()
+    return pa.ipc.open_stream(decompress(stored)).read_all()
 
 
 def write_compressed(table: pa.Table) -> bytes:
     """As `write_ipc`, and `compressed`, with one copy less."""
-    return compressed(_stream_of(table, None))
+    return compress(_ipc_stream(table, None))
 
 
-def compressed(content: bytes | pa.Buffer) -> bytes:
+def compress(content: bytes | pa.Buffer) -> bytes:
     """Large contents in fewer bytes, for their way through Spark; what is compressed already stays as it is.
 
     There each byte is copied some ten times, which costs more than to compress it.
     """
-    if len(content) <= LARGE or memoryview(content)[: len(COMPRESSED)] == COMPRESSED:
+    if len(content) <= COMPRESS_ABOVE_BYTES or memoryview(content)[: len(COMPRESSED)] == COMPRESSED:
         return bytes(content)
     return COMPRESSED + len(content).to_bytes(_SIZE_BYTES, "little") + _codec().compress(content, asbytes=True)
 
 
-def plain(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
+def decompress(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
     """What was `compressed`, if it was."""
     seen, begin = memoryview(content), len(COMPRESSED)
     if seen[:begin] != COMPRESSED:
@@ -124,7 +124,7 @@ def plain(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
     return _codec().decompress(pa.py_buffer(seen[begin + _SIZE_BYTES :]), size)
 
 
-def _stream_of(table: pa.Table, compression: str | None) -> pa.Buffer:
+def _ipc_stream(table: pa.Table, compression: str | None) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
@@ -141,7 +141,7 @@ def is_chunk(payload: bytes) -> bool:
     return payload.startswith((_IPC, COMPRESSED))
 
 
-def conform(table: pa.Table, then: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:
+def align_columns(table: pa.Table, then: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:
     """A chunk's rows as of these columns.
 
     A column that was declared since was not set by an update, and is null in a snapshot.
@@ -152,7 +152,7 @@ def conform(table: pa.Table, then: Sequence[tuple[str, str]], columns: tuple[Col
     if list(then) == [(column.name, column.sql) for column in columns]:
         return table.replace_schema_metadata(chunk_schema(columns).metadata)
     places = {name: place for place, (name, _) in enumerate(then)}
-    lists = one(table["changes"])
+    lists = contiguous(table["changes"])
     changes = lists.flatten()
     set_by_all = pc.equal(table["type"], MessageType.SNAPSHOT).combine_chunks()
     owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())

@@ -13,7 +13,7 @@ from sessionlake.protocol.names import check_columns
 RESCUED = "_rescued"
 ID = "id"
 """The field of a row in the messages that identifies it. A declared column of this name holds it, as text."""
-PUBLISHED = frozenset(
+BUILT_IN_COLUMNS = frozenset(
     {"topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"}
     | {"_set", "_epoch", "_seq", "_ts", "_offset", "_position", "_life", "_applied_at", "_applied_by", "_batch"}
     | {"snapshot_at", "reason", "position", RESCUED}
@@ -76,7 +76,7 @@ def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
     """
     if not columns:
         raise ValueError("at least one column must be declared, as in {price: double}")
-    check_columns(columns, PUBLISHED, "silver", _INSTEAD)
+    check_columns(columns, BUILT_IN_COLUMNS, "silver", _INSTEAD)
     return tuple(_parse(name, sql) for name, sql in columns.items())
 
 
@@ -94,7 +94,7 @@ def _parse(name: str, sql: str) -> Column:
     return Column(name, normal, kind, arrow, bits)
 
 
-def twice(names: Iterable[str]) -> list[str]:
+def repeated_names(names: Iterable[str]) -> list[str]:
     """The names that are there more than once."""
     seen = list(names)
     return sorted({name for name in seen if seen.count(name) > 1})

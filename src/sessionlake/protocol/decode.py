@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.assemble import Columns, assemble, columns_of
+from sessionlake.protocol.arrow import dictionary_codes
+from sessionlake.protocol.assemble import MessageColumns, assemble_chunk, to_columns
 from sessionlake.protocol.binary import decode_binary
-from sessionlake.protocol.bulk import Allowed
+from sessionlake.protocol.bulk import Prechecks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.erased import is_erased
@@ -79,13 +79,15 @@ def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
     types = message_types(rules.columns)
     with _no_garbage_collection():
         if rules.payload is not None:
-            allowed = Allowed(_refused(raw, rules, fast=fast), _latest(raw, rules), _optional(raw["topic"], rules))
-            return _with_erased(decode_binary(raw, allowed, rules.payload, types, fast=fast), raw)
+            prechecks = Prechecks(
+                _refused(raw, rules, fast=fast), _latest(raw, rules), _seq_optional(raw["topic"], rules)
+            )
+            return _mark_erased(decode_binary(raw, prechecks, rules.payload, types, fast=fast), raw)
         decoded = _decode_values(raw, rules, types, fast=fast)
-        return _with_erased(assemble(raw, decoded.reasons, _columns(decoded, rules.columns), rules.columns), raw)
+        return _mark_erased(assemble_chunk(raw, decoded.reasons, _columns(decoded, rules.columns), rules.columns), raw)
 
 
-def _with_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
+def _mark_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
     """Tells what stands for erased messages from those whose key is bad."""
     if not pc.any(pc.equal(chunk["reason"], CODE_OF[Reason.BAD_KEY])).as_py():
         return chunk
@@ -113,14 +115,14 @@ def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fa
     reasons = _head_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     out = _Decoded(_decode_all(values, types) if fast else [None] * len(values), reasons, {})
-    optional = _optional(raw["topic"], rules)
+    optional = _seq_optional(raw["topic"], rules)
     if fast:
         _decode_seqless(out.messages, values, optional, types)
-        _unset(out.messages, np.flatnonzero(sizes > rules.max_message_bytes))
-        _unset(out.messages, _suspects(out.messages, latest, types))
+        _clear(out.messages, np.flatnonzero(sizes > rules.max_message_bytes))
+        _clear(out.messages, _suspects(out.messages, latest, types))
     for index in _missing(out.messages):
-        _look_closely(out, index, values[index], int(latest[index]), rules, types, seq_optional=bool(optional[index]))
-    _unset(out.messages, np.flatnonzero(reasons))
+        _parse_singly(out, index, values[index], int(latest[index]), rules, types, seq_optional=bool(optional[index]))
+    _clear(out.messages, np.flatnonzero(reasons))
     return out
 
 
@@ -132,12 +134,12 @@ def _latest(raw: pa.Table, rules: DecodeRules) -> Int64s:
 def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
     """Reason codes of what is refused by its key or its Kafka timestamp."""
     reasons = _key_reasons(raw["key"])
-    wrong = in_future_of(raw, rules) if fast else _in_future_one_by_one(raw, rules)
+    wrong = future_timestamps(raw, rules) if fast else _in_future_one_by_one(raw, rules)
     reasons[(reasons == 0) & wrong] = CODE_OF[Reason.FUTURE_KAFKA_TS]
     return reasons
 
 
-def in_future_of(raw: pa.Table, rules: DecodeRules) -> Bools:
+def future_timestamps(raw: pa.Table, rules: DecodeRules) -> Bools:
     """True for the raw messages whose Kafka timestamp is too far ahead of the time at which bronze read them."""
     ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
     return in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
@@ -170,9 +172,9 @@ def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Mes
     return out
 
 
-def _optional(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
+def _seq_optional(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
     """Which messages may lack a seq; each distinct topic is asked once."""
-    code, names = codes(topics)
+    code, names = dictionary_codes(topics)
     answers = np.array([rules.seq_optional(name) for name in names.to_pylist()], np.bool_)
     return answers[code] if len(answers) else np.zeros(len(topics), np.bool_)
 
@@ -193,7 +195,7 @@ def _missing(messages: Sequence[Message | None]) -> Iterable[int]:
     return (index for index, message in enumerate(messages) if message is None) if None in messages else ()
 
 
-def _unset(messages: list[Message | None], indices: Iterable[Any]) -> None:
+def _clear(messages: list[Message | None], indices: Iterable[Any]) -> None:
     for index in indices:
         messages[index] = None
 
@@ -250,7 +252,7 @@ def _owners_of_repeated_ids(rows: list[Any], counts: Int64s) -> Int64s:
     return np.unique(repeated // (int(codes.max()) + 1))
 
 
-def _look_closely(
+def _parse_singly(
     out: _Decoded,
     index: int,
     value: bytes | None,
@@ -271,11 +273,11 @@ def _look_closely(
         out.rescued[index] = found.rescued
 
 
-def _columns(decoded: _Decoded, columns: tuple[Column, ...]) -> Columns:
+def _columns(decoded: _Decoded, columns: tuple[Column, ...]) -> MessageColumns:
     malformed = decoded.reasons != 0
     if not malformed.any():
         rescued = [decoded.rescued.get(i) for i in range(len(malformed))] if decoded.rescued else []
-        return columns_of(decoded.messages, rescued, columns)
+        return to_columns(decoded.messages, rescued, columns)
     good = [(i, message) for i, message in enumerate(decoded.messages) if message is not None]
     rescued = [decoded.rescued.get(i) for i, _ in good] if decoded.rescued else []
-    return columns_of([message for _, message in good], rescued, columns)
+    return to_columns([message for _, message in good], rescued, columns)

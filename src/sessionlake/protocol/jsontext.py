@@ -23,12 +23,12 @@ _STRINGS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as int8: one level down, one level up
 _OTHERS = bytes(set(range(256)) - set(b"[{]}"))
 # Escapes that stand for whole characters; a \u that is left after them is half a surrogate pair.
-_WHOLE = re.compile(
+_COMPLETE_ESCAPES = re.compile(
     r"\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}", re.DOTALL
 )
 
 
-class NoJsonError(Exception):
+class InvalidJsonError(Exception):
     """The text cannot be used; `reason` is NOT_JSON or TOO_DEEP."""
 
     def __init__(self, reason: Reason) -> None:
@@ -36,7 +36,9 @@ class NoJsonError(Exception):
         self.reason = reason
 
 
-def load(text: str, number: Callable[[str], Any] | None = None, integer: Callable[[str], Any] | None = None) -> Any:
+def parse_json(
+    text: str, number: Callable[[str], Any] | None = None, integer: Callable[[str], Any] | None = None
+) -> Any:
     """The value a JSON text spells; of a field name given twice, the last counts.
 
     Args:
@@ -44,11 +46,11 @@ def load(text: str, number: Callable[[str], Any] | None = None, integer: Callabl
         integer: Reads a whole number of at most 4,300 digits, from its text; by default an int.
 
     Raises:
-        NoJsonError: also for NaN, numbers beyond a double, integers of more than 4,300 digits and lone surrogates;
+        InvalidJsonError: also for NaN, numbers beyond a double, integers of more than 4,300 digits and lone surrogates;
             TOO_DEEP, before anything else is checked, where brackets open more than `MAX_DEPTH` levels.
     """
     if _is_too_deep(text):
-        raise NoJsonError(Reason.TOO_DEEP)
+        raise InvalidJsonError(Reason.TOO_DEEP)
     try:
         loaded = json.loads(
             text,
@@ -57,9 +59,9 @@ def load(text: str, number: Callable[[str], Any] | None = None, integer: Callabl
             parse_int=_integer if integer is None else lambda digits: integer(_bounded(digits)),
         )
     except ValueError:
-        raise NoJsonError(Reason.NOT_JSON) from None
-    if "\\u" in text and "\\u" in _WHOLE.sub(" ", text):
-        raise NoJsonError(Reason.NOT_JSON)
+        raise InvalidJsonError(Reason.NOT_JSON) from None
+    if "\\u" in text and "\\u" in _COMPLETE_ESCAPES.sub(" ", text):
+        raise InvalidJsonError(Reason.NOT_JSON)
     return loaded
 
 

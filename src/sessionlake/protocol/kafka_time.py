@@ -20,7 +20,7 @@ from sessionlake.protocol.types import Bools, Int64s
 
 NO_KAFKA_TIME = -1
 """Kafka's timestamp (ms) of a message whose producer set none, and stream time while no time is known."""
-UNSAID = INT64_MIN
+NOT_COUNTED = INT64_MIN
 """In a stream of times (ms): a message that says nothing about time."""
 
 
@@ -50,19 +50,19 @@ def latest_event_times(kafka_ts: Int64s, max_skew: int) -> Int64s:
     return np.where(kafka_ts == NO_KAFKA_TIME, INT64_MAX, _add(kafka_ts, max_skew))
 
 
-def said_times(kafka_ts: Int64s, future: Bools) -> Int64s:
-    """The time (ms) that each message says, `UNSAID` where it says none."""
+def counted_times(kafka_ts: Int64s, future: Bools) -> Int64s:
+    """The time (ms) that each message says, `NOT_COUNTED` where it says none."""
     unsaid = future | (kafka_ts == NO_KAFKA_TIME)
-    return np.where(unsaid, UNSAID, kafka_ts) if unsaid.any() else kafka_ts
+    return np.where(unsaid, NOT_COUNTED, kafka_ts) if unsaid.any() else kafka_ts
 
 
-def own_time(kafka_ts: int, stream_time: int) -> int:
+def message_time(kafka_ts: int, stream_time: int) -> int:
     """A message's own time, ms: what Kafka says, or else stream time when it came."""
     return stream_time if kafka_ts == NO_KAFKA_TIME else kafka_ts
 
 
-def own_times(kafka_ts: Int64s, stream_time: Int64s) -> Int64s:
-    """`own_time` of many messages."""
+def message_times(kafka_ts: Int64s, stream_time: Int64s) -> Int64s:
+    """`message_time` of many messages."""
     missing = kafka_ts == NO_KAFKA_TIME
     return np.where(missing, stream_time, kafka_ts) if missing.any() else kafka_ts
 

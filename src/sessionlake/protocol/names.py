@@ -15,7 +15,7 @@ DELETE = f"{INTERNAL}delete"
 """Of rows that are merged: whether the row is gone."""
 WRITTEN = f"{INTERNAL}written"
 """Of rows that are merged: a flag for each column that may stay as it is, in their order: whether it is written."""
-LONGEST = 255
+MAX_NAME_LENGTH = 255
 # Spaces and brackets no Parquet file of Delta's has; a backtick breaks MERGE into a table with a change data feed.
 _REFUSED_BY_DELTA = " ,;{}()\n\t=`"
 # Names that Delta's own commands give to columns beside a table's.
@@ -35,7 +35,7 @@ def internal(name: str) -> str:
 
 def is_internal(name: str) -> bool:
     """Whether the name is one of ours."""
-    return folded(name).startswith(INTERNAL)
+    return fold_case(name).startswith(INTERNAL)
 
 
 def quote(name: str) -> str:
@@ -48,19 +48,19 @@ def ddl_of(columns: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
 
 
-def folded(name: str) -> str:
+def fold_case(name: str) -> str:
     """The name without its case, as SQL compares names: two names with the same result are one column to SQL."""
     # As Java's `equalsIgnoreCase` has it, for which a dotted capital I and an i are one, too.
     return name.lower().upper().lower().replace("i\N{COMBINING DOT ABOVE}", "i")
 
 
-def same_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
+def find_same_name(names: Iterable[str]) -> tuple[str, str] | None:
     """The first two of the names that are one to SQL; None if all are different."""
     seen: dict[str, str] = {}
     for name in names:
-        if folded(name) in seen:
-            return seen[folded(name)], name
-        seen[folded(name)] = name
+        if fold_case(name) in seen:
+            return seen[fold_case(name)], name
+        seen[fold_case(name)] = name
     return None
 
 
@@ -75,16 +75,16 @@ def check_columns(names: Iterable[str], published: Collection[str], table: str, 
     Raises:
         ValueError: naming the first column that it cannot have, why, and what to do.
     """
-    own, every = {folded(column) for column in published}, list(names)
+    own, every = {fold_case(column) for column in published}, list(names)
     for name in every:
-        if (wrong := _wrong(name)) is not None:
+        if (wrong := _name_problem(name)) is not None:
             raise ValueError(f"column {name!r}: {wrong}. Give the column another name{instead}")
-        if folded(name) in own:
+        if fold_case(name) in own:
             raise ValueError(
                 f"column {name!r}: {table} has a column of this name itself (its own are "
                 f"{', '.join(sorted(published))}). Give the column another name, such as {'my_' + name!r}{instead}"
             )
-    if (pair := same_but_for_case(every)) is not None:
+    if (pair := find_same_name(every)) is not None:
         raise ValueError(f"{same_name_text(*pair)}. Give one of them another name")
 
 
@@ -95,13 +95,13 @@ def same_name_text(first: str, second: str) -> str:
     return f"columns {first!r} and {second!r} differ only in case, which SQL does not see"
 
 
-def _wrong(name: object) -> str | None:
+def _name_problem(name: object) -> str | None:
     """Why no table can have a column of this name; None if one can."""
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST:
-        return f"a column's name is a text of 1 to {LONGEST} characters"
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
+        return f"a column's name is a text of 1 to {MAX_NAME_LENGTH} characters"
     if is_internal(name):
         return f"names that begin with {INTERNAL} are kept for the columns that sessionlake adds in its own queries"
-    if folded(name) in _OF_DELTA or folded(name).startswith(_DELTA_INTERNAL):
+    if fold_case(name) in _OF_DELTA or fold_case(name).startswith(_DELTA_INTERNAL):
         return "Delta has a column of this name in its own commands"
     if found := sorted({*name} & {*_REFUSED_BY_DELTA}):
         every = " ".join(map(repr, _REFUSED_BY_DELTA))

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import UNSET
 
 from sessionlake.protocol.columns import ID, Column, JsonType
-from sessionlake.protocol.jsontext import NoJsonError, load
+from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.message import (
     INT64_MAX,
     INT64_MIN,
@@ -93,8 +93,8 @@ def _load(value: bytes | None, max_bytes: int) -> Any:
     except UnicodeDecodeError:
         raise _Refused(Reason.NOT_UTF8) from None
     try:
-        return load(text)
-    except NoJsonError as error:
+        return parse_json(text)
+    except InvalidJsonError as error:
         raise _Refused(error.reason) from None
 
 

@@ -49,7 +49,7 @@ class Schemas(Protocol):
 
 
 @dataclass(frozen=True)
-class GivenSchemas:
+class ConfiguredSchemas:
     """Schemas that the config names: one for every message, or one for each id."""
 
     every: Definition | None = None

@@ -21,41 +21,41 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.payload import Definition, UnusableSchemaError
 from sessionlake.protocol.schema_decoder import (
-    HEADS,
+    HEADER_FIELDS,
     ROW_LEVEL,
     SET,
-    Holds,
     Layout,
     TooDeepError,
-    as_json,
-    canonical,
-    fits,
-    masked,
+    ValueKind,
+    apply_set_names,
+    fits_column,
+    message_type_of,
+    to_json_value,
 )
 from sessionlake.protocol.types import Bools
 from sessionlake.protocol.wire import Path
 
 # What protobuf makes of bytes that are no message of the type; a proto2 string is looked at when it is read.
-_NO_MESSAGE = (DecodeError, UnicodeDecodeError)
+_DECODE_ERRORS = (DecodeError, UnicodeDecodeError)
 # The row's number and length, its id's number and length, and a character.
 _ROW_BYTES = 5
 _GROUP = 3  # the wire type of a group, which Protobuf no longer writes but still reads
 _REPEATED = FieldDescriptorProto.LABEL_REPEATED
-_HOLDS = {
-    FieldDescriptor.TYPE_BOOL: Holds.BOOLEAN,
-    FieldDescriptor.TYPE_STRING: Holds.STRING,
-    FieldDescriptor.TYPE_DOUBLE: Holds.FLOAT,
-    FieldDescriptor.TYPE_FLOAT: Holds.FLOAT,
-    FieldDescriptor.TYPE_UINT64: Holds.UNSIGNED,
-    FieldDescriptor.TYPE_FIXED64: Holds.UNSIGNED,
-    FieldDescriptor.TYPE_INT32: Holds.INTEGER,
-    FieldDescriptor.TYPE_INT64: Holds.INTEGER,
-    FieldDescriptor.TYPE_SINT32: Holds.INTEGER,
-    FieldDescriptor.TYPE_SINT64: Holds.INTEGER,
-    FieldDescriptor.TYPE_SFIXED32: Holds.INTEGER,
-    FieldDescriptor.TYPE_SFIXED64: Holds.INTEGER,
-    FieldDescriptor.TYPE_UINT32: Holds.INTEGER,
-    FieldDescriptor.TYPE_FIXED32: Holds.INTEGER,
+_VALUE_KINDS = {
+    FieldDescriptor.TYPE_BOOL: ValueKind.BOOLEAN,
+    FieldDescriptor.TYPE_STRING: ValueKind.STRING,
+    FieldDescriptor.TYPE_DOUBLE: ValueKind.FLOAT,
+    FieldDescriptor.TYPE_FLOAT: ValueKind.FLOAT,
+    FieldDescriptor.TYPE_UINT64: ValueKind.UNSIGNED,
+    FieldDescriptor.TYPE_FIXED64: ValueKind.UNSIGNED,
+    FieldDescriptor.TYPE_INT32: ValueKind.INTEGER,
+    FieldDescriptor.TYPE_INT64: ValueKind.INTEGER,
+    FieldDescriptor.TYPE_SINT32: ValueKind.INTEGER,
+    FieldDescriptor.TYPE_SINT64: ValueKind.INTEGER,
+    FieldDescriptor.TYPE_SFIXED32: ValueKind.INTEGER,
+    FieldDescriptor.TYPE_SFIXED64: ValueKind.INTEGER,
+    FieldDescriptor.TYPE_UINT32: ValueKind.INTEGER,
+    FieldDescriptor.TYPE_FIXED32: ValueKind.INTEGER,
 }
 
 
@@ -70,7 +70,7 @@ class ProtobufDecoder:
     """
 
     def __init__(self, definition: Definition, message: str, columns: tuple[Column, ...]) -> None:
-        self._raw = {"id", *(column.name for column in columns)}
+        self._plain_names = {"id", *(column.name for column in columns)}
         try:
             self._type = _pool(definition).FindMessageTypeByName(message)
         except KeyError:
@@ -90,7 +90,7 @@ class ProtobufDecoder:
         while len(found) < len(bodies):
             try:
                 found.extend(map(self._parse, rest))
-            except _NO_MESSAGE:
+            except _DECODE_ERRORS:
                 found.append(None)  # `extend` kept what came before, and `rest` stands behind the refused one
         return found
 
@@ -120,7 +120,7 @@ class ProtobufDecoder:
         """`id` of each row."""
         return list(map(attrgetter("id"), rows))
 
-    def sets(self, rows: Sequence[Any]) -> list[Any] | None:
+    def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
         """`_set` of each row, None where it is empty."""
         found = list(map(attrgetter(SET), rows)) if self._row is not None and SET in self._row.holds else []
         return [names or None for names in found] if any(found) else None
@@ -138,37 +138,41 @@ class ProtobufDecoder:
         """Indexes of the rows that carry fields which the descriptor does not name."""
         return np.flatnonzero(np.fromiter(map(len, map(UnknownFieldSet, rows)), np.int64, len(rows))).tolist()
 
-    def plain_row(self, row: Any) -> dict[str, Any]:
+    def row_to_json(self, row: Any) -> dict[str, Any]:
         """A row as the JSON object that says the same."""
-        fields = {field.name: field for field in row.DESCRIPTOR.fields if field.name in self._raw}
-        plain = {name: _value(row, field) for name, field in fields.items() if _is_set(row, field)}
-        sent = {field.name: _value(row, field) for field, _ in row.ListFields() if field.name not in self._raw}
-        named = masked(plain | {name: value if name == SET else as_json(value) for name, value in sent.items()})
+        fields = {field.name: field for field in row.DESCRIPTOR.fields if field.name in self._plain_names}
+        to_json_object = {name: _value(row, field) for name, field in fields.items() if _is_set(row, field)}
+        sent = {field.name: _value(row, field) for field, _ in row.ListFields() if field.name not in self._plain_names}
+        named = apply_set_names(
+            to_json_object | {name: value if name == SET else to_json_value(value) for name, value in sent.items()}
+        )
         # `_set` cannot name them: they are kept whatever it says. A declared column may have digits as its name.
         unknown = _unknown_fields(UnknownFieldSet(row))
-        return named | {f"#{name}" if name in self._raw else name: as_json(value) for name, value in unknown.items()}
+        return named | {
+            f"#{name}" if name in self._plain_names else name: to_json_value(value) for name, value in unknown.items()
+        }
 
-    def heads(self, message: Any) -> dict[str, Any]:
+    def header_fields(self, message: Any) -> dict[str, Any]:
         """Type, seq and ts of a message, as far as it has them."""
         fields = message.DESCRIPTOR.fields_by_name
-        known = [fields[name] for name in HEADS if name in fields]
-        heads = {field.name: _value(message, field) for field in known if _is_set(message, field)}
-        if isinstance(heads.get("type"), str) and fields["type"].enum_type is not None:
-            heads["type"] = canonical(heads["type"])
-        return heads
+        known = [fields[name] for name in HEADER_FIELDS if name in fields]
+        header_fields = {field.name: _value(message, field) for field in known if _is_set(message, field)}
+        if isinstance(header_fields.get("type"), str) and fields["type"].enum_type is not None:
+            header_fields["type"] = message_type_of(header_fields["type"])
+        return header_fields
 
-    def plain(self, message: Any) -> dict[str, Any]:
+    def to_json_object(self, message: Any) -> dict[str, Any]:
         """A message as the JSON object that says the same."""
-        plain, fields = self.heads(message), message.DESCRIPTOR.fields_by_name
+        to_json_object, fields = self.header_fields(message), message.DESCRIPTOR.fields_by_name
         if "deleted" in fields and _is_set(message, fields["deleted"]):
-            plain["deleted"] = _value(message, fields["deleted"])
+            to_json_object["deleted"] = _value(message, fields["deleted"])
         if "rows" in fields and _is_set(message, fields["rows"]):
-            plain["rows"] = self._plain_rows(message, fields["rows"])
-        return plain
+            to_json_object["rows"] = self._plain_rows(message, fields["rows"])
+        return to_json_object
 
     def _plain_rows(self, message: Any, field: FieldDescriptor) -> Any:
         if _is_repeated(field) and field.message_type is not None and not _is_map(field):
-            return [self.plain_row(row) for row in message.rows]
+            return [self.row_to_json(row) for row in message.rows]
         return _value(message, field)
 
 
@@ -228,7 +232,7 @@ class _Fields:
     """What a message type's fields hold, and which of them know whether they were sent."""
 
     def __init__(self, descriptor: Descriptor) -> None:
-        self.holds = {field.name: _holds(field) for field in descriptor.fields}
+        self.holds = {field.name: _value_kind(field) for field in descriptor.fields}
         self.repeated = {field.name: _is_repeated(field) for field in descriptor.fields}
         self.type: dict[str, FieldDescriptor] = dict(descriptor.fields_by_name)
         self._presence = {field.name for field in descriptor.fields if field.has_presence}
@@ -242,25 +246,25 @@ class _Fields:
     def symbols(self, name: str) -> dict[int, str] | None:
         """Message types by number, if the field is an enum."""
         enum = self.type[name].enum_type
-        return None if enum is None else {n: canonical(value.name) for n, value in enum.values_by_number.items()}
+        return None if enum is None else {n: message_type_of(value.name) for n, value in enum.values_by_number.items()}
 
 
 def _layout(fields: _Fields, row: _Fields | None, columns: tuple[Column, ...]) -> Layout | None:
-    if not (_heads_fit(fields) and _strings(fields, "deleted") and _rows_fit(fields, row)):
+    if not (_heads_fit(fields) and _is_string_list(fields, "deleted") and _rows_fit(fields, row)):
         return None
     cells = {c.name: row.holds[c.name] for c in columns if row and c.name in row.holds}
-    if not all(fits(cells[c.name], c) and row and not row.repeated[c.name] for c in columns if c.name in cells):
+    if not all(fits_column(cells[c.name], c) and row and not row.repeated[c.name] for c in columns if c.name in cells):
         return None
     return Layout(cells, bool(row and row.holds.keys() - cells.keys() - {"id", SET}), _ROW_BYTES)
 
 
 def _heads_fit(fields: _Fields) -> bool:
-    if "type" not in fields.holds or any(fields.repeated.get(name) for name in HEADS):
+    if "type" not in fields.holds or any(fields.repeated.get(name) for name in HEADER_FIELDS):
         return False
-    if fields.type["type"].enum_type is None and fields.holds["type"] is not Holds.STRING:
+    if fields.type["type"].enum_type is None and fields.holds["type"] is not ValueKind.STRING:
         return False
     numbers = {fields.holds[name] for name in ("seq", "ts") if name in fields.holds}
-    return numbers <= {Holds.INTEGER, Holds.UNSIGNED}
+    return numbers <= {ValueKind.INTEGER, ValueKind.UNSIGNED}
 
 
 def _rows_fit(fields: _Fields, row: _Fields | None) -> bool:
@@ -268,16 +272,16 @@ def _rows_fit(fields: _Fields, row: _Fields | None) -> bool:
         return "rows" not in fields.holds
     if not fields.repeated["rows"] or _is_map(fields.type["rows"]):
         return False
-    return row.holds.get("id") is Holds.STRING and not row.repeated["id"] and _strings(row, SET)
+    return row.holds.get("id") is ValueKind.STRING and not row.repeated["id"] and _is_string_list(row, SET)
 
 
-def _strings(fields: _Fields, name: str) -> bool:
+def _is_string_list(fields: _Fields, name: str) -> bool:
     """Whether it is missing or repeats strings."""
-    return name not in fields.holds or (fields.holds[name] is Holds.STRING and fields.repeated[name])
+    return name not in fields.holds or (fields.holds[name] is ValueKind.STRING and fields.repeated[name])
 
 
-def _holds(field: FieldDescriptor) -> Holds:
-    return _HOLDS.get(field.type, Holds.OTHER)
+def _value_kind(field: FieldDescriptor) -> ValueKind:
+    return _VALUE_KINDS.get(field.type, ValueKind.OTHER)
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:

@@ -14,7 +14,7 @@ from sessionlake.protocol.message import MAX_DEPTH, MessageType
 from sessionlake.protocol.types import Bools
 
 SET = "_set"
-HEADS = ("type", "seq", "ts")
+HEADER_FIELDS = ("type", "seq", "ts")
 ROW_LEVEL = 3  # in the message's object, in its rows
 TYPE_CODES = {
     "snapshot": MessageType.SNAPSHOT,
@@ -24,7 +24,7 @@ TYPE_CODES = {
 }
 
 
-class Holds(Enum):
+class ValueKind(Enum):
     """What a field's values are, all of them."""
 
     BOOLEAN = "booleans"
@@ -36,14 +36,14 @@ class Holds(Enum):
 
 
 _FITS = {
-    JsonType.BOOLEAN: {Holds.BOOLEAN},
-    JsonType.INTEGER: {Holds.INTEGER, Holds.UNSIGNED},
-    JsonType.NUMBER: {Holds.INTEGER, Holds.UNSIGNED, Holds.FLOAT},
-    JsonType.STRING: {Holds.STRING},
+    JsonType.BOOLEAN: {ValueKind.BOOLEAN},
+    JsonType.INTEGER: {ValueKind.INTEGER, ValueKind.UNSIGNED},
+    JsonType.NUMBER: {ValueKind.INTEGER, ValueKind.UNSIGNED, ValueKind.FLOAT},
+    JsonType.STRING: {ValueKind.STRING},
 }
 
 
-def fits(holds: Holds, column: Column) -> bool:
+def fits_column(holds: ValueKind, column: Column) -> bool:
     """Whether values are of a declared column's type; whether they are in its range is another question."""
     return holds in _FITS[column.json_type]
 
@@ -58,7 +58,7 @@ class Layout:
         row_bytes: a row with an id takes so many bytes at least.
     """
 
-    cells: dict[str, Holds]
+    cells: dict[str, ValueKind]
     undeclared: bool
     row_bytes: int
 
@@ -87,7 +87,7 @@ class SchemaDecoder(Protocol):
     def ids(self, rows: Sequence[Any]) -> list[str]:
         """`id` of each row."""
 
-    def sets(self, rows: Sequence[Any]) -> list[Any] | None:
+    def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
         """`_set` of each row, None where it says nothing (None: nowhere)."""
 
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
@@ -96,24 +96,24 @@ class SchemaDecoder(Protocol):
     def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
         """Indexes of the rows that carry fields which the schema does not name."""
 
-    def plain_row(self, row: Any) -> dict[str, Any]:
+    def row_to_json(self, row: Any) -> dict[str, Any]:
         """A row as the JSON object that says the same; values of declared columns are of their own type."""
 
-    def heads(self, message: Any) -> dict[str, Any]:
+    def header_fields(self, message: Any) -> dict[str, Any]:
         """Type, seq and ts of a message, as far as it has them."""
 
-    def plain(self, message: Any) -> dict[str, Any]:
+    def to_json_object(self, message: Any) -> dict[str, Any]:
         """A message as the JSON object that says the same."""
 
 
-def canonical(symbol: str) -> str:
+def message_type_of(symbol: str) -> str:
     """The message type that an enum's symbol names, in any case and with any prefix; else the symbol."""
     lower = symbol.lower()
     last = lower.rpartition("_")[2]
     return lower if lower in TYPE_CODES else last if last in TYPE_CODES else symbol
 
 
-def masked(row: dict[str, Any]) -> dict[str, Any]:
+def apply_set_names(row: dict[str, Any]) -> dict[str, Any]:
     """A row without its `_set`: of exactly the columns that it names, if it names any way, and the id."""
     names = row.get(SET)
     if names is None:
@@ -128,7 +128,7 @@ class TooDeepError(Exception):
     """A value nests deeper than the protocol allows."""
 
 
-def as_json(value: Any, level: int = ROW_LEVEL + 1) -> Any:
+def to_json_value(value: Any, level: int = ROW_LEVEL + 1) -> Any:
     """A value of an undeclared column as JSON has it: bytes as base64, what is no finite number by its name.
 
     Raises:
@@ -137,9 +137,9 @@ def as_json(value: Any, level: int = ROW_LEVEL + 1) -> Any:
     if isinstance(value, dict | list) and level > MAX_DEPTH:
         raise TooDeepError
     if isinstance(value, dict):
-        return {str(name): as_json(item, level + 1) for name, item in value.items()}
+        return {str(name): to_json_value(item, level + 1) for name, item in value.items()}
     if isinstance(value, list):
-        return [as_json(item, level + 1) for item in value]
+        return [to_json_value(item, level + 1) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, float) and not math.isfinite(value):

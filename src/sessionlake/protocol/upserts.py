@@ -65,16 +65,16 @@ class Messages:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Encodes the task's rows (see `SCHEMA`), in their order."""
-        for rows in _left_by_version(batches, (VERSION, *self.key)):
+        for rows in _last_of_runs(batches, (VERSION, *self.key)):
             yield from self._encoded(rows)
 
     def _encoded(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         names = [name for name in rows.column_names if name not in FEED]
-        columns = {name: _plain(name, rows[name]) for name in names}
-        keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _across(columns, self.key)]
+        columns = {name: _json_values(name, rows[name]) for name in names}
+        keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _transpose(columns, self.key)]
         changes, versions = rows[CHANGE].to_pylist(), rows[VERSION].to_pylist()
         batch, chunk, size = str(self.batch).encode(), [], 0
-        for key, row, change, version in zip(keys, _across(columns, names), changes, versions, strict=True):
+        for key, row, change, version in zip(keys, _transpose(columns, names), changes, versions, strict=True):
             value = None if change == DELETE else _json.encode(dict(zip(names, row, strict=True)))
             headers = [(VERSION_HEADER, str(version).encode()), (BATCH_HEADER, batch)]
             chunk.append((key, value, headers, version))
@@ -92,7 +92,7 @@ def _record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _left_by_version(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> Iterator[pa.Table]:
+def _last_of_runs(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> Iterator[pa.Table]:
     """The last row of each run of rows that are equal in the columns `by`; runs may cross batches."""
     held: pa.Table | None = None
     for batch in batches:
@@ -107,11 +107,11 @@ def _left_by_version(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> 
         yield held
 
 
-def _across(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+def _transpose(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     return zip(*(columns[name] for name in names), strict=True)
 
 
-def _plain(name: str, column: pa.ChunkedArray) -> list[Any]:
+def _json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
     """A column's values in the types that JSON has."""
     kind = column.type
     if pa.types.is_floating(kind):

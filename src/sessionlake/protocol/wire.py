@@ -12,12 +12,12 @@ from sessionlake.protocol.types import Bools, Int64s
 
 Path = tuple[int, ...]
 WireHeader = tuple[int, Path]
-_NO_PATH: Path = (-1,)
-_NO_HEADER: WireHeader = (-1, _NO_PATH)
+_INVALID_PATH: Path = (-1,)
+_NO_HEADER: WireHeader = (-1, _INVALID_PATH)
 _FIXED = 5
 # A type nested deeper than this, or of a higher number, is nobody's: a header is at most so long.
 _MAX_PATH = 8
-_LONGEST = 24
+_MAX_HEADER_BYTES = 24
 _CONTINUES = 0x80
 _MAX_VARINT = 5
 
@@ -37,13 +37,13 @@ class Headers:
     bodies: pa.Array
 
 
-def split(values: pa.Array, *, with_path: bool) -> Headers:
+def split_headers(values: pa.Array, *, with_path: bool) -> Headers:
     """Takes headers off payloads. Each distinct header is looked at once."""
     which = np.full(len(values), -1, np.int64)
     sizes = np.zeros(len(values), np.int64)
     found: dict[WireHeader, int] = {}
     pending, width = np.arange(len(values)), _FIXED
-    while len(pending) and width <= _LONGEST:
+    while len(pending) and width <= _MAX_HEADER_BYTES:
         heads = pc.binary_slice(values.take(pa.array(pending)), 0, width).dictionary_encode()
         read = [_read(head, width, with_path=with_path) for head in heads.dictionary.to_pylist()]
         places = [-1 if head in {None, _NO_HEADER} else found.setdefault(head, len(found)) for head in read]
@@ -62,7 +62,7 @@ def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
     path = _path(head[_FIXED:]) if with_path else ()
     if path is None:
         return None
-    return _NO_HEADER if path == _NO_PATH else (int.from_bytes(head[1:_FIXED], "big"), path)
+    return _NO_HEADER if path == _INVALID_PATH else (int.from_bytes(head[1:_FIXED], "big"), path)
 
 
 def _path(text: bytes) -> Path | None:
@@ -74,7 +74,7 @@ def _path(text: bytes) -> Path | None:
         if byte & _CONTINUES and shift < 7 * _MAX_VARINT:
             continue
         if byte & _CONTINUES or value & 1:  # too long, or negative
-            return _NO_PATH
+            return _INVALID_PATH
         numbers.append(value >> 1)
         value = shift = 0
     if not numbers or shift:
@@ -82,7 +82,7 @@ def _path(text: bytes) -> Path | None:
     if numbers[0] == 0:
         return (0,)
     if numbers[0] > _MAX_PATH:
-        return _NO_PATH
+        return _INVALID_PATH
     return tuple(numbers[1:]) if len(numbers) == numbers[0] + 1 else None
 
 

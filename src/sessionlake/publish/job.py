@@ -28,7 +28,7 @@ from sessionlake.spark.frames import map_batches
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.checkpoint import require_readable
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import is_ahead, other_column
+from sessionlake.streaming.source_columns import changed_column, is_ahead_of_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,13 +125,13 @@ def _require_same(spark: SparkSession, lake: Lake, publication: Publication, que
         LakeError: a column of it is another since.
         LossError: it was put back from a backup.
     """
-    other = other_column(spark, lake, publication.table, query.checkpoint)
+    other = changed_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
         raise LakeError(
             f"publish: {publication.table} had a column {other} when it was published last, and has it not so any "
             f"more: a change feed is not read across that. To have a topic with the table as it is, {query.anew}"
         )
-    if is_ahead(spark, lake, publication.table, query.checkpoint):
+    if is_ahead_of_table(spark, lake, publication.table, query.checkpoint):
         raise LossError(
             f"publish: versions of {publication.table} that were published are gone: it was put back from a backup",
             fix=f"To have a topic with the table as it is, {query.anew}",

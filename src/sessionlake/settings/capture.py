@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from sessionlake.protocol.backtracking import hostile
+from sessionlake.protocol.backtracking import find_slow_matching
 from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.payload import PayloadFormat
 
@@ -51,7 +51,7 @@ def _regex(value: str) -> str:
         re.compile(value)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
-    if why := hostile(value):
+    if why := find_slow_matching(value):
         raise ValueError(
             f"a topic's name (of up to 249 characters) could make this expression take hours: {why}; write it simpler"
         )
@@ -95,9 +95,13 @@ class TopicRule(Section):
     """Overrides for the topics whose whole name matches `pattern`; the first matching rule wins."""
 
     pattern: Regex
+    """Regular expression of the whole names of the topics."""
     integrity: Integrity | None = None
+    """In place of `capture.integrity`."""
     on_violation: OnViolation | None = None
+    """In place of `capture.on_violation`."""
     lateness: Duration | None = None
+    """In place of `capture.lateness`."""
 
 
 class PayloadSettings(Section):
@@ -110,6 +114,7 @@ class PayloadSettings(Section):
     message: str | None = Field(None, min_length=1)
     """Full name of the Protobuf message type; with a registry, each message says it itself."""
     registry_url: str | None = None
+    """Or the schema registry that the ids in the messages' headers refer to."""
     registry_auth: SecretStr | None = None
     """`user:password`, or a bearer token."""
     wire_header: bool | None = None
@@ -135,19 +140,29 @@ class CaptureSettings(Section):
     """What the messages say and how strictly a session's stream is judged."""
 
     format: PayloadFormat = PayloadFormat.JSON
+    """How the values of messages are encoded."""
     payload: PayloadSettings = PayloadSettings()
     columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
+    """The columns of a row, with Spark's names of their types."""
     integrity: Integrity = Integrity.STRICT
+    """The class by which the stream of a session is judged."""
     on_violation: OnViolation = OnViolation.FAIL
+    """When a session breaks its class, the job stops, the session is isolated, or the event is recorded."""
     by_topic: tuple[TopicRule, ...] = ()
     lateness: Duration = timedelta(minutes=10)
+    """Under `window`: how far behind the highest event time a message may still be applied."""
     gap_timeout: Duration = timedelta(minutes=10)
+    """Under `once`: how long, in stream time, a missing message may take before it is a violation."""
     session_timeout: Duration = timedelta(hours=1)
+    """A session without a message for longer, in stream time, has expired."""
     max_future_skew: Duration = timedelta(days=1)
+    """How far an event time may be ahead of the message's Kafka timestamp, and that ahead of the time of reading."""
     max_message_bytes: int = Field(10 * 1024 * 1024, gt=0)
+    """Longer values go to quarantine."""
     max_held_messages: int = Field(10_000, ge=1)
     """Most messages that class `window` holds back of a session, and most bytes: one more is a violation."""
     max_held_bytes: int = Field(64 * 1024 * 1024, ge=1)
+    """Most bytes that class `window` holds back of a session: more is a violation."""
     max_gaps: int = Field(10_000, ge=0)
     """Most gaps between the seqs of a session, under `once` and `window`: one more is a violation."""
 

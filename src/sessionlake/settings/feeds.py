@@ -24,7 +24,7 @@ from sessionlake.feeds.feed import (
 )
 from sessionlake.feeds.paths import Constant, Each, Path, PathError, parse_path
 from sessionlake.feeds.values import FeedColumn, feed_column, typed_constant
-from sessionlake.protocol.columns import PUBLISHED
+from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.capture import Regex, Section
 
@@ -182,7 +182,7 @@ class FeedSettings(Section):
 
 def _feed(settings: FeedSettings) -> Feed:
     """Raises ValueError naming the key that cannot be used."""
-    check_columns(dict.fromkeys(settings.columns, ""), PUBLISHED, "silver", _INSTEAD)
+    check_columns(dict.fromkeys(settings.columns, ""), BUILT_IN_COLUMNS, "silver", _INSTEAD)
     columns = {name: _column(name, given) for name, given in settings.columns.items()}
     key = tuple(_known(name, columns, "key") for name in settings.key)
     for column in key:

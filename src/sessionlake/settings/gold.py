@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.capture import Duration, Section
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
@@ -119,6 +119,7 @@ class ProductSettings(Section):
     """One table of gold that is declared: a row for each key, and each bucket of event time."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    """Names the table: `gold.<name>`."""
     python: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
     """A `sessionlake.gold.Product` as `module:NAME`, in the place of all that follows."""
     source: str | None = Field(None, pattern=SOURCE)
@@ -130,6 +131,7 @@ class ProductSettings(Section):
     order: tuple[str, ...] = ()
     """With a source: its columns that order rows of one time, for `first` and `last`."""
     of: EventKind = EventKind.NUMBERS
+    """The columns whose changes are aggregated."""
     keys: tuple[str, ...] = ()
     """Of `topic, session_id, row_id` and `metric` (of texts: `column` and `value`); with a source, columns of it."""
     bucket: Duration | None = Field(None, ge=timedelta(seconds=1))
@@ -231,6 +233,7 @@ class AverageSettings(Section):
     """One table of averages over the last points of series: a row for each point."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    """Names the table: `gold.<name>`."""
     keys: tuple[str, ...] | None = None
     """`topic` and `metric`, and `session_id` or `row_id` or both; those of the two standard tables are given."""
     points: int | None = Field(None, ge=1, le=1024)
@@ -271,8 +274,11 @@ class TierSettings(Section):
     """How long rows of the standard tiers stay after their bucket's end, in stream time of their topic."""
 
     metrics_1m: Duration | None = _RETENTION
+    """How long rows of `gold.metrics_1m` stay; unless set, for good."""
     metrics_1h: Duration | None = _RETENTION
+    """How long rows of `gold.metrics_1h` stay; unless set, for good."""
     metrics_1d: Duration | None = _RETENTION
+    """How long rows of `gold.metrics_1d` stay; unless set, for good."""
 
     @model_validator(mode="after")
     def _coarser_is_longer(self) -> Self:
@@ -303,6 +309,7 @@ class GoldSettings(Section):
     averages: tuple[AverageSettings, ...] = ()
     """Tables of averages of your own, and what is other in the standard ones."""
     shards: int = Field(64, gt=0, le=65_536)
+    """In how many parts averages are computed at once."""
     products: tuple[ProductSettings, ...] = ()
     """Tables of your own."""
     retention: TierSettings = TierSettings()
@@ -317,7 +324,7 @@ class GoldSettings(Section):
     @model_validator(mode="after")
     def _apart(self) -> Self:
         tables = [*self.declared, *self.of_tables, *(one.applied_table for one in self.references)]
-        if repeated := twice(table.removeprefix("gold.") for table in tables):
+        if repeated := repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two products have the name {', '.join(repeated)}")
         return self
 

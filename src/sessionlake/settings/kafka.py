@@ -37,6 +37,7 @@ class KinesisSettings(Section):
     streams: str = Field(min_length=1)
     """Names, with commas between them; each is a topic."""
     region: str = Field(min_length=1)
+    """AWS region of the streams."""
     options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Any further option of the connector: a login, or `serviceCredential`."""
 
@@ -83,15 +84,21 @@ class KafkaSecurity(Section):
     """How clients reach a broker that is secured; each of them, in Java and in Python, is told the same."""
 
     protocol: Protocol
+    """How the broker is spoken to."""
     mechanism: Mechanism | None = None
+    """How the client logs in, where the protocol is SASL."""
     username: str | None = Field(None, min_length=1)
+    """With `password`, for PLAIN and SCRAM."""
     password: SecretStr | None = Field(None, min_length=1)
     """With `username`, for PLAIN and SCRAM."""
     token_url: str | None = Field(None, pattern=r"^https?://\S+$")
     """Where OAUTHBEARER gets its tokens, by the grant of client credentials."""
     client_id: str | None = Field(None, min_length=1)
+    """Names the client to `token_url`."""
     client_secret: SecretStr | None = Field(None, min_length=1)
+    """Proves the client to `token_url`."""
     scope: str | None = Field(None, min_length=1)
+    """What the token is asked for, where `token_url` needs that."""
     ca: str | None = Field(None, min_length=1)
     """Authorities that sign brokers' certificates: a PEM file, or its text; without it, those that the client knows."""
     certificate: str | None = Field(None, min_length=1)
@@ -99,6 +106,7 @@ class KafkaSecurity(Section):
     key: SecretStr | None = Field(None, min_length=1)
     """Of `certificate`: a PEM file, or its text, in PKCS#8."""
     key_password: SecretStr | None = Field(None, min_length=1)
+    """Opens `key`, where it is encrypted."""
 
     @property
     def tls(self) -> bool:
@@ -139,7 +147,9 @@ class KafkaSettings(Section):
     """Where the messages come from."""
 
     bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
+    """Brokers to ask first, as `host:port`, with commas between them."""
     topic_pattern: Regex = r"capture\..+"
+    """Regular expression of the whole names of the topics that bronze reads."""
     options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Any further client option, without its `kafka.` prefix: `security.protocol: SASL_SSL`. A secret holds them as one
     JSON object."""
@@ -189,10 +199,13 @@ class BronzeSettings(Section):
     """A source to `bronze.messages`."""
 
     source: SourceKind = SourceKind.KAFKA
+    """Where messages come from."""
     archive: ArchiveSettings | None = None
     kinesis: KinesisSettings | None = None
     max_offsets_per_trigger: int = Field(1_000_000, gt=0)
+    """Most messages of a batch."""
     trigger: Duration = timedelta(seconds=1)
+    """How long after the start of a batch the next one starts."""
     topic_refresh: Duration = timedelta(seconds=3)
     """How soon a new topic or partition is noticed."""
     silent_after: Duration | None = timedelta(hours=1)

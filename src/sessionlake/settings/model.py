@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from sessionlake.errors import ConfigError
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.settings.capture import (
     CaptureSettings,
     Duration,
@@ -97,10 +97,13 @@ class SilverSettings(Section):
     """`bronze.messages` to session tables."""
 
     shards: int = Field(64, gt=0, le=65_536)
+    """In how many parts sessions are judged at once. `sessionlake reshard` changes it."""
     trigger: Duration = timedelta(seconds=1)
+    """How long after the start of a batch the next one starts."""
     snapshot_interval: Duration = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
     """In stream time: a session that changed is cut, as a whole table, at the next multiple of it."""
     max_files_per_trigger: int = Field(1000, gt=0)
+    """Most files of bronze that a batch reads."""
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
     """Of bronze's files, as they are stored: about what a batch takes in, and one file at least; processors, too."""
     merge_interval: Duration = timedelta(seconds=5)
@@ -167,10 +170,15 @@ class SchemaSettings(Section):
     """What the schemas are called in the catalog (development targets put a prefix before them)."""
 
     bronze: str = Field("bronze", min_length=1)
+    """Name of the schema of bronze's tables."""
     silver: str = Field("silver", min_length=1)
+    """Name of the schema of silver's tables."""
     gold: str = Field("gold", min_length=1)
+    """Name of the schema of gold's tables."""
     ops: str = Field("ops", min_length=1)
+    """Name of the schema of the ledger and all else that operators read."""
     reference: str = Field("reference", min_length=1)
+    """Name of the schema of reference tables."""
 
     def name_of(self, schema: str) -> str:
         """Catalog name of one of them."""
@@ -183,6 +191,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
     home: Path = Path(".sessionlake")
+    """Folder of everything that sessionlake writes on a laptop: tables, checkpoints, the embedded broker's data."""
     catalog: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")
     """Unity Catalog name; on a laptop it stays empty and tables live in `home/warehouse`."""
     checkpoints: str | None = None
@@ -225,7 +234,7 @@ class Settings(BaseSettings):
             if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
                 raise ValueError(f"{own.name}: {min(idle)} is for processors with{'out' if own.key else ''} a key")
         for what in ("name", "into"):
-            if repeated := twice(getattr(processor, what) for processor in value):
+            if repeated := repeated_names(getattr(processor, what) for processor in value):
                 called = "name" if what == "name" else "table"
                 raise ValueError(f"two processors have the {called} {', '.join(repeated)}")
         return value
@@ -238,7 +247,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _tables_are_apart(self) -> Self:
-        if repeated := twice(self.own_tables):
+        if repeated := repeated_names(self.own_tables):
             raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
         return self
 

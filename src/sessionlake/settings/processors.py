@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.settings.capture import Duration, OnViolation, Regex, Section
 from sessionlake.settings.gold import SOURCE, GoldSettings, ProductSettings
 
@@ -20,6 +20,7 @@ class ProcessorSettings(Section):
     model_config = ConfigDict(populate_by_name=True)
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    """Names the processor and its table."""
     target: str = Field(alias="class", min_length=1)
     """An entry point of the group `sessionlake.processors`, or `module:Class`."""
     topics: Regex = ".*"
@@ -41,6 +42,7 @@ class ProcessorSettings(Section):
     max_records_per_call: int = Field(100_000, gt=0)
     """Most records and timers of one message or timer."""
     trigger: Duration = timedelta(seconds=1)
+    """How long after the start of a batch the next one starts."""
 
     @property
     def into(self) -> str:
@@ -87,9 +89,9 @@ def with_products(processors: Iterable[ProcessorSettings], gold: GoldSettings) -
     """
     named = [own for own in processors if not isinstance(own, ProductProcessor)]
     every = [*named, *(_run_as(one, gold.trigger) for one in gold.products if one.source is not None)]
-    if repeated := twice(own.name for own in every):
+    if repeated := repeated_names(own.name for own in every):
         raise ValueError(f"a processor and a product of gold with a source have the name {', '.join(repeated)}")
-    if repeated := twice(own.into for own in every):
+    if repeated := repeated_names(own.into for own in every):
         raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
     by_table = {own.into: own for own in every}
     sources = {own.into: [own.source] if own.key and own.source in by_table else [] for own in every}

@@ -51,6 +51,7 @@ class ReferenceSettings(Section):
     """One slowly changing table, `reference.<name>`: a row for each key and each span of time (SCD type 2)."""
 
     name: str = Field(pattern=_NAME)
+    """Names the table: `reference.<name>`."""
     keys: dict[str, str]
     """The columns that tell what a row is about, and their Spark SQL types."""
     columns: dict[str, str]
@@ -89,6 +90,7 @@ class JoinSettings(Section):
     """One reference table that changes are joined with, as of their event time."""
 
     reference: str
+    """The reference table, by its name in `gold.references`."""
     name: str | None = Field(None, pattern=_NAME)
     """Names the column `<name>_valid_from`; by default, the reference table's name."""
     keys: dict[str, str]
@@ -112,6 +114,7 @@ class EnrichedSettings(Section):
     """One table of gold with a row for each change, and what reference tables said at its event time."""
 
     name: str = Field(pattern=_NAME)
+    """Names the table: `gold.<name>`."""
     columns: tuple[str, ...] | None = None
     """Of the declared ones, those that it has; by default all. Those that are joined on are always there."""
     join: tuple[JoinSettings, ...] = Field(min_length=1)

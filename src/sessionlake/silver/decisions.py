@@ -28,7 +28,7 @@ from sessionlake.ledger.progress import has_read
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming import manifest
-from sessionlake.streaming.manifest import Batch, half_committed
+from sessionlake.streaming.manifest import Batch, unfinished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,7 +129,7 @@ def decide(
     passed = [layer for layer in layers if has_read(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
-        _require_whole(half_committed(settings, layer), layer, topic, partition, offset)
+        _require_whole(unfinished_batch(settings, layer), layer, topic, partition, offset)
     decided = Decided(*place, decision, who, why, datetime.now(UTC))
     _write(lake, spark, reader, decided)
     return decided
@@ -191,7 +191,7 @@ def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey
     """Refuses to withdraw what a layer has followed, or may have: it would be made otherwise when it is made again."""
     (topic, partition, _, offset), stopped = place, _stops(settings)
     for layer in _layers(settings):
-        if half_committed(settings, layer) is not None:
+        if unfinished_batch(settings, layer) is not None:
             raise UsageError(
                 f"{layer} was interrupted while it committed a batch: run `sessionlake run {layer.replace('-', ' ')} "
                 "--once` first"

@@ -40,7 +40,7 @@ from sessionlake.silver.stream_times import StreamTimesLog, require_continued, s
 from sessionlake.spark.frames import Mapped, Rows
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import from_first_batch, last_committed, last_planned
+from sessionlake.streaming.checkpoint import last_committed, last_planned, starting_options
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_removed_history
@@ -85,7 +85,7 @@ def start(
     """
     lake = Lake(settings)
     _prepare(spark, lake)
-    begin = handover.in_force(settings)
+    begin = handover.read_active(settings)
     decided = binding_decisions(lake.reader(spark))
     first_batch = begin.first_batch if begin else 0
     log = offset_log(spark, lake, settings, LAYER, first_batch)
@@ -104,7 +104,7 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
     lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_removed_history(lake.reader(spark), settings)
-    handover.refuse_other_shards(settings)
+    handover.refuse_changed_shards(settings)
     note_shards(settings)
 
 
@@ -116,13 +116,13 @@ def folded(
     interval = milliseconds(settings.silver.snapshot_interval)
     fold: ShardFold = SilverFold(capture.declared, capture, decided, interval)
     if begin is not None:
-        fold = handover.HandedOver(fold, str(handover.folder(settings)))
+        fold = handover.ResumedFold(fold, str(handover.active_folder(settings)))
     return fold_shards(packed(spark, lake, settings, LAYER, begin=begin), fold)
 
 
 def offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, first_batch: int = 0) -> OffsetLog:
     """Where the batches end that come before the one that a layer's query makes next, though the ledger has it."""
-    checkpoint = Generations(settings.checkpoint(layer), layer).present
+    checkpoint = Generations(settings.checkpoint(layer), layer).current
     done = last_committed(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
@@ -147,7 +147,7 @@ def packed(
     elif last_planned(settings.checkpoint(layer)) is None:
         options |= _first_read(spark, lake, layer)
     else:
-        options |= from_first_batch(settings.checkpoint(layer))
+        options |= starting_options(settings.checkpoint(layer))
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
     packer = Packer(rules_of(settings.capture), settings.silver.shards, topics, stored_times(settings, layer))
@@ -269,7 +269,7 @@ def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
     """Rows for a table: at hand if their payloads are, else unpacked, as `ddl`, where they are."""
     from pyspark.sql import functions as F
 
-    payloads = folded.at_hand([kind])
+    payloads = folded.inline_payloads([kind])
     if payloads is not None:
         return unpacked(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")

@@ -12,7 +12,7 @@ from sessionlake.ledger.progress import last_batch
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
-from sessionlake.streaming.sharded import PACKED_SCHEMA, stored_states
+from sessionlake.streaming.sharded import PACKED_SCHEMA, read_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,13 +44,13 @@ def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) ->
     Raises:
         LakeError: it has no checkpoint yet.
     """
-    checkpoint, handed = settings.checkpoint(layer), handover.numbers(settings, layer)
+    checkpoint, handed = settings.checkpoint(layer), handover.stored_shards(settings, layer)
     batch = last_committed(checkpoint)
     if batch is None:
         if not handed:
             raise LakeError(f"there is no {layer} state in {checkpoint} yet: run `sessionlake run silver`")
         return _handed_over(spark, settings, layer, handed)
-    states = stored_states(spark, checkpoint, batch)
+    states = read_states(spark, checkpoint, batch)
     if not handed:
         return states
     taken_up = {row["shard"] for row in states.select("shard").collect()}
@@ -60,12 +60,12 @@ def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) ->
 
 def _handed_over(spark: SparkSession, settings: Settings, layer: str, numbers: list[int]) -> DataFrame:
     frame = spark.createDataFrame([(number,) for number in numbers], "shard int")
-    return frame.mapInPandas(handover.StateReader(str(handover.folder(settings, layer))), PACKED_SCHEMA)
+    return frame.mapInPandas(handover.StateReader(str(handover.active_folder(settings, layer))), PACKED_SCHEMA)
 
 
 def has_state(settings: Settings, layer: str) -> bool:
     """Whether the layer has committed a batch, or was handed states over."""
-    return last_committed(settings.checkpoint(layer)) is not None or bool(handover.numbers(settings, layer))
+    return last_committed(settings.checkpoint(layer)) is not None or bool(handover.stored_shards(settings, layer))
 
 
 def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
@@ -81,7 +81,7 @@ def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) 
     """The shard that a session is in, of as many as silver's states are of, whatever is configured."""
     from pyspark.sql import functions as F
 
-    shards = handover.shards(settings) or settings.silver.shards
+    shards = handover.shard_count(settings) or settings.silver.shards
     number = F.pmod(F.xxhash64(F.lit(topic), F.lit(session.encode())), F.lit(shards))
     row = spark.range(1).select(number.cast("int").alias("shard")).first()
     assert row is not None  # noqa: S101 - one row is one row

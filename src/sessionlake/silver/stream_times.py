@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.bronze.kafka_times import message_time_column
+from sessionlake.bronze.kafka_times import counted_time_column
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.faults import fault_point
@@ -30,7 +30,7 @@ from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.streaming.checkpoint import last_planned, write_whole
+from sessionlake.streaming.checkpoint import last_planned, write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,8 +95,8 @@ class StreamTimesLog:
 
     def _store(self, times: StreamTimes) -> None:
         if times.settled is not self._times.settled:
-            write_whole(self._folder / _SETTLED, write_ipc(times.settled))
-        write_whole(self._folder / _RECENT, write_ipc(times.recent))
+            write_atomically(self._folder / _SETTLED, write_ipc(times.settled))
+        write_atomically(self._folder / _RECENT, write_ipc(times.recent))
         self._times = times
 
 
@@ -167,7 +167,7 @@ def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, in
     topics = sorted({topic for topic, _ in ends})
     in_reach = F.col("topic").isin(topics) & (F.col("offset") <= max(ends.values()))  # files without any are not read
     messages = lake.read(spark, MESSAGES).where(in_reach).join(F.broadcast(wanted), ["topic", "partition"])
-    said = F.max(message_time_column(lake.settings))
+    said = F.max(counted_time_column(lake.settings))
     highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.coalesce(said, F.lit(NO_TIME)))
     found = dict.fromkeys(ends, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}
     return found | {place: max(found[place], at.highest_ms) for place, at in gone.items()}

@@ -45,7 +45,7 @@ def unread_silences(
     last = last_batch(lake.reader(spark), layer)
     if last is None or not any(one.behind == ends.get(one.place) for one in read_silences(lake.reader(spark))):
         return frozenset()
-    following = handover.following(settings, layer, last)
+    following = handover.next_version(settings, layer, last)
     if following > lake.latest_version(spark, MESSAGES):
         return frozenset()
     return _read(spark, lake, following, f"{settings.checkpoint(layer)}.unread")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def callback_thread_closer(spark: SparkSession) -> Callable[[], None]:
     """Returns a function that ends the calling thread by closing its connection to the JVM.
 
-    Call the function once the Java thread on the other side makes no more calls. Each Java thread has its own
+    Call the function once the Java thread on the other side has made its last call. Each Java thread has its own
     connection and so its own Python thread, and neither ends with the Java thread. A query that restarts often would
     otherwise leave a thread each time, with the memory that its allocators keep. On Databricks, which may reuse its
     threads, the function does nothing.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Chain:
 
 def _dense(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Decodes dictionary-encoded columns, which Spark cannot read."""
-    return map(dense, batches)
+    return map(decode_dictionaries, batches)
 
 
 Rows: TypeAlias = "DataFrame | Mapped | pa.Table"

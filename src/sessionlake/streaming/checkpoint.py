@@ -1,4 +1,7 @@
-"""A checkpoint's own log, looked at before Spark reads it: what Spark says of a damaged one names no file."""
+"""Reads the log that Spark keeps in a checkpoint, and checks it before Spark does.
+
+Spark's own error about a damaged checkpoint names no file.
+"""
 
 from __future__ import annotations
 
@@ -13,54 +16,61 @@ from typing import Any
 from sessionlake.delta.schemas.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 from sessionlake.errors import LAST_RESORT, LossError
 
-# Spark goes back no further than the batch before the last one.
+# Spark reads no entry older than the one before the last batch.
 _LATEST = 2
 _NO_OFFSET = "-"
-_BOUNDARY = -1  # as the index of an offset of Delta's source
-# The version, the metadata, and a line a source.
+_BOUNDARY = -1  # file index in an offset of Delta's source: no file of the version was read yet
+# The format version, the metadata, and one line per source.
 _PLANNED_LINES = 3
-# What `sessionlake recover` does about a layer whose checkpoint, or whose tables, are lost.
+# What `sessionlake recover LAYER` does for a layer that has lost its checkpoint or its tables.
 RECOVERED = {
-    BRONZE: "goes on behind what its table holds",
-    SILVER: "makes it once more from bronze",
-    GOLD: "has it computed anew from silver",
+    BRONZE: "resumes after the messages that its table holds",
+    SILVER: "builds it again from bronze",
+    GOLD: "computes it again from silver",
 }
 
 
-def way_on(layer: str) -> str:
-    """What to do about a checkpoint that cannot be read or is not there: first whatever keeps all data."""
+def recovery_hint(layer: str) -> str:
+    """Returns what to do about a checkpoint that is lost or cannot be read. The advice that keeps all data is first."""
     named = SILVER if layer == SILVER_TABLES else layer
     if named in RECOVERED:
-        return f"`sessionlake recover {named}` {RECOVERED[named]}; or put the checkpoint back from a backup"
-    back = "Put the checkpoint back from a backup"
+        return f"Run `sessionlake recover {named}`, which {RECOVERED[named]}; or restore the checkpoint from a backup"
+    restore = "Restore the checkpoint from a backup"
     if layer.startswith("processor-"):
-        return f"{back}; or `sessionlake rebuild processor:{layer.removeprefix('processor-')}`, if bronze is whole"
-    return f"{back}; `sessionlake doctor` says whether the tables are whole. {LAST_RESORT}"
+        rebuild = f"`sessionlake rebuild processor:{layer.removeprefix('processor-')}`"
+        return f"{restore}; or run {rebuild}, if bronze is complete"
+    return f"{restore}; `sessionlake doctor` says whether the tables are intact. {LAST_RESORT}"
 
 
 def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
-    """Returns if the checkpoint is new, or its metadata and latest log entries are whole.
+    """Returns if the checkpoint is new, or its metadata and latest log entries are intact.
 
     Args:
-        instead: what can be done where there is no backup; by default, what its layer allows.
+        checkpoint: The folder of the checkpoint.
+        layer: The layer, for the error.
+        instead: What to do if there is no backup. Empty: what can be done for the layer.
 
     Raises:
-        LossError: naming the file that is not, and what to do.
+        LossError: A file of the checkpoint is damaged. The error names it and says what to do.
     """
     folder = Path(checkpoint)
     for file in _entries(folder):
-        why = _fault(file)
+        why = _find_fault(file)
         if why is not None:
-            remedy = f"Put the checkpoint back from a backup, or {instead}" if instead else way_on(layer)
+            hint = f"Restore the checkpoint from a backup, or {instead}" if instead else recovery_hint(layer)
             place = file.relative_to(folder)
-            damaged = f"{layer}: the checkpoint {folder} is damaged: {place} {why}"
-            raise LossError(damaged, fix=f"No table was changed. {remedy}")
+            raise LossError(
+                f"{layer}: the checkpoint {folder} is damaged: {place} {why}",
+                why="No table was changed",
+                fix=hint,
+            )
 
 
 def last_committed(checkpoint: str | Path) -> int | None:
-    """The number of the last batch that its query has committed; None before the first.
+    """Returns Spark's number of the last batch that the query has committed; None before the first.
 
-    A batch is planned once the one before it is committed: Spark, too, goes by that where notes of commits are lost.
+    A batch is planned only after the one before it is committed. So a planned batch shows this even if the commit's own
+    entry is lost; Spark concludes the same.
     """
     noted, following = _newest(Path(checkpoint) / "commits"), last_planned(checkpoint)
     known = max(-1 if noted is None else noted, -1 if following is None else following - 1)
@@ -68,16 +78,16 @@ def last_committed(checkpoint: str | Path) -> int | None:
 
 
 def last_planned(checkpoint: str | Path) -> int | None:
-    """The number of the last batch that its query has set out to do; None before the first."""
+    """Returns Spark's number of the last batch that the query has planned; None before the first."""
     return _newest(Path(checkpoint) / "offsets")
 
 
-def planned(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
-    """What Spark noted of a batch before it began: its metadata, and where the stream's only source was to end.
+def read_planned(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
+    """Returns what Spark noted of a batch when it planned it: metadata, and the end offset of the only source.
 
     Raises:
-        OSError: there is no such note.
-        ValueError: it is not whole.
+        OSError: There is no such entry.
+        ValueError: The entry is incomplete.
     """
     lines = (Path(checkpoint) / "offsets" / str(batch)).read_text(encoding="utf-8").split("\n")
     if len(lines) < _PLANNED_LINES:
@@ -86,69 +96,75 @@ def planned(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
 
 
 @dataclass(frozen=True)
-class TablePlace:
-    """Where a batch of a stream of a Delta table ends, as Delta's source notes it.
+class DeltaOffset:
+    """An offset of Delta's streaming source: where a batch of a stream of a Delta table ends.
 
     Attributes:
-        table: Delta's id of it, which no table has that was there before it.
-        version: the one that is read on in.
-        index: of the last of its files that was read.
-        at_first: whether the stream still reads what the table held when it began, in another order than the versions'.
+        table: Delta's id of the table. A table created later under the same name has another id.
+        version: The version that the stream is in.
+        index: Index of the last file read in that version.
+        in_initial_snapshot: True if the stream still reads what the table held when it started. Those files are not
+            read in order of their versions.
     """
 
     table: str
     version: int
     index: int
-    at_first: bool
+    in_initial_snapshot: bool
 
     @property
-    def before_version(self) -> bool:
-        """Whether nothing of the version is read, and all before it."""
+    def is_before_version(self) -> bool:
+        """True if the stream has read everything before `version`, but nothing of it."""
         return self.index == _BOUNDARY
 
     @property
-    def latest(self) -> int:
-        """The last version of which anything is read."""
-        return self.version - self.before_version
+    def last_version(self) -> int:
+        """The last version of which the stream has read anything."""
+        return self.version - self.is_before_version
 
 
-def read_to(checkpoint: str | Path, batch: int) -> TablePlace:
-    """Where a batch of a stream of a Delta table, by Spark's number, ends.
+def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:
+    """Returns where a batch of a stream of a Delta table ends.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        batch: Spark's number of the batch.
 
     Raises:
-        OSError: nothing is noted of it.
-        ValueError: it is not whole, or of another source.
+        OSError: There is no entry for the batch.
+        ValueError: The entry is incomplete or belongs to another kind of source.
     """
-    _, noted = planned(checkpoint, batch)
+    _, noted = read_planned(checkpoint, batch)
     try:
         version, index = int(noted["reservoirVersion"]), int(noted["index"])
-        return TablePlace(str(noted["reservoirId"]), version, index, bool(noted.get("isStartingVersion", False)))
+        return DeltaOffset(str(noted["reservoirId"]), version, index, bool(noted.get("isStartingVersion", False)))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{Path(checkpoint) / 'offsets' / str(batch)} is none of a Delta table's: {error!r}") from None
+        entry = Path(checkpoint) / "offsets" / str(batch)
+        raise ValueError(f"{entry} is not an offset of a Delta table: {error!r}") from None
 
 
-def from_first_batch(checkpoint: str | Path) -> dict[str, int]:
-    """A stream's options for Delta's source, where its first batch is the only one so far.
+def starting_options(checkpoint: str | Path) -> dict[str, int]:
+    """Returns the options for Delta's source that make a restart after the first batch cheap; else none.
 
-    Spark plans the last batch once more with each start, and does not run it if it is committed. For a first batch,
-    Delta sorts all files of a snapshot for that, unless it is told to begin with the last version of the batch.
+    At every start, Spark plans the last batch again, even if it is committed and does not run. For a first batch, Delta
+    then sorts all files of the snapshot, unless the stream is told to start at the last version of that batch.
     """
     if last_planned(checkpoint) != 0 or last_committed(checkpoint) != 0:
         return {}
     with suppress(OSError, ValueError):
-        place = read_to(checkpoint, 0)
-        return {} if place.at_first else {"startingVersion": place.latest}
+        place = read_delta_offset(checkpoint, 0)
+        return {} if place.in_initial_snapshot else {"startingVersion": place.last_version}
     return {}
 
 
-def is_at_first(checkpoint: str | Path) -> bool:
-    """Whether a stream of a Delta table has begun, and still reads what the table held then: in any order."""
+def reads_initial_snapshot(checkpoint: str | Path) -> bool:
+    """Returns True if a stream of a Delta table has started and still reads what the table held then, in any order."""
     batch = last_committed(checkpoint)
-    return batch is not None and read_to(checkpoint, batch).at_first
+    return batch is not None and read_delta_offset(checkpoint, batch).in_initial_snapshot
 
 
-def write_whole(file: Path, content: bytes) -> None:
-    """Writes a file that is there with all of its content, or not at all, though the power fails."""
+def write_atomically(file: Path, content: bytes) -> None:
+    """Writes a file atomically: after a crash or power failure, it has all of its content or does not exist."""
     partial = file.with_name(f"{file.name}.partial")
     with partial.open("wb") as out:
         out.write(content)
@@ -157,7 +173,7 @@ def write_whole(file: Path, content: bytes) -> None:
     partial.replace(file)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name, too
+        os.fsync(folder)  # makes the rename durable
     finally:
         os.close(folder)
 
@@ -174,15 +190,15 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield from sorted(batches, key=lambda file: int(file.name))[-_LATEST:]
 
 
-def _fault(file: Path) -> str | None:
-    """What is wrong with a file of JSON lines, which in a log follow a line with the format's version."""
+def _find_fault(file: Path) -> str | None:
+    """Returns what is wrong with a file of JSON lines, as text, or None. In a log, a version line comes before them."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         return f"cannot be read ({error})"
     if file.name != "metadata":
         if not lines or not lines[0].startswith("v"):
-            return "does not begin with a version"
+            return "does not start with a version"
         lines = lines[1:]
     if not lines:
         return "is empty"
@@ -191,5 +207,5 @@ def _fault(file: Path) -> str | None:
             if line != _NO_OFFSET:
                 json.loads(line)
     except ValueError:
-        return "is not whole JSON"
+        return "is not complete JSON"
     return None

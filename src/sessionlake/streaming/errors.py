@@ -1,4 +1,4 @@
-"""What stops a stream, told to the operator: what it means, and what to do."""
+"""Turns whatever stops a stream or command into one error for the operator: what happened and what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sessionlake.errors import (
 )
 from sessionlake.local.gateway import jvm_failure
 from sessionlake.spark.failures import RESULT_TOO_BIG, KnownFailure, Raised, SparkFailure, one_line, parse_failure
-from sessionlake.streaming.checkpoint import require_readable, way_on
+from sessionlake.streaming.checkpoint import recovery_hint, require_readable
 
 SCHEMA_CHANGED = (
     "DELTA_SCHEMA_CHANGED",
@@ -29,7 +29,7 @@ SCHEMA_CHANGED = (
 _LONGEST = 400
 _HEAP_FULL = "java.lang.OutOfMemoryError"
 _READERS = ("_internal", "deltalake", "pyarrow")
-"""Modules whose exceptions tell of tables' files; delta-rs' own are of the first."""
+"""Modules whose exceptions are about files of tables; those of delta-rs itself are in the first."""
 _CANCELLED = re.compile(
     r"^Job \S+ cancelled |part of cancelled job group|cancelled as part of cancellation of all jobs"
 )
@@ -39,8 +39,8 @@ _ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNo
 _CAUSES = (
     KnownFailure(
         OffsetHoleError,
-        "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
-        "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches",
+        "messages that were not read yet are gone from Kafka: a topic was deleted, recreated, or cut by its retention. "
+        "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches it",
         conditions=("KAFKA_DATA_LOSS",),
         types=(
             f"{_KAFKA}.UnknownTopicOrPartitionException",
@@ -52,36 +52,36 @@ _CAUSES = (
     ),
     KnownFailure(
         AccessError,
-        "Kafka does not let this client in, or cannot show who it is: correct kafka.security, or kafka.options; "
-        "`sessionlake doctor` tries them",
+        "Kafka does not let this client in, or cannot prove its own identity. Correct kafka.security or kafka.options, "
+        "and run `sessionlake doctor` to try them",
         types=tuple(f"{_KAFKA}.{what}Exception" for what in _REFUSALS),
     ),
     KnownFailure(
         BrokerError,
-        "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
+        "Kafka does not answer at kafka.bootstrap_servers. Start it (`sessionlake broker up`) or correct the address",
         types=tuple(f"{_KAFKA}.{what}Exception" for what in _ABSENCES),
         beginnings=(
             "Failed to create new KafkaAdminClient",
             "No resolvable bootstrap urls",
-            "Cannot fetch record for offset ",  # a task that waited for it in vain
+            "Cannot fetch record for offset ",  # from a task that waited for it until the timeout
         ),
     ),
     KnownFailure(
         LakeError,
-        "the table that it reads was made anew since the last run, and its checkpoint belongs to the former one. Put "
-        "the former table back, or the checkpoint that goes with this one; `sessionlake doctor` compares them",
+        "the table that it reads was recreated since the last run, and the checkpoint belongs to the former table. "
+        "Restore the former table, or the checkpoint of this one; `sessionlake doctor` compares them",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
     KnownFailure(
         LakeError,
-        "columns of the table that it reads have changed while it ran. Run it again: it goes on with them",
+        "columns of the table that it reads have changed while it ran. Run it again: it resumes with the new columns",
         conditions=SCHEMA_CHANGED,
     ),
     KnownFailure(
         LakeError,
-        "a table is gone, or files of it are: removed by hand, or by VACUUM before they were read. "
-        "`sessionlake doctor` says what is missing, and what mends it: `sessionlake recover` makes silver, gold and "
-        "the ledger anew, and what is gone of others is to be put back from a backup",
+        "a table or some of its files are gone: removed by hand, or by VACUUM before they were read. "
+        "Run `sessionlake doctor`, which says what is missing and what to do. `sessionlake recover` rebuilds silver, "
+        "gold and the ledger; restore other tables from a backup",
         conditions=(
             "DELTA_SCHEMA_NOT_SET",
             "DELTA_TABLE_NOT_FOUND",
@@ -101,7 +101,7 @@ _CAUSES = (
 _CHECKPOINT = KnownFailure(
     LakeError,
     "its checkpoint cannot be read",
-    # Of CANNOT_LOAD_STATE_STORE, others speak of memory and threads: the checkpoint is whole.
+    # The other CANNOT_LOAD_STATE_STORE errors are about memory and threads; with them the checkpoint is intact.
     conditions=(
         *(
             f"CANNOT_LOAD_STATE_STORE.{name}"
@@ -125,24 +125,24 @@ _CHECKPOINT = KnownFailure(
     ),
     beginnings=("Failed to read log file ", "Log file was malformed: "),
 )
-# What ends work of any kind. Spark passes on the system's own words for a disk that is full.
+# These can stop work of any kind. For a full disk, Spark passes on the operating system's text.
 _DISK_FULL = KnownFailure(
     MachineError,
-    "a disk is full, or a quota used up: free some space, or name another home by SESSIONLAKE_HOME; Spark's temporary "
-    "files are in SPARK_LOCAL_DIRS, else /tmp",
+    "a disk is full, or a quota is used up. Free some space, or set another home with SESSIONLAKE_HOME; Spark's "
+    "temporary files are in SPARK_LOCAL_DIRS, or else in /tmp",
     beginnings=("No space left on device", "File too large", "Disk quota exceeded"),
 )
 _NO_MEMORY = KnownFailure(
     MachineError,
-    "Spark's heap is full. Give it more: driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; 2g by default), or a larger "
-    "cluster. Or let a batch have less: bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger, "
-    "gold.max_bytes_per_trigger; of a query, ask for less at once",
+    "Spark's heap is full. Give it more with driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; the default is 2g) or a "
+    "larger cluster. Or make batches smaller with bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger or "
+    "gold.max_bytes_per_trigger; for a query, ask for fewer rows at once",
     types=(_HEAP_FULL, "org.apache.spark.memory.SparkOutOfMemoryError"),
 )
 _DAMAGED = KnownFailure(
     LakeError,
-    "a file of a table, or its log, is damaged. `sessionlake doctor` says what is missing; put the file back from a "
-    "backup, or `sessionlake recover` makes silver, gold and the ledger anew",
+    "a file of a table, or its log, is damaged. Run `sessionlake doctor`, which says what is missing. Restore the file "
+    "from a backup, or run `sessionlake recover`, which rebuilds silver, gold and the ledger",
     conditions=(
         "FAILED_READ_FILE",
         "CANNOT_READ_FILE_FOOTER",
@@ -162,7 +162,7 @@ _DAMAGED = KnownFailure(
     ),
 )
 _ALWAYS = (*_CAUSES, RESULT_TOO_BIG, _DISK_FULL, _NO_MEMORY, _DAMAGED)
-# This one is whatever came up while a state was loaded; these causes of it are a file's that is cut short or gone.
+# This condition covers any error while a state was loaded. With one of these causes, a file is truncated or gone.
 _ANY_LOADING = KnownFailure(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
 _NO_FILE = KnownFailure(
     LakeError,
@@ -177,9 +177,14 @@ _NO_FILE = KnownFailure(
 
 
 def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
-    """One error for the operator out of whatever stopped a layer.
+    """Returns one error for the operator for whatever stopped a layer.
 
-    What this package raised in a worker comes back as it was raised there.
+    An error that this package raised in a worker is returned as it was raised there.
+
+    Args:
+        error: What was raised.
+        layer: The layer, which the error text starts with.
+        checkpoint: The layer's checkpoint, which is checked for damage.
     """
     known = _of_death(error) or error
     if isinstance(known, SessionlakeError):
@@ -191,38 +196,41 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
         if cause.fits(failure):
             return cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
     if _CHECKPOINT.fits(failure) or (_ANY_LOADING.fits(failure) and _NO_FILE.fits(failure)):
-        told = f"{layer}: {_CHECKPOINT.remedy} ({checkpoint}). No table was changed. {way_on(layer)}"
-        return LakeError(f"{told}\n  Spark says: {failure}")
+        return LakeError(
+            f"{layer}: its checkpoint {checkpoint} cannot be read",
+            why="No table was changed",
+            fix=f"{recovery_hint(layer)}\n  Spark says: {failure}",
+        )
     try:
-        require_readable(checkpoint, layer)  # of damaged JSON, Spark says neither whose it is nor a class
+        require_readable(checkpoint, layer)  # Spark's error about damaged JSON names neither a file nor a condition
     except LakeError as damaged:
         return LakeError(f"{damaged}\n  Spark says: {failure}")
     return SessionlakeError(f"{layer} stopped: {failure}")
 
 
 @contextmanager
-def read_at_once() -> Iterator[None]:
-    """Raises, for whatever Spark, its JVM, a table's file or the system raises inside, one error for the operator.
+def explain_errors() -> Iterator[None]:
+    """Turns an error of Spark, its JVM, a table's file or the system, raised in the block, into one for the operator.
 
-    It ends before Spark is stopped: what the JVM raised can be read only from the JVM.
+    The block must end before Spark is stopped: the JVM's errors can only be read from the JVM.
 
     Raises:
-        SessionlakeError: what stopped the work. Other errors of Python pass as they are.
+        SessionlakeError: What stopped the work. Errors that have nothing to do with these pass unchanged.
     """
     try:
         yield
     except Exception as error:
-        told = readable(error)
-        if told is None or told is error:
+        explanation = explained(error)
+        if explanation is None or explanation is error:
             raise
-        raise told from error
+        raise explanation from error
 
 
-def readable(error: Exception) -> SessionlakeError | None:
-    """One error for the operator out of what stopped a command: Spark, its JVM, a table's file or the system.
+def explained(error: Exception) -> SessionlakeError | None:
+    """Returns one error for the operator for what stopped a command: Spark, its JVM, a table's file or the system.
 
     Returns:
-        None for an error of Python that has nothing to do with these.
+        The error, or None if `error` has nothing to do with these.
     """
     if isinstance(error, SessionlakeError):
         return error
@@ -232,44 +240,42 @@ def readable(error: Exception) -> SessionlakeError | None:
         return _of_spark(error)
     if isinstance(error, OSError) and error.errno is not None:
         return _of_system(error)
-    # The log of a table is JSON, which is read here as well.
+    # Table logs are JSON, and some are read in Python.
     if isinstance(error, OSError | JSONDecodeError) or type(error).__module__.partition(".")[0] in _READERS:
         return _of_reader(error)
     return None
 
 
 def _of_death(error: BaseException) -> MachineError | None:
-    """Of a JVM that has ended, if that is why Python could not reach it."""
+    """Returns the error for a JVM that has ended, if that is why Python could not reach it."""
     death = jvm_failure() if _is_of_gateway(error) else None
     if death is None:
         return None
     if _HEAP_FULL in death:
-        return MachineError(f"{_NO_MEMORY.remedy}. What was not committed is repeated by the next run ({death})")
+        return MachineError(f"{_NO_MEMORY.remedy}. The next run repeats everything that was not committed ({death})")
     return MachineError(
-        f"Spark's JVM has ended ({death}). What was not committed is repeated by the next run. If the system has "
-        "killed it, memory is short: stop other programs, then run the command again"
+        f"Spark's JVM has ended ({death}). The next run repeats everything that was not committed",
+        fix="If the system has killed it for lack of memory, stop other programs, then run the command again",
     )
 
 
 def _of_system(error: OSError) -> MachineError | None:
-    if isinstance(error, BrokenPipeError):  # whoever read the answer has had enough
+    if isinstance(error, BrokenPipeError):  # the reader of our output has closed it
         return None
     place = f"{error.filename}: " if error.filename else ""
-    return MachineError(f"{place}{error.strerror}: correct this, then run the command again")
+    return MachineError(f"{place}{error.strerror}", fix="Correct this, then run the command again")
 
 
 def _of_reader(error: Exception) -> LakeError:
-    """Of delta-rs and Arrow, which say in a text alone what they found."""
-    said = str(error).strip().partition("\n")[0][:_LONGEST]  # behind it is where in delta-rs
+    """Returns the error for one of delta-rs or Arrow, which describe it only in a text."""
+    text = str(error).strip().partition("\n")[0][:_LONGEST]  # the rest is delta-rs' own backtrace
     if type(error).__name__ == "CommitFailedError":
-        return LakeError(
-            f"a table was changed by another process meanwhile: run the command again\n  Delta says: {said}"
-        )
-    return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {said}")
+        return LakeError(f"another process changed a table meanwhile. Run the command again\n  Delta says: {text}")
+    return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {text}")
 
 
 def _is_of_gateway(error: BaseException) -> bool:
-    """Whether it is what Python is left with when the JVM is gone."""
+    """Returns True for the errors that Python gets when the JVM is gone."""
     return isinstance(error, ConnectionError | EOFError) or type(error).__module__.startswith("py4j.")
 
 
@@ -285,12 +291,16 @@ def _of_spark(error: Exception) -> SessionlakeError:
 
 
 def _uninterrupted(failure: SparkFailure) -> SparkFailure:
-    """The failure, unless it is Ctrl-C's: pyspark cancels all jobs then, and who waits for one may learn only of that.
+    """Returns the failure, unless it was caused by Ctrl-C.
+
+    On Ctrl-C, pyspark cancels all jobs. The thread that waits for a job may then see only that it was cancelled.
 
     Raises:
-        KeyboardInterrupt: a job was cancelled.
+        KeyboardInterrupt: A job was cancelled.
     """
-    if any(said.condition == "SPARK_JOB_CANCELLED" or _CANCELLED.search(said.text) for said in failure.chain):
+    if any(
+        jvm_error.condition == "SPARK_JOB_CANCELLED" or _CANCELLED.search(jvm_error.text) for jvm_error in failure.chain
+    ):
         raise KeyboardInterrupt
     return failure
 
@@ -302,24 +312,25 @@ def _known(failure: SparkFailure) -> SessionlakeError | None:
     return None
 
 
-def refused(doing: str, error: Exception) -> SessionlakeError:
-    """One error out of what Spark raised for SQL that the operator wrote.
+def explain_sql_error(doing: str, error: Exception) -> SessionlakeError:
+    """Returns one error for what Spark raised for SQL that the operator wrote.
 
     Args:
-        doing: what an error about the SQL itself begins with.
+        doing: The start of the text if the SQL itself is wrong.
+        error: What Spark raised.
 
     Returns:
-        A `UsageError` if the SQL is wrong, or its values; else what stopped Spark.
+        A `UsageError` if the SQL or one of its values is wrong; else an error for what stopped Spark.
     """
     from pyspark.errors import PySparkException
 
     if _is_of_gateway(error) and jvm_failure() is not None:
-        return readable(error) or SessionlakeError(str(error))
+        return explained(error) or SessionlakeError(str(error))
     known = _known(_uninterrupted(parse_failure(error)))
     if known is not None:
         return known
-    said = one_line(str(error)) if isinstance(error, PySparkException) else str(parse_failure(error))
-    return UsageError(f"{doing}: {said}")
+    text = one_line(str(error)) if isinstance(error, PySparkException) else str(parse_failure(error))
+    return UsageError(f"{doing}: {text}")
 
 
 def _of_python(raised: Raised, layer: str) -> SessionlakeError:

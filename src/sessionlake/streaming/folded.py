@@ -1,4 +1,4 @@
-"""A folded batch as the driver sees it: what is small is brought along by the one job that runs the fold."""
+"""The result of folding a batch on the driver: small payloads come with the job that runs the fold."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from sessionlake.protocol.chunk import plain
-from sessionlake.streaming.carried import LARGE_PREFIXES
+from sessionlake.protocol.chunk import decompress
+from sessionlake.streaming.payload_files import LARGE_PREFIXES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Folded:
-    """What a fold emitted.
+    """The payloads that the folds of a batch emitted.
 
     Attributes:
         frame: `kind string, payload binary`, persisted or checkpointed.
-        inline: the payloads of each kind, None in the place of one that was too big to bring along.
+        inline: The payloads of each kind that the driver has; None for each one that was too big to collect.
     """
 
     frame: DataFrame
     inline: Mapping[str, Sequence[bytes | None]]
 
-    def at_hand(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
-        """All payloads of these kinds (by default of all), or None if some were not brought along."""
+    def inline_payloads(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
+        """Returns all payloads of these kinds (None: of all kinds), or None if one of them was not collected."""
         contents = [
             content for kind in (self.inline if kinds is None else kinds) for content in self.inline.get(kind, ())
         ]
-        here = [content for content in contents if content is not None]
-        return here if len(here) == len(contents) else None
+        collected = [content for content in contents if content is not None]
+        return collected if len(collected) == len(contents) else None
 
 
 def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, list[bytes]]:
-    """Runs the fold (one job).
+    """Runs the fold in one job and collects the small payloads.
 
     Args:
         frame: `kind string, payload binary`, persisted or checkpointed.
-        report: the kind that is brought along whatever its size.
-        inline_bytes: size up to which other payloads are.
+        report: The kind of which payloads are collected whatever their size.
+        inline_bytes: The size up to which payloads of other kinds are collected.
 
     Returns:
         What was folded, and the reports.
@@ -53,16 +53,16 @@ def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, l
     fits = (F.length("payload") <= inline_bytes) & ~large
     is_small = fits | (F.col("kind") == report)
     rows = frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect()
-    brought = ((row["kind"], None if row["payload"] is None else bytes(row["payload"])) for row in rows)
-    return taken_apart(frame, brought, report)
+    collected = ((row["kind"], None if row["payload"] is None else bytes(row["payload"])) for row in rows)
+    return split_reports(frame, collected, report)
 
 
-def taken_apart(
-    frame: DataFrame, brought: Iterable[tuple[str, bytes | None]], report: str
+def split_reports(
+    frame: DataFrame, collected: Iterable[tuple[str, bytes | None]], report: str
 ) -> tuple[Folded, list[bytes]]:
-    """What was folded, and the reports, of the payloads that were brought along: see `collect`."""
+    """Returns what was folded and, apart from it, the reports among the collected payloads."""
     inline: dict[str, list[bytes | None]] = {}
-    for kind, payload in brought:
+    for kind, payload in collected:
         inline.setdefault(kind, []).append(payload)
-    reports = [bytes(plain(content)) for content in inline.pop(report, []) if content is not None]
+    reports = [bytes(decompress(content)) for content in inline.pop(report, []) if content is not None]
     return Folded(frame, inline), reports

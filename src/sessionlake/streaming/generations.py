@@ -1,16 +1,16 @@
-"""The checkpoints of one query, one after the other: a new one where its source must go on elsewhere.
+"""The generations of a query's checkpoint: a new one is started when the query must resume from other offsets.
 
-Spark fixes where a source starts when a checkpoint is new, and offers no way to change it later. So a query whose
-source must go on elsewhere begins another checkpoint, with starting offsets of its own: a generation. Its batches stay
-those of one query: their transactions bear the id of generation 0, and their numbers go on rising.
+Spark fixes where a source starts when a checkpoint is new and offers no way to change it later. So a query that must
+resume elsewhere gets another checkpoint with its own starting offsets: a generation. Its batches remain those of one
+query: their transactions have the id of generation 0, and their numbers continue.
 
     <checkpoint>/                      generation 0: Spark's metadata, offsets, commits and sources
     <checkpoint>/generations/3.json    the note of generation 3
-    <checkpoint>/generations/3/        generation 3: Spark's, as above
+    <checkpoint>/generations/3/        generation 3: Spark's files, as above
 
-A generation is the present one as soon as its note is there, which is before Spark sees its folder. Whatever is in the
-folder is written by Spark alone. Generation 0 stays for good: its folder holds the others, and its id names them all. A
-note repeats that id: so another generation can be begun though what Spark wrote before it is damaged, or gone.
+A generation is the current one as soon as its note exists, which is before Spark sees its folder. Only Spark writes
+into the folder. Generation 0 is never removed: its folder contains the others, and its id names them all. Every note
+repeats that id. So another generation can be started even if Spark's files of the earlier ones are damaged or lost.
 """
 
 from __future__ import annotations
@@ -26,18 +26,24 @@ import msgspec
 
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, LossError
-from sessionlake.streaming.checkpoint import last_committed, last_planned, require_readable, way_on, write_whole
+from sessionlake.streaming.checkpoint import (
+    last_committed,
+    last_planned,
+    recovery_hint,
+    require_readable,
+    write_atomically,
+)
 
 _FOLDER = "generations"
 _OF_ONE = re.compile(r"(\d+)(\.json)?")
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What a generation goes by.
+    """What is stored about a generation.
 
     Attributes:
-        first_batch: the number of its first batch, which Spark counts as 0.
-        app_id: the id of generation 0.
+        first_batch: The number of its first batch, which Spark counts as 0.
+        app_id: The id of generation 0.
     """
 
     first_batch: int
@@ -50,10 +56,10 @@ class Generation:
     """One checkpoint of a query, and how its batches are numbered.
 
     Attributes:
-        number: 0 for the first.
-        folder: Spark's checkpoint.
-        first_batch: the number of its first batch, which Spark counts as 0.
-        app_id: the id of generation 0, which names the transactions of all; None before it has one.
+        number: The number of the generation; 0 is the first.
+        folder: Spark's checkpoint folder.
+        first_batch: The number of its first batch, which Spark counts as 0.
+        app_id: The id of generation 0, used in the transactions of all generations; None before it has one.
     """
 
     number: int
@@ -62,31 +68,31 @@ class Generation:
     app_id: str | None = None
 
     def txn(self, query_id: str, batch_id: int) -> Txn:
-        """The transaction of a batch, given the id of Spark's query and Spark's own number of the batch."""
+        """Returns the transaction of a batch from the id of Spark's query and Spark's number of the batch."""
         return Txn(self.app_id or query_id, self.first_batch + batch_id)
 
     def batch_id(self, batch: int) -> int:
-        """Spark's own number of a batch."""
+        """Returns Spark's number of a batch."""
         return batch - self.first_batch
 
     @property
-    def newest(self) -> int | None:
-        """The number of the batch that was planned last; None before the first."""
+    def last_planned_batch(self) -> int | None:
+        """The number of the last planned batch; None before the first."""
         planned = last_planned(self.folder)
         return None if planned is None else self.first_batch + planned
 
     @property
     def next_batch(self) -> int:
-        """A number that none of its batches has, nor had: what was planned keeps its number though it is given up."""
-        return self.first_batch if self.newest is None else self.newest + 1
+        """The first number that no batch of the generation has. Planned batches keep theirs even if they never ran."""
+        return self.first_batch if self.last_planned_batch is None else self.last_planned_batch + 1
 
 
 class Generations:
     """All generations of a query's checkpoint.
 
     Args:
-        checkpoint: the place of generation 0.
-        layer: whose it is, for what to do about damage.
+        checkpoint: The folder of generation 0.
+        layer: The layer, for errors.
     """
 
     def __init__(self, checkpoint: str, layer: str) -> None:
@@ -95,11 +101,11 @@ class Generations:
         self._layer = layer
 
     @property
-    def present(self) -> Generation:
-        """The one that the query goes on in.
+    def current(self) -> Generation:
+        """The generation that the query continues in.
 
         Raises:
-            LossError: its note, or of generation 0 its id, cannot be read.
+            LossError: Its note, or the metadata of generation 0, cannot be read.
         """
         number = max((number for number in self._numbers() if self._note(number).is_file()), default=0)
         if not number:
@@ -110,8 +116,8 @@ class Generations:
             raise self._damaged(self._note(number), str(error)) from None
         return Generation(number, self._folder / str(number), note.first_batch, note.app_id)
 
-    def survey(self) -> tuple[str | None, int]:
-        """The query's id and the last number of a batch, by whatever can be read; None and -1 where nothing says it."""
+    def read_last_known(self) -> tuple[str | None, int]:
+        """Returns the query's id and last batch number from whatever can be read; None and -1 where nothing can."""
         notes = [(number, note) for number in sorted(self._numbers()) if (note := self._readable(number)) is not None]
         numbers = [_latest(self._first)]
         for number, note in notes:
@@ -122,31 +128,32 @@ class Generations:
             return self._app_id(), max(numbers)
         return None, max(numbers)
 
-    def begin(self, first_batch: int, app_id: str | None) -> Generation:
-        """Makes another generation the present one; Spark begins it with the starting offsets that it is then given.
+    def start_new(self, first_batch: int, app_id: str | None) -> Generation:
+        """Starts another generation and returns it. Reads nothing of the earlier ones.
 
-        Nothing of those before it is read.
+        The caller must give Spark the starting offsets when it first runs the query in it.
 
         Args:
-            app_id: the id of generation 0.
+            first_batch: The number of its first batch.
+            app_id: The id of generation 0.
 
         Raises:
-            LossError: there is no id: under another one, everything that is in the tables would be written once more.
+            LossError: There is no id. Under a new id, everything in the tables would be written again.
         """
         if app_id is None:
             raise self._damaged(self._first / "metadata", "it is missing")
         number = max(self._numbers(), default=0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._note(number), msgspec.json.encode(_Note(first_batch, app_id)))
-        return self.present
+        write_atomically(self._note(number), msgspec.json.encode(_Note(first_batch, app_id)))
+        return self.current
 
     def remove_superseded(self) -> None:
-        """Removes what nobody goes back to: those between generation 0 and one that has committed a batch."""
-        present = self.present
-        if last_committed(present.folder) is None:
+        """Removes the generations between 0 and the current one, once that one has committed a batch."""
+        current = self.current
+        if last_committed(current.folder) is None:
             return
         for number in self._numbers():
-            if number < present.number:
+            if number < current.number:
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
                 self._note(number).unlink(missing_ok=True)
 
@@ -160,7 +167,7 @@ class Generations:
         return self._folder / f"{number}.json"
 
     def _numbers(self) -> set[int]:
-        """Of all that have left anything, whole or not."""
+        """Returns the numbers of all generations that have left a file, even a damaged one."""
         found = (_OF_ONE.fullmatch(entry.name) for entry in self._folder.glob("*"))
         return {int(one[1]) for one in found if one}
 
@@ -177,19 +184,20 @@ class Generations:
         place = file.relative_to(self._first)
         return LossError(
             f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",
-            fix=f"No table was changed. {way_on(self._layer)}",
+            why="No table was changed",
+            fix=recovery_hint(self._layer),
         )
 
 
 def _latest(folder: Path) -> int:
-    """Spark's own number of the last batch in a checkpoint; -1 before the first."""
+    """Returns Spark's number of the last batch in a checkpoint; -1 before the first."""
     return max((number for number in (last_planned(folder), last_committed(folder)) if number is not None), default=-1)
 
 
-def require_whole(checkpoint: str, layer: str) -> None:
-    """Returns if the layer's checkpoint is new, or whole in all that the query goes on from.
+def require_intact_checkpoint(checkpoint: str, layer: str) -> None:
+    """Returns if the layer's checkpoint is new, or everything that the query resumes from is intact.
 
     Raises:
-        LakeError: naming the file that is not, and what to do.
+        LossError: A file is damaged. The error names it and says what to do.
     """
-    require_readable(str(Generations(checkpoint, layer).present.folder), layer)
+    require_readable(str(Generations(checkpoint, layer).current.folder), layer)

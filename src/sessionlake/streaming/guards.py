@@ -1,4 +1,4 @@
-"""What a layer's job asks before it writes: whether its tables are those that its checkpoint and settings go with."""
+"""Checks that a job makes before it writes: do the tables belong to its checkpoint and its settings?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sessionlake.integrity.rules import RuleBook
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.retained import read_head
 from sessionlake.settings.model import Integrity, Settings
-from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.generations import Generations
 
 if TYPE_CHECKING:
@@ -35,45 +35,46 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FILLED = {
+EVIDENCE_TABLES = {
     BRONZE: (MESSAGES,),
     SILVER: (PROGRESS, QUARANTINE),
     GOLD: (AVERAGES, METRICS_1M, DISTINCT_VALUES),
 }
-"""Every batch of a layer leaves rows in one of these, of gold every one that has a number or a text."""
+"""Tables by which a layer's work shows: each of its batches adds rows to one of them (gold: if it has any values)."""
 
 
 def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
-    """Stops a job whose checkpoint is new while its tables are not: it would write everything twice.
+    """Stops a job whose checkpoint is new although its tables have data: it would write everything twice.
 
     Raises:
-        LossError: naming the checkpoint and what to do.
+        LossError: The checkpoint is new and the tables are not empty. The error says what to do.
     """
     checkpoint = settings.checkpoint(layer)
-    if Generations(checkpoint, layer).present.app_id is not None:
+    if Generations(checkpoint, layer).current.app_id is not None:
         return
     entries = list(to_dicts(LedgerReader(lake.reader(spark)).current(("layer", eq, layer))))
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
-    # What is rebuilt is filled by right, and handed over. Gold is emptied: what it has is of a batch since.
+    # A rebuild may have filled the tables; it leaves a handover. Gold's rebuild empties them instead: then data is
+    # from a later batch.
     begins_empty = not entries or (layer == GOLD and not Path(f"{checkpoint}.handover").exists())
-    if not all(of_rebuild) or (begins_empty and is_filled(spark, lake, layer)):
+    if not all(of_rebuild) or (begins_empty and has_data(spark, lake, layer)):
         raise LossError(
-            f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
-            "everything twice",
-            fix=way_on(layer),
+            f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data",
+            why="Continuing would write everything twice",
+            fix=recovery_hint(layer),
         )
 
 
-def is_filled(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
-    """Whether the layer has taken in anything, by its tables alone."""
-    return any(lake.reader(spark).any(table) for table in FILLED.get(layer, ()))
+def has_data(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
+    """Returns True if the tables show that the layer has processed any messages."""
+    return any(lake.reader(spark).any(table) for table in EVIDENCE_TABLES.get(layer, ()))
 
 
 def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
-    """Stops a job that would fold sessions from their first change on, of which changes are gone.
+    """Stops a job that needs all changes of a session although retention has removed some of them.
 
     Raises:
-        LakeError: a topic has become one of class `once` since retention has removed changes of it.
+        LakeError: A topic was set to class `once` after retention had removed changes of it.
     """
     found = read_head(reader, CHANGES)
     if found is None:
@@ -82,6 +83,7 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     for (topic,) in sorted(reader.count_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
         if rules.of(topic).integrity is Integrity.ONCE:
             raise LakeError(
-                f"topic {topic} is of class once, whose sessions are folded from their first change on, but "
-                f"{found.summary}: set the class back"
+                f"topic {topic} has class once, but {found.summary}",
+                why="Under class once, a session is computed from its first change on",
+                fix="Set the class of the topic back to what it was",
             )

@@ -1,11 +1,11 @@
 """Handovers: the state that an operation leaves for a layer's stream to resume from, with a new checkpoint.
 
-A streaming checkpoint cannot be filled from outside. So a rebuild writes, beside the checkpoint, the version from which
-the stream reads on, the number of its next batch, and the state of each shard. The stream begins a new checkpoint from
-there. Where an operation only changes states, as `forget` and `reshard` do, the new checkpoint is one of the same
-query: its batch numbers go on, and so do the transactions that bear its id.
+Nothing but Spark can fill a streaming checkpoint. So a rebuild writes a handover beside the checkpoint: the version of
+the source that the stream resumes after, the number of its next batch, and the state of each shard. The stream starts a
+new checkpoint from it. Operations that only change states, as `forget` and `reshard` do, continue the same query: its
+batch numbers and its transaction id stay the same.
 
-A handover is prepared in a folder of its own. Renaming that folder brings it into force, with all that is in it.
+A handover is prepared in a folder of its own. Renaming the folder activates it with everything in it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,32 @@ from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, LossError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import manifest
-from sessionlake.streaming.carried import Emissions
-from sessionlake.streaming.checkpoint import TablePlace, last_committed, last_planned, read_to, way_on, write_whole
+from sessionlake.streaming.checkpoint import (
+    DeltaOffset,
+    last_committed,
+    last_planned,
+    read_delta_offset,
+    recovery_hint,
+    write_atomically,
+)
+from sessionlake.streaming.payload_files import Emissions
 from sessionlake.streaming.sharded import ShardFold
-from sessionlake.streaming.stores import put_aside
+from sessionlake.streaming.stores import archive_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """Where the stream begins.
+    """Where the stream starts.
 
     Attributes:
-        bronze_version: the last version taken in of the table that the layer reads; for gold, of silver's changes.
-        first_batch: number of the stream's first batch: `_batch` goes on rising.
-        shards: the number of shards that the states are of.
-        rebuild: the name of the operation that wrote it.
-        stored: the shards that have a state.
-        query: the metadata of the query that goes on, as Spark has it in the checkpoint; None begins a new query.
+        bronze_version: The last version that was processed of the table the layer reads (gold: of silver's changes).
+        first_batch: The number of the stream's first batch; `_batch` continues to rise.
+        shards: The number of shards that the states are for.
+        rebuild: The name of the operation that wrote it.
+        stored: The shards that have a state.
+        query: The metadata of the query to continue, as in Spark's checkpoint; None starts a new query.
     """
 
     bronze_version: int
@@ -57,24 +64,24 @@ class Handover(msgspec.Struct, frozen=True):
 
 _NOTE = "handover.json"
 _METADATA = "metadata"
-"""Spark's own, in a checkpoint."""
+"""Spark's own file in a checkpoint."""
 
 
-def folder(settings: Settings, layer: str = SILVER) -> Path:
-    """The folder of the handover in force."""
+def active_folder(settings: Settings, layer: str = SILVER) -> Path:
+    """Returns the folder of the active handover."""
     return Path(f"{settings.checkpoint(layer)}.handover")
 
 
-def prepared(settings: Settings, layer: str = SILVER) -> Path:
-    """The folder in which the next handover is prepared."""
+def prepared_folder(settings: Settings, layer: str = SILVER) -> Path:
+    """Returns the folder in which the next handover is prepared."""
     return Path(f"{settings.checkpoint(layer)}.handover.next")
 
 
 def read(place: Path, layer: str = SILVER) -> Handover | None:
-    """The handover in a folder, if there is one.
+    """Reads the handover in a folder; None if there is none.
 
     Raises:
-        LossError: it cannot be read.
+        LossError: It cannot be read.
     """
     file = place / _NOTE
     if not file.is_file():
@@ -82,25 +89,27 @@ def read(place: Path, layer: str = SILVER) -> Handover | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
-        raise LossError(f"{file} is damaged ({error})", fix=way_on(layer)) from None
+        raise LossError(f"{file} is damaged ({error})", fix=recovery_hint(layer)) from None
 
 
-def in_force(settings: Settings, layer: str = SILVER) -> Handover | None:
-    """The handover that a layer's stream begins from, or began from."""
-    return read(folder(settings, layer), layer)
+def read_active(settings: Settings, layer: str = SILVER) -> Handover | None:
+    """Reads the handover that a layer's stream starts from, or started from; None if there is none."""
+    return read(active_folder(settings, layer), layer)
 
 
 def require_states(settings: Settings, layer: str) -> None:
-    """Returns if every state of the handover in force is there: without one, its sessions would begin anew.
+    """Returns if every state of the active handover exists: without its state, a shard's sessions would start over.
 
     Raises:
-        LossError: naming the file of one that is not.
+        LossError: A state is gone. The error names its file.
     """
-    begin = in_force(settings, layer)
+    begin = read_active(settings, layer)
     if begin is not None:
-        lost = sorted({*begin.stored} - {*numbers(settings, layer)})
+        lost = sorted({*begin.stored} - {*stored_shards(settings, layer)})
         if lost:
-            raise LossError(f"{layer}: {folder(settings, layer) / f'{lost[0]}.state'} is gone", fix=way_on(layer))
+            raise LossError(
+                f"{layer}: {active_folder(settings, layer) / f'{lost[0]}.state'} is gone", fix=recovery_hint(layer)
+            )
 
 
 def prepare(
@@ -111,26 +120,30 @@ def prepare(
     *,
     same_query: bool = False,
 ) -> None:
-    """Writes a handover, which comes into force with `swap`.
+    """Writes a handover, which `activate` makes the active one.
 
     Args:
-        same_query: whether the query of the present checkpoint goes on; otherwise a new one begins.
+        settings: The settings of the lake.
+        begin: The handover, without the shards and the query.
+        states: Pairs of shard number and state.
+        layer: The layer.
+        same_query: True continues the query of the current checkpoint; False starts a new one.
     """
-    place, metadata = prepared(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
+    place, metadata = prepared_folder(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     stored = []
     for shard, state in states:
-        write_whole(place / f"{shard}.state", state)
+        write_atomically(place / f"{shard}.state", state)
         stored.append(shard)
     query = metadata.read_text(encoding="utf-8") if same_query and metadata.is_file() else None
     whole = msgspec.structs.replace(begin, stored=sorted(stored), query=query)
-    write_whole(place / _NOTE, msgspec.json.encode(whole))
+    write_atomically(place / _NOTE, msgspec.json.encode(whole))
 
 
 def is_prepared(settings: Settings, name: str, layer: str) -> bool:
-    """Whether a handover of this name is prepared, and whole: its note and all states that the note lists."""
-    place = prepared(settings, layer)
+    """Returns True if a handover of this name is prepared and complete: its note and all states that it lists."""
+    place = prepared_folder(settings, layer)
     try:
         found = read(place, layer)
     except LossError:
@@ -141,37 +154,39 @@ def is_prepared(settings: Settings, name: str, layer: str) -> bool:
 
 
 def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
-    """Removes a handover that was prepared and never came into force."""
-    shutil.rmtree(prepared(settings, layer), ignore_errors=True)
+    """Removes a handover that was prepared and never activated."""
+    shutil.rmtree(prepared_folder(settings, layer), ignore_errors=True)
 
 
 def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> None:
-    """Returns if a handover of this name is in force, or is prepared and whole.
+    """Returns if a handover of this name is active, or is prepared and complete.
 
     Raises:
-        LossError: it is neither, so that the layer could not go on from what is about to replace its tables.
+        LossError: It is neither. The layer could not resume after its tables are replaced.
     """
-    # In this order: a handover in force that is damaged is what a prepared one is to replace.
-    if not is_prepared(settings, name, layer) and not is_in_force(settings, name, layer):
+    # Checked first, because the prepared handover may be there to replace an active one that is damaged.
+    if not is_prepared(settings, name, layer) and not is_active(settings, name, layer):
         raise LossError(
-            f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", fix=remedy
+            f"{layer}: {prepared_folder(settings, layer)} is gone or damaged",
+            why="It has the state that the layer resumes from",
+            fix=remedy,
         )
 
 
-def is_in_force(settings: Settings, name: str, layer: str) -> bool:
-    """Whether the handover in force is the one of this name."""
-    begin = in_force(settings, layer)
+def is_active(settings: Settings, name: str, layer: str) -> bool:
+    """Returns True if the active handover has this name."""
+    begin = read_active(settings, layer)
     return begin is not None and begin.rebuild == name
 
 
 def first_batch(settings: Settings, layer: str = SILVER) -> int:
-    """The number of the first batch of a layer's checkpoint, which Spark counts as 0."""
-    begin = in_force(settings, layer)
+    """Returns the number of the first batch in a layer's checkpoint, which Spark counts as 0."""
+    begin = read_active(settings, layer)
     return 0 if begin is None else begin.first_batch
 
 
-def known_first_batch(settings: Settings, layer: str = SILVER) -> int | None:
-    """As `first_batch`; None where the handover in force cannot be read."""
+def first_batch_or_none(settings: Settings, layer: str = SILVER) -> int | None:
+    """Returns the number of the first batch in a layer's checkpoint; None if the active handover cannot be read."""
     try:
         return first_batch(settings, layer)
     except LossError:
@@ -179,82 +194,87 @@ def known_first_batch(settings: Settings, layer: str = SILVER) -> int | None:
 
 
 def next_batch(settings: Settings, layer: str = SILVER) -> int:
-    """The number of the batch behind a layer's last committed one."""
+    """Returns the number of the batch after the layer's last committed one."""
     committed = last_committed(settings.checkpoint(layer))
     return first_batch(settings, layer) + (0 if committed is None else committed + 1)
 
 
-def taken_in(settings: Settings, layer: str, *, feed: bool = False) -> int | None:
-    """The last version of the table that it reads that a layer has taken in; None before its first batch.
+def last_version_read(settings: Settings, layer: str, *, feed: bool = False) -> int | None:
+    """Returns the last version that a layer has processed of the table it reads; None before its first batch.
 
     Args:
-        feed: whether it reads the table's change feed, of which a batch has whole versions.
+        settings: The settings of the lake.
+        layer: The layer.
+        feed: True if it reads the table's change feed, where batches contain only complete versions.
 
     Raises:
-        LakeError: it has stopped within a version, or within a batch.
+        LakeError: The layer has stopped within a version or within a batch.
     """
-    checkpoint, begin = Path(settings.checkpoint(layer)), in_force(settings, layer)
+    checkpoint, begin = Path(settings.checkpoint(layer)), read_active(settings, layer)
     batch = last_committed(checkpoint)
     if batch is None and begin is None:
         return None
-    run = f"run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first"
+    run = f"Run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first"
     if last_planned(checkpoint) != batch:
-        raise LakeError(f"{layer} has not finished its last batch: {run}")
+        raise LakeError(f"{layer} has not finished its last batch", fix=run)
     if batch is None:
         return begin.bronze_version if begin else None
-    version, is_whole = reached(settings, layer, batch, feed=feed)
+    version, is_whole = version_reached(settings, layer, batch, feed=feed)
     if not is_whole:
-        raise LakeError(f"{layer} has read a part of what the layer before it wrote at once: {run}")
+        raise LakeError(f"{layer} has read only a part of one commit of the layer before it", fix=run)
     return version
 
 
-def reached(settings: Settings, layer: str, batch: int, *, feed: bool = False) -> tuple[int, bool]:
-    """The version of the table that a layer reads that a batch, by Spark's number, comes to; whether to its end.
+def version_reached(settings: Settings, layer: str, batch: int, *, feed: bool = False) -> tuple[int, bool]:
+    """Returns the version that a batch of a layer reaches in the table it reads, and whether it is read completely.
 
     Args:
-        feed: as with `taken_in`.
+        settings: The settings of the lake.
+        layer: The layer.
+        batch: Spark's number of the batch.
+        feed: True if the layer reads the table's change feed, where batches contain only complete versions.
 
     Raises:
-        LakeError: the checkpoint does not say it.
+        LakeError: The checkpoint does not say it.
     """
     place = _place(settings, layer, batch)
-    if place.at_first:
+    if place.in_initial_snapshot:
         return place.version, False
-    return place.latest, feed or place.before_version
+    return place.last_version, feed or place.is_before_version
 
 
-def following(settings: Settings, layer: str, batch: int) -> int:
-    """The first version of the table that a layer reads of which it has not read all after a batch of the ledger's.
+def next_version(settings: Settings, layer: str, batch: int) -> int:
+    """Returns the first version of the table a layer reads that is not read completely after a batch of the ledger.
 
     Raises:
-        LakeError: the checkpoint does not say it; or the layer is still at what the table held when it began, which it
-            reads in another order than that of its versions.
+        LakeError: The checkpoint does not say it. Or the layer still reads what the table held when it started, which
+            is not in order of versions.
     """
-    begin, number = in_force(settings, layer), batch - first_batch(settings, layer)
+    begin, number = read_active(settings, layer), batch - first_batch(settings, layer)
     if begin is not None and number < 0:
         return begin.bronze_version + 1
     place = _place(settings, layer, number)
-    if place.at_first:
+    if place.in_initial_snapshot:
         raise LakeError(
-            f"{layer} has read a part of what there was when it began: run `sessionlake run "
-            f"{layer.replace('processor-', 'processor ')} --once` first"
+            f"{layer} has read only a part of what the table held when it started",
+            fix=f"Run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first",
         )
     return place.version
 
 
-def _place(settings: Settings, layer: str, batch: int) -> TablePlace:
-    """Where a batch, by Spark's number, ends."""
+def _place(settings: Settings, layer: str, batch: int) -> DeltaOffset:
+    """Returns where a batch, given by Spark's number, ends."""
     checkpoint = settings.checkpoint(layer)
     try:
-        return read_to(checkpoint, batch)
+        return read_delta_offset(checkpoint, batch)
     except (OSError, ValueError) as error:
         unknown = f"{checkpoint} does not say what {layer} has read ({error!r})"
-        raise LakeError(f"{unknown}. {way_on(layer)}") from None
+        raise LakeError(unknown, fix=recovery_hint(layer)) from None
 
 
-def numbers(settings: Settings, layer: str = SILVER) -> list[int]:
-    """The shards that the handover in force has states of, in order."""
-    return sorted(int(file.stem) for file in folder(settings, layer).glob("*.state"))
+def stored_shards(settings: Settings, layer: str = SILVER) -> list[int]:
+    """Returns the shards that have a state in the active handover, in order."""
+    return sorted(int(file.stem) for file in active_folder(settings, layer).glob("*.state"))
 
 
 def _state(place: str, shard: int) -> bytes | None:
@@ -264,71 +284,72 @@ def _state(place: str, shard: int) -> bytes | None:
 
 @dataclass(frozen=True)
 class StateReader:
-    """The states of a handover, read where the rows are, one at a time; a `mapInPandas` function.
+    """A `mapInPandas` function that reads states of a handover in the tasks, one at a time.
 
-    Takes `shard int`, gives `shard int, chunk binary`.
+    Takes `shard int` and gives `shard int, chunk binary`, with null where a shard has no state.
     """
 
     place: str
 
     def __call__(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Reads the task's states."""
+        """Reads the states of a task's shards."""
         for frame in frames:
             for shard in frame["shard"].tolist():
                 yield pd.DataFrame({"shard": [shard], "chunk": [_state(self.place, shard)]})
 
 
-def refuse_other_shards(settings: Settings) -> None:
-    """Refuses another number of shards than the states are of: sessions would not find theirs.
+def refuse_changed_shards(settings: Settings) -> None:
+    """Refuses to run with another number of shards than the states have: sessions would not find theirs.
 
     Raises:
-        LakeError: naming both numbers.
+        LakeError: `silver.shards` was changed. The error names both numbers.
     """
-    made = shards(settings)
+    made = shard_count(settings)
     if made not in (None, settings.silver.shards):
         raise LakeError(
-            f"silver.shards is {settings.silver.shards}, but silver's states are of {made} shards: set it back, or "
-            f"move them with `sessionlake reshard {settings.silver.shards}`"
+            f"silver.shards is {settings.silver.shards}, but silver's states have {made} shards",
+            fix=f"Set it back to {made}, or move the states with `sessionlake reshard {settings.silver.shards}`",
         )
 
 
-def shards(settings: Settings) -> int | None:
-    """How many shards silver's states are of: the checkpoint's, or, before its first batch, the handover's.
+def shard_count(settings: Settings) -> int | None:
+    """Returns the number of shards of silver's states: of its checkpoint, or of the handover before its first batch.
 
-    None if there are none yet.
+    Returns:
+        The number; None if there are no states yet.
 
     Raises:
-        LossError: what is noted of them cannot be read.
+        LossError: What is stored about them cannot be read.
     """
     noted = manifest.read(settings, SILVER).shards
     if noted is not None and (Path(settings.checkpoint(SILVER)) / _METADATA).exists():
         return noted
-    begin = in_force(settings)
+    begin = read_active(settings)
     return None if begin is None else begin.shards
 
 
-def swap(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
-    """Brings the prepared handover of this name into force, and archives the checkpoint. Repeatable after a crash."""
+def activate(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
+    """Activates the prepared handover of this name and archives the checkpoint. Can be repeated after a crash."""
     checkpoint = Path(settings.checkpoint(layer))
     if is_prepared(settings, rebuild, layer):
-        put_aside(spark, Lake(settings), (checkpoint, folder(settings, layer)), rebuild)
-        prepared(settings, layer).rename(folder(settings, layer))
+        archive_folders(spark, Lake(settings), (checkpoint, active_folder(settings, layer)), rebuild)
+        prepared_folder(settings, layer).rename(active_folder(settings, layer))
     fault_point(f"after:{layer}.swapped")
-    begin = in_force(settings, layer)
+    begin = read_active(settings, layer)
     if begin is not None and begin.query is not None and not (checkpoint / _METADATA).exists():
         checkpoint.mkdir(parents=True, exist_ok=True)
-        write_whole(checkpoint / _METADATA, begin.query.encode())
+        write_atomically(checkpoint / _METADATA, begin.query.encode())
 
 
 @dataclass
-class HandedOver:
-    """A fold whose shards begin with the states of a handover."""
+class ResumedFold:
+    """A fold whose shards start with the states of a handover."""
 
     fold: ShardFold
     place: str
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
-        """See `ShardFold`."""
+        """Folds a batch of one shard; its first one with the state of the handover."""
         begins = _state(self.place, shard) if state is None else None
         after, out = self.fold(shard, state or begins, chunks)
         return after or begins, out

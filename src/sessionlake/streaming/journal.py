@@ -1,13 +1,13 @@
 """The journal of operations that replace tables or states: what each was asked to do, and which steps are done.
 
 `rebuild`, `recover bronze`, `reshard` and `forget` write one file each, `journal/NAME.json` beside the checkpoints:
-before they replace anything, and after each step. The file is removed at the end. While it is there, the layers that
-the operation changes do not start, and the error names the command that finishes it, and the one that cancels it. Each
-step can be repeated, so an operation that died repeats the step that it died in.
+before they replace anything, and after each step. The file is removed at the end. While it exists, the layers that the
+operation changes do not start, and the error names the commands that finish it and cancel it. Every step can be
+repeated, so an operation that died repeats the step that it died in.
 
-`recover silver` is a rebuild of silver. `recover gold` needs no file: until gold's tables are empty, its new checkpoint
-keeps it from starting. Neither does the removal of old rows: `ops.retained` records it for readers of the tables, who
-have no access to this folder, and it stops no layer.
+`recover silver` is a rebuild of silver. `recover gold` needs no file: its new checkpoint keeps gold from starting until
+gold's tables are empty. The removal of old rows needs none either: it stops no layer, and `ops.retained` records it for
+readers of the tables, who have no access to this folder.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import InterruptedOperationError, LossError
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.checkpoint import write_atomically
 from sessionlake.streaming.operation import FORGET, Operation, operations_of
 
 T = TypeVar("T")
 Step = Callable[[], dict[str, int] | None]
-"""The work of a step; returns what there is to report of it."""
+"""The work of a step; returns what to report of it, or None."""
 _Reports = dict[str, dict[str, int]]
 _BUILD, _REPLACE = "build", "replace"
 
 
 class _Stored(msgspec.Struct):
-    """The file.
+    """The content of the file.
 
     Attributes:
+        operation: The name of the operation.
         step: `build` while the new tables are built beside the live ones, then `replace`.
         inputs: what the operation was asked to do, and what it decided before it replaced anything.
         done: the finished steps, each with what it reported.
@@ -51,7 +52,7 @@ class _Stored(msgspec.Struct):
 
 @dataclass
 class Journal(Generic[T]):
-    """One operation that is under way.
+    """An operation that has started to replace tables or states.
 
     Attributes:
         inputs: what it was asked to do, and what it decided before it replaced anything.
@@ -65,20 +66,22 @@ class Journal(Generic[T]):
 
     @classmethod
     def begin(cls, settings: Settings, operation: Operation, inputs: T) -> Journal[T]:
-        """Writes the file of an operation that replaces tables or states from now on."""
+        """Starts an operation that replaces tables or states from now on, and writes its file."""
         journal = cls(settings, operation, inputs)
         journal.write()
         return journal
 
     @classmethod
     def read(cls, settings: Settings, operation: Operation, kind: type[T]) -> Journal[T] | None:
-        """The operation that is under way, or was when its process died; None if it has replaced nothing.
+        """Reads the operation that is in progress, or was when its process died; None if it has replaced nothing.
 
         Args:
-            kind: of its inputs.
+            settings: The settings of the lake.
+            operation: The kind of operation.
+            kind: The type of its inputs.
 
         Raises:
-            LossError: the file cannot be read.
+            LossError: The file cannot be read.
         """
         try:
             stored = _stored(settings, operation)
@@ -87,12 +90,13 @@ class Journal(Generic[T]):
             return cls(settings, operation, msgspec.json.decode(stored.inputs, type=kind), stored.done)
         except (OSError, msgspec.MsgspecError) as error:
             raise LossError(
-                f"{operation.file(settings)} cannot be read ({error}): it says what is left to do of an operation",
+                f"{operation.file(settings)} cannot be read ({error})",
+                why="It says what is left to do of an interrupted operation",
                 fix=operation.damaged,
             ) from None
 
-    def take(self, step: str, work: Step) -> dict[str, int]:
-        """Does a step, unless it was done before the process died; returns what it reported."""
+    def run_step(self, step: str, work: Step) -> dict[str, int]:
+        """Runs a step, unless it was finished before the process died; returns what it reported."""
         if step not in self.done:
             fault_point(f"before:{self.operation.point}:{step}")
             reported = work()
@@ -111,11 +115,11 @@ class Journal(Generic[T]):
 
 
 @contextmanager
-def building(settings: Settings, operation: Operation, version: int) -> Iterator[None]:
-    """Records that a rebuild builds beside the live tables, from a version of bronze.
+def record_building(settings: Settings, operation: Operation, version: int) -> Iterator[None]:
+    """Records that a rebuild builds new tables beside the live ones, from a version of bronze.
 
-    Layers can start meanwhile. Maintenance keeps what was committed to bronze after that version: a layer that has no
-    checkpoint, or loses it, would find it gone. If another rebuild has replaced tables already, its record stays.
+    Layers can start meanwhile. Maintenance keeps what was committed to bronze after that version, because a layer that
+    has no checkpoint, or loses it, still needs it. If another rebuild already replaces tables, its record stays.
     """
     discard_building(settings, operation)
     if not operation.file(settings).exists():
@@ -128,7 +132,7 @@ def building(settings: Settings, operation: Operation, version: int) -> Iterator
 
 
 def discard_building(settings: Settings, operation: Operation) -> None:
-    """Removes the record of a rebuild that died while it was building, if there is one."""
+    """Removes the record of a rebuild that died while it was building new tables, if there is one."""
     try:
         stored = _stored(settings, operation)
     except (OSError, msgspec.MsgspecError):
@@ -137,11 +141,11 @@ def discard_building(settings: Settings, operation: Operation) -> None:
         operation.file(settings).unlink(missing_ok=True)
 
 
-def built_from(settings: Settings, layer: str) -> int | None:
-    """The version of bronze that the layer's rebuild, if one is under way, is made of.
+def building_version(settings: Settings, layer: str) -> int | None:
+    """Returns the version of bronze that the layer's rebuild is made from; None if no rebuild is in progress.
 
     Raises:
-        LossError: the file cannot be read.
+        LossError: The file cannot be read.
     """
     for operation in operations_of(settings):
         if operation.layers is not None and operation.layers[0] == layer:
@@ -156,22 +160,23 @@ def built_from(settings: Settings, layer: str) -> int | None:
 
 
 def require_uninterrupted(
-    settings: Settings, layer: str | None = None, *, but: Collection[Operation] = (), from_bronze: bool = False
+    settings: Settings, layer: str | None = None, *, except_for: Collection[Operation] = (), from_bronze: bool = False
 ) -> None:
-    """Returns if no operation that was interrupted has left a layer half changed.
+    """Returns if no interrupted operation has left a layer half changed.
 
     Args:
-        layer: None means any of them.
-        but: operations that the caller finishes itself.
-        from_bronze: whether the caller makes everything again from bronze. Then a session may be half forgotten, once
+        settings: The settings of the lake.
+        layer: The layer; None means any of them.
+        except_for: Operations that the caller finishes itself.
+        from_bronze: True if the caller makes everything again from bronze. Then a session may be half forgotten, once
             its messages in bronze are erased.
 
     Raises:
-        InterruptedOperationError: naming the command that finishes the operation, and the one that cancels it.
+        InterruptedOperationError: An operation was interrupted. The error names the commands that finish and cancel it.
     """
     for operation in operations_of(settings):
         of_layer = layer is None or operation.layers is None or layer in operation.layers
-        if not of_layer or operation in but or not operation.file(settings).exists():
+        if not of_layer or operation in except_for or not operation.file(settings).exists():
             continue
         inputs: dict[str, Any] = {"shards": "N"}
         try:
@@ -182,8 +187,8 @@ def require_uninterrupted(
                 continue
             inputs |= msgspec.json.decode(stored.inputs, type=dict[str, Any])
         except (OSError, msgspec.MsgspecError):
-            pass  # the command that finishes the operation says what to do about the file
-        raise InterruptedOperationError(operation.refusal(inputs["shards"]))
+            pass  # the command that finishes the operation reports the damaged file
+        raise InterruptedOperationError(operation.interrupted, fix=operation.how_to_finish(inputs["shards"]))
 
 
 def _stored(settings: Settings, operation: Operation) -> _Stored | None:
@@ -197,4 +202,4 @@ def _write(settings: Settings, operation: Operation, step: str, inputs: object, 
     file = operation.file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     stored = _Stored(operation.name, step, msgspec.Raw(msgspec.json.encode(inputs)), done)
-    write_whole(file, msgspec.json.encode(stored))
+    write_atomically(file, msgspec.json.encode(stored))

@@ -1,4 +1,4 @@
-"""The kinds of operations that replace tables or states, and what is said of one that was interrupted."""
+"""The kinds of operations that replace tables or states, with the texts about an interrupted one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ FOLDER = "journal"
 
 @dataclass(frozen=True)
 class Operation:
-    """A kind of operation, and what is said of one that was interrupted.
+    """A kind of operation, with the texts of the error about an interrupted one.
 
     Attributes:
-        name: of its file.
-        interrupted: what was interrupted, and what is wrong until it is finished.
-        finish: the command that finishes it. `{shards}` is replaced by the input of that name.
-        cancel: the sentence that says how to cancel it, or to start over; empty if neither can be done.
-        damaged: what to do if its file cannot be read.
-        layers: the layers that do not start meanwhile; None means all.
-        point: what the fault points of its steps are called.
+        name: The name of its file.
+        interrupted: What was interrupted, and what may be wrong until it is finished.
+        finish: The command that finishes it. `{shards}` is replaced by the input of that name.
+        cancel: How to cancel it or start over, as a sentence; empty if neither is possible.
+        damaged: What to do if its file cannot be read.
+        layers: The layers that do not start meanwhile; None means all.
+        point: The prefix in the names of the fault points of its steps.
     """
 
     name: str
@@ -35,26 +35,26 @@ class Operation:
     point: str = "publish"
 
     def file(self, settings: Settings) -> Path:
-        """The file of one that is under way."""
+        """Returns the path of its file, which exists while it is in progress."""
         return Path(settings.checkpoint(FOLDER)) / f"{self.name}.json"
 
-    def refusal(self, shards: object) -> str:
-        """What is said to whoever cannot work until it is finished.
+    def how_to_finish(self, shards: object) -> str:
+        """Returns how to finish or cancel an interrupted operation.
 
         Args:
-            shards: its input of that name; of other operations, anything.
+            shards: The input of that name; ignored by operations that have none.
         """
         finish, cancel = (text.replace("{shards}", str(shards)) for text in (self.finish, self.cancel))
-        said = f"{self.interrupted}: run `sessionlake {finish}`, which finishes it"
-        return f"{said}. {cancel}" if cancel else said
+        run = f"Run `sessionlake {finish}`, which finishes it"
+        return f"{run}. {cancel}" if cancel else run
 
 
 FORGET = Operation(
     "forget",
     "the forgetting of a session was interrupted, so tables may still hold it",
     "forget --resume",
-    "`sessionlake forget --cancel` gives it up as long as nothing was erased",
-    "Put it back from a backup. Without one, remove it, and run `sessionlake forget` with the same session: "
+    "`sessionlake forget --cancel` cancels it as long as nothing was erased",
+    "Restore it from a backup. Without one, remove it, and run `sessionlake forget` with the same session: "
     f"its receipt in {ERASURES} has no `done_at`",
     point="forget",
 )
@@ -68,7 +68,7 @@ RESHARD = Operation(
 )
 RECOVER_BRONZE = Operation(
     "recover-bronze",
-    "the recovery of bronze's checkpoint was interrupted, so bronze would go on from the wrong offsets",
+    "the recovery of bronze's checkpoint was interrupted, so bronze would resume from the wrong offsets",
     "recover bronze",
     "",
     "Remove it, and run `sessionlake recover bronze`",
@@ -77,14 +77,14 @@ RECOVER_BRONZE = Operation(
 
 
 def _rebuild(made: str, target: str, *layers: str) -> Operation:
-    """The rebuild of a layer or table, which `sessionlake rebuild` calls `target`."""
+    """Returns the rebuild of a layer or table, which `sessionlake rebuild` calls `target`."""
     return Operation(
         f"rebuild-{target.replace(':', '-')}",
-        f"a rebuild of {made} was interrupted while it replaced the tables, which may be of two versions",
+        f"a rebuild of {made} was interrupted while it replaced the tables, which may be of two versions now",
         f"rebuild {target}",
-        f"`sessionlake rebuild {target} --cancel` gives it up as long as no table was replaced; `sessionlake rebuild "
-        f"{target} --start-over` builds everything again from bronze if its files are damaged",
-        f"`sessionlake rebuild {target} --start-over` builds it again from bronze",
+        f"`sessionlake rebuild {target} --cancel` cancels it as long as no table was replaced. If its files are "
+        f"damaged, `sessionlake rebuild {target} --start-over` builds everything again from bronze",
+        f"Run `sessionlake rebuild {target} --start-over`, which builds it again from bronze",
         layers=layers,
     )
 
@@ -93,11 +93,11 @@ REBUILD_SILVER = _rebuild("silver", "silver", SILVER, GOLD)
 
 
 def rebuild_of(own: ProcessorSettings) -> Operation:
-    """The rebuild of a processor's table."""
+    """Returns the rebuild of a processor's table."""
     return _rebuild(own.into, own.rebuilt_as, own.layer)
 
 
 def operations_of(settings: Settings) -> Iterator[Operation]:
-    """All kinds that a lake can have."""
+    """Yields all kinds of operations that a lake can have."""
     yield from (REBUILD_SILVER, FORGET, RESHARD, RECOVER_BRONZE)
     yield from (rebuild_of(own) for own in settings.processors if not own.key)

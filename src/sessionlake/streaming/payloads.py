@@ -1,4 +1,4 @@
-"""With what messages are read, from the configuration: schema files are read once, here."""
+"""How message payloads are decoded, from the configuration: their format and schemas. Schema files are read here."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from sessionlake.integrity.rules import decode_rules
 from sessionlake.kafka.registry import RegistrySchemas
 from sessionlake.protocol.binary import decoder_of
 from sessionlake.protocol.decode import DecodeRules
-from sessionlake.protocol.payload import Definition, GivenSchemas, Payload, PayloadFormat, Schemas, UnusableSchemaError
+from sessionlake.protocol.payload import (
+    ConfiguredSchemas,
+    Definition,
+    Payload,
+    PayloadFormat,
+    Schemas,
+    UnusableSchemaError,
+)
 from sessionlake.settings.model import CaptureSettings, PayloadSettings
 
 
 def rules_of(capture: CaptureSettings) -> DecodeRules:
-    """What decides whether a value is a message, its schemas included.
+    """Returns the rules by which a Kafka value is accepted as a message, including its schemas.
 
     Raises:
-        ConfigError: a schema file cannot be read or used, naming it.
+        ConfigError: A schema file cannot be read or used. The error names it.
     """
     return replace(decode_rules(capture), payload=payload_of(capture))
 
 
 def payload_of(capture: CaptureSettings) -> Payload | None:
-    """What the decoder needs to know of the payloads; None for JSON.
+    """Returns what the decoder needs to know about the payloads; None for JSON.
 
     Raises:
-        ConfigError: a schema file cannot be read or used, naming it.
+        ConfigError: A schema file cannot be read or used. The error names it.
     """
     if capture.format is PayloadFormat.JSON:
         return None
@@ -38,7 +45,10 @@ def payload_of(capture: CaptureSettings) -> Payload | None:
         try:
             decoder_of(payload, definition, (0,), capture.declared)
         except UnusableSchemaError as error:
-            raise ConfigError(f"capture.payload: {file} cannot be used: {error}") from None
+            raise ConfigError(
+                f"capture.payload: the schema file {file} cannot be used: {error}",
+                fix="Correct the file, or name another one",
+            ) from None
     return payload
 
 
@@ -47,8 +57,10 @@ def _schemas(kind: PayloadFormat, found: PayloadSettings) -> Schemas:
         auth = found.registry_auth.get_secret_value() if found.registry_auth else None
         return RegistrySchemas(kind, found.registry_url, auth)
     if found.schema_file:
-        return GivenSchemas(every=_definition(kind, found.schema_file))
-    return GivenSchemas(by_id=tuple((schema, _definition(kind, file)) for schema, file in found.schema_files.items()))
+        return ConfiguredSchemas(every=_definition(kind, found.schema_file))
+    return ConfiguredSchemas(
+        by_id=tuple((schema, _definition(kind, file)) for schema, file in found.schema_files.items())
+    )
 
 
 def _files(found: PayloadSettings) -> dict[int, Path]:
@@ -59,7 +71,10 @@ def _definition(kind: PayloadFormat, file: Path) -> Definition:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"capture.payload: schema file {file}: {error.strerror}") from None
+        raise ConfigError(
+            f"capture.payload: the schema file {file} cannot be read: {error.strerror}",
+            fix="Correct the path or the file's permissions",
+        ) from None
     return (content,) if kind is PayloadFormat.AVRO else _descriptors(content, file)
 
 
@@ -73,7 +88,8 @@ def _descriptors(content: bytes, file: Path) -> Definition:
         found = None
     if not found:
         raise ConfigError(
-            f"capture.payload: {file} is no descriptor set; make one from the .proto file: "
-            "protoc --include_imports --descriptor_set_out=capture.desc capture.proto"
+            f"capture.payload: {file} is no descriptor set",
+            fix="Make one from the .proto file: "
+            "`protoc --include_imports --descriptor_set_out=capture.desc capture.proto`",
         )
     return tuple(one.SerializeToString() for one in found)

@@ -1,4 +1,4 @@
-"""Running a streaming query: started the same way by every layer, with its errors told plainly."""
+"""Runs a streaming query: every layer starts it in the same way, and its errors are explained to the operator."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _UNFINISHED = re.compile(r"\..+\.tmp(\.crc)?")
 
 
 class _Run:
-    """What Spark calls for every micro-batch of one start of a query.
+    """The function that Spark calls for every micro-batch of one start of a query.
 
     Attributes:
-        raised: the error of a batch.
+        raised: The error of a batch; None if none has failed.
     """
 
     def __init__(self, batch: Batch, txn: Callable[[str, int], Txn]) -> None:
@@ -51,11 +51,11 @@ class _Run:
             raise
 
     def end(self) -> BaseException | None:
-        """Lets go of all that the batches need, and returns the error of one.
+        """Releases everything that the batches need, and returns the error of a batch, if one failed.
 
-        Spark's query keeps this callable, and who commits batches mostly knows the query: neither Python nor Java can
-        tell that such a ring, half in each of them, is of use to nobody any more. Nor does the thread end by itself in
-        which all batches were called.
+        Spark's query references this object, and the code that commits batches usually references the query. Neither
+        the Python nor the Java garbage collector can free such a cycle, because half of it is in each. The thread in
+        which Spark called the batches does not end by itself either.
         """
         raised, self.raised, self._batch, self._txn = self.raised, None, None, Txn
         if self._end_thread is not None:
@@ -65,13 +65,17 @@ class _Run:
 
 def _query_id(rows: DataFrame) -> str:
     found = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if not found:  # by it, Delta tells batches of queries apart
-        raise LakeError("Spark does not say which query a batch is of (sql.streaming.queryId): nothing was written")
+    if not found:  # Delta uses the id to recognise a repeated batch
+        raise LakeError(
+            "Spark does not say which query a batch belongs to (sql.streaming.queryId)",
+            why="Without it, a repeated batch would be written twice. Nothing was written",
+            fix="Run the layer again; if the error stays, use a supported version of Spark",
+        )
     return str(found)
 
 
 class LayerQuery:
-    """A running layer: a streaming query whose first error is kept as it was raised."""
+    """The streaming query of a layer. It keeps the first error as it was raised."""
 
     def __init__(self, layer: str, checkpoint: str) -> None:
         self.layer = layer
@@ -90,12 +94,22 @@ class LayerQuery:
         once: bool,
         txn: Callable[[str, int], Txn] = Txn,
     ) -> LayerQuery:
-        """Starts `batch(frame, txn)` for every micro-batch; again after it has ended, too.
+        """Starts the query, which calls `batch(frame, txn)` for every micro-batch. Can be called again after its end.
 
         Args:
-            txn: makes a batch's transaction of the id of Spark's query and Spark's number of the batch.
+            frame: The streaming frame to read.
+            batch: Commits one micro-batch.
+            trigger: The time between micro-batches.
+            once: True processes what is there now and then ends.
+            txn: Makes the transaction of a batch from the id of Spark's query and Spark's number of the batch.
+
+        Returns:
+            This object.
+
+        Raises:
+            SessionlakeError: The query cannot start.
         """
-        self._let_go()
+        self._release()
         self._spark, run = frame.sparkSession, _Run(batch, txn)
         self._run = run
         self._raised = None
@@ -117,57 +131,57 @@ class LayerQuery:
 
     @property
     def query(self) -> StreamingQuery:
-        """Spark's own handle."""
+        """Spark's own query object."""
         if self._query is None:
             raise RuntimeError("the query was not started")
         return self._query
 
     @property
     def active(self) -> bool:
-        """Whether it still runs."""
+        """True while the query runs."""
         return self.query.isActive
 
     def stop(self) -> None:
-        """Ends the query after the batch under way has been given up; what it committed stays."""
+        """Ends the query and abandons the batch in progress; what the batch has committed stays."""
         if self._query is not None:
             self._query.stop()
-            self._let_go()
+            self._release()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for its end; True if it has ended.
+        """Waits until the query ends, or for some seconds; returns True if it has ended.
 
         Raises:
-            SessionlakeError: what ended it, in one text for the operator.
+            SessionlakeError: The query failed.
         """
         try:
             ended = self.query.awaitTermination(None if seconds is None else max(seconds, 0.001)) or seconds is None
         except Exception as error:
-            self._let_go()
+            self._release()
             raise self._explain(error) from error
         if not self.query.isActive:
-            self._let_go()
+            self._release()
         if self._raised is not None:
             raise self._explain(self._raised) from self._raised
         return bool(ended)
 
     def check(self) -> None:
-        """Raises the error of a query that has stopped."""
+        """Raises an error if the query has stopped."""
         if not self.active and self.wait(0):
-            raise SessionlakeError(f"{self.layer} was ended from outside: run it again")
+            raise SessionlakeError(f"{self.layer} was stopped from outside", fix="Run it again")
 
     def drain(self) -> None:
-        """Waits until everything that its source holds now is committed.
+        """Waits until everything that the source holds now is committed.
 
         Raises:
-            SessionlakeError: what stopped it before.
+            SessionlakeError: The query failed before.
         """
         try:
             self.query.processAllAvailable()
         except Exception:
-            self.wait()  # says it better
+            self.wait()  # raises the same error with an explanation
             raise
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._run is not None:
             self._raised, self._run = self._run.end(), None
             if self._spark is not None and self._query is not None:
@@ -180,14 +194,14 @@ class LayerQuery:
 
 
 def discard_abandoned_states(checkpoint: Path) -> None:
-    """Removes what batches that were never committed have left in the state store; the query must not run.
+    """Removes files in the state store of batches that were never committed. The query must not be running.
 
-    Spark's manager of local files (see `spark.session`) keeps the file that is there when another of its name is
-    written, and says nothing. A batch that is made once more, after a decision or with other settings, would leave the
-    state of the attempt that failed.
+    Spark's manager of local files, which `spark.session` configures, silently keeps an existing file when it should
+    write another one of the same name. A batch that is made again, after a decision or with other settings, would then
+    keep the state of the failed attempt.
     """
     last = last_committed(checkpoint)
-    committed = 0 if last is None else last + 1  # the state that batch n leaves is version n + 1
+    committed = 0 if last is None else last + 1  # batch n leaves state version n + 1
     for file in (checkpoint / "state").rglob("*"):
         version = _STATE_FILE.fullmatch(file.name)
         if (version and int(version[1]) > committed) or _UNFINISHED.fullmatch(file.name):

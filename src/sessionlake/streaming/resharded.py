@@ -1,4 +1,4 @@
-"""States of shards brought into another number of shards: each session's goes where its next message will go."""
+"""Moves the states of shards into another number of shards: each session's state to where its next message will go."""
 
 from __future__ import annotations
 
@@ -21,35 +21,42 @@ _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
 class Resharder(Protocol):
-    """Takes a layer's states apart and puts them together; pure, and picklable, since Spark ships it to its workers."""
+    """Splits and joins the states of a layer. Pure, and picklable because Spark sends it to its workers."""
 
     def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """By what the shard of each thing follows that the state is of: a topic, and a session's key or the like."""
+        """Returns what each part of a state is hashed by to find its shard: a topic, and a session key or similar."""
         ...
 
     def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
-        """The parts of a state by new shard.
+        """Splits a state by new shard.
 
         Args:
-            targets: the new shard of each of `names`.
+            shard: The old shard.
+            state: Its state; None if it has none.
+            targets: The new shard of each of `names`.
+
+        Returns:
+            The part of the state for each new shard.
         """
         ...
 
     def join(self, parts: Sequence[bytes]) -> bytes:
-        """The state of a new shard, of all parts of it; of none, that of a shard that has nothing."""
+        """Returns the state of a new shard from its parts; without parts, the state of an empty shard."""
         ...
 
 
-def resharded(states: DataFrame, resharder: Resharder, shards: int) -> DataFrame:
-    """The states of new shards.
+def reshard_states(states: DataFrame, resharder: Resharder, shards: int) -> DataFrame:
+    """Returns the states of the new shards.
+
+    A task gets the states that Spark gives it at once, but has only one of them split in memory at a time.
 
     Args:
-        states: of those before, `shard int, chunk binary`; null where a shard has none.
-        shards: how many there will be.
+        states: The old states, `shard int, chunk binary`; null where a shard has none.
+        resharder: Splits and joins the states.
+        shards: The new number of shards.
 
     Returns:
-        The same, with a row for each new shard. A task has the states that Spark gives it at once, and takes one
-        apart at a time.
+        The new states in the same form, with a row for each new shard.
     """
     from pyspark.sql import functions as F
 
@@ -57,7 +64,7 @@ def resharded(states: DataFrame, resharder: Resharder, shards: int) -> DataFrame
         parts = [bytes(chunk) for chunk in rows["chunk"] if chunk is not None]
         return pd.DataFrame({"shard": [int(key[0])], "chunk": [resharder.join(parts)]})
 
-    # As the streams themselves tell a shard. What is absent leaves a hash as it is.
+    # The same hash as in the streams. A null part does not change the hash.
     target = F.transform("names", lambda name: F.pmod(F.xxhash64(name["topic"], name["rest"]), F.lit(shards)))
     named = states.mapInArrow(_Names(resharder), _NAMED_SCHEMA)
     parts = named.select("shard", "chunk", target.alias("targets")).mapInArrow(_Split(resharder), PACKED_SCHEMA)
@@ -67,7 +74,7 @@ def resharded(states: DataFrame, resharder: Resharder, shards: int) -> DataFrame
 
 @dataclass(frozen=True)
 class _Names:
-    """A `mapInArrow` function: adds the names in each state."""
+    """A `mapInArrow` function that adds the names in each state."""
 
     resharder: Resharder
 
@@ -80,7 +87,7 @@ class _Names:
 
 @dataclass(frozen=True)
 class _Split:
-    """A `mapInArrow` function: each state's parts, as `shard int, chunk binary`."""
+    """A `mapInArrow` function that returns the parts of each state as `shard int, chunk binary`."""
 
     resharder: Resharder
 
@@ -92,7 +99,7 @@ class _Split:
 
 
 def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows, of which one at a time is Python's."""
+    """Yields the rows, of which only one at a time is a Python object."""
     for number in range(batch.num_rows):
         yield from batch.slice(number, 1).to_pylist()
 

@@ -1,7 +1,7 @@
-"""Stateful folding over shards: the one place where this package meets Spark's Python state call.
+"""Stateful folding over shards: the only module that uses Spark's Python state API.
 
-Spark pays about a millisecond of CPU for every *group*, so groups are shards, not sessions. What crosses
-Spark's row-by-row boundaries are a few big binary chunks a shard; what is in them is the fold's own matter.
+Spark needs about a millisecond of CPU for every *group*. So the groups are shards, not sessions. A few big binary
+chunks per shard cross Spark's row-by-row boundaries. Only the fold knows what is in them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from sessionlake.errors import note_place
 from sessionlake.local.paths import plain_link
 from sessionlake.protocol.types import Payloads
-from sessionlake.streaming.carried import NO_FILES, Emissions, Files, sent
+from sessionlake.streaming.payload_files import NO_FILES, Emissions, PayloadFiles, encode_payloads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,33 +27,34 @@ _FOLDED = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
 
 
 class ShardFold(Protocol):
-    """A pure fold of one shard; must be picklable, since Spark ships it to its workers."""
+    """A pure fold of one shard. Picklable, because Spark sends it to its workers."""
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
-        """Folds the batch's chunks of a shard.
+        """Folds a batch's chunks of a shard.
 
         Args:
-            shard: number of the shard.
-            state: what the previous call for this shard returned; None at first.
-            chunks: the batch's packed input, in no particular order.
+            shard: The number of the shard.
+            state: What the previous call for this shard returned; None for its first call.
+            chunks: The batch's packed input, in any order.
 
         Returns:
-            The new state (None: unchanged) and what is emitted.
+            The new state (None: unchanged), and what the fold emits.
         """
         ...
 
 
-def folded_table(payloads: Payloads) -> pa.Table:
-    """What was folded elsewhere than in the stream, as `FOLDED_SCHEMA`."""
+def payload_table(payloads: Payloads) -> pa.Table:
+    """Returns payloads that were not folded in the stream as a table of `FOLDED_SCHEMA`."""
     return pa.table({"kind": [kind for kind, _ in payloads], "payload": [content for _, content in payloads]}, _FOLDED)
 
 
-def fold_shards(packed: DataFrame, fold: ShardFold, files: Files = NO_FILES) -> DataFrame:
-    """Runs the fold as a streaming stateful operator.
+def fold_shards(packed: DataFrame, fold: ShardFold, files: PayloadFiles = NO_FILES) -> DataFrame:
+    """Runs the fold as a stateful streaming operator.
 
     Args:
-        packed: streaming frame `shard int, chunk binary`.
-        files: where large rows go, which then are not in the frame.
+        packed: Streaming frame `shard int, chunk binary`.
+        fold: The fold.
+        files: Where large rows go, instead of into the frame.
 
     Returns:
         Streaming frame `kind string, payload binary`, in append mode.
@@ -66,31 +67,35 @@ def fold_shards(packed: DataFrame, fold: ShardFold, files: Files = NO_FILES) -> 
         if after is not None:
             state.update((after,))
         if out:
-            yield pd.DataFrame(sent(out, files), columns=["kind", "payload"])
+            yield pd.DataFrame(encode_payloads(out, files), columns=["kind", "payload"])
 
     return packed.groupBy("shard").applyInPandasWithState(call, FOLDED_SCHEMA, "state binary", "append", "NoTimeout")
 
 
-def stored_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
-    """The shards' states after a batch, by Spark's state reader: `shard int, chunk binary`.
+def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
+    """Reads the states of the shards after a batch with Spark's state reader, as `shard int, chunk binary`.
 
     Args:
-        batch: by Spark's number. Left to itself, the reader takes the last one whose note of the commit is not lost.
+        spark: The session.
+        checkpoint: The folder of the checkpoint.
+        batch: Spark's number of the batch. Without it, the reader would take the last batch with a commit entry, and
+            that entry can be lost.
     """
-    # Spark's reader encodes the path as a URI, and then takes that for a path.
+    # Spark's reader encodes the path as a URI and then uses the result as a path.
     stored = spark.read.format("statestore").option("batchId", batch).load(str(plain_link(Path(checkpoint))))
     return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
 
 
 def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFrame:
-    """Runs the fold over one slice in batch.
+    """Runs the fold over one slice of the messages as a batch job.
 
     Args:
-        packed: `shard int, chunk binary`.
-        states: the shards' states before, in the same form; shards without one begin.
+        packed: The messages, `shard int, chunk binary`.
+        states: The states before the slice, in the same form. Shards without a state start with none.
+        fold: The fold.
 
     Returns:
-        `shard int, kind string, payload binary`; the new states are of kind `state`.
+        `shard int, kind string, payload binary`, where the new states have the kind `state`.
     """
     from pyspark.sql import functions as F
 
@@ -99,7 +104,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
         after, out = _folded(fold, int(key[0]), before[0] if before else None, chunks)
         state = after if after is not None else before[0] if before else None
-        emitted = [*sent(out), *([] if state is None else [("state", state)])]
+        emitted = [*encode_payloads(out), *([] if state is None else [("state", state)])]
         return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in emitted], columns=_SLICE_COLUMNS)
 
     both = packed.withColumn("is_state", F.lit(col=False)).unionByName(states.withColumn("is_state", F.lit(col=True)))
@@ -110,7 +115,7 @@ _SLICE_COLUMNS = ["shard", "kind", "payload"]
 
 
 def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
-    """What the fold returns; what it raises says of which shard, as nothing else does once Spark passes it on."""
+    """Calls the fold. Adds the shard to its errors: once Spark has passed an error on, nothing else says the shard."""
     try:
         return fold(shard, state, chunks)
     except Exception as error:

@@ -1,7 +1,8 @@
-"""Whether a stream can read its table on.
+"""Checks whether a stream can continue to read its table.
 
-Delta reads none across columns that were taken away or have another type. Of a table that was put back from a backup, a
-stream that has read further would say nothing until the table is there again, and never read what came in between.
+Delta cannot read a stream across columns that were dropped or changed their type. And if a table is restored from a
+backup, a stream that has already read newer versions waits silently until the table reaches them again. It then never
+reads what was committed in between.
 """
 
 from __future__ import annotations
@@ -10,61 +11,61 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
-from sessionlake.streaming.checkpoint import TablePlace, last_planned, read_to
+from sessionlake.streaming.checkpoint import DeltaOffset, last_planned, read_delta_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def other_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
-    """A column that the table had in the version that a stream has read last, and has not, or not so, any more.
+def changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
+    """Returns a column of the version last read by a stream that the table no longer has with the same type.
 
     Returns:
-        Its name and type; None if there is none, or that version cannot be told: of it, Delta says what is wrong.
+        The column's name and type. None if there is none, or if that version cannot be read: then Delta reports why.
     """
-    place = place_read(checkpoint)
+    place = last_planned_offset(checkpoint)
     if place is None:
         return None
     try:
-        before = lake.read(spark, table, place.latest).dtypes
+        before = lake.read(spark, table, place.last_version).dtypes
     except LakeError:
         return None
     now = set(lake.read(spark, table).dtypes)
     return next((f"{name} ({sql})" for name, sql in before if (name, sql) not in now), None)
 
 
-def is_ahead(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
-    """Whether a stream has read versions of the table that it does not have any more; of another table it has not."""
-    place = place_read(checkpoint)
-    if place is None or place.latest <= lake.latest_version(spark, table):
+def is_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
+    """Returns True if a stream has read versions that its table no longer has. False if it is another table."""
+    place = last_planned_offset(checkpoint)
+    if place is None or place.last_version <= lake.latest_version(spark, table):
         return False
     return table_id(spark, lake, table) == place.table
 
 
-def can_be_told(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
-    """Whether the version that a stream has read last can be read still: else what came behind it may be gone."""
-    place = place_read(checkpoint)
+def can_read_last_version(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
+    """Returns True if the version last read by a stream can still be read; else commits after it may be gone too."""
+    place = last_planned_offset(checkpoint)
     if place is None:
         return last_planned(checkpoint) is None
     try:
-        return bool(lake.read(spark, table, place.latest).columns)
+        return bool(lake.read(spark, table, place.last_version).columns)
     except LakeError:
         return False
 
 
-def place_read(checkpoint: str) -> TablePlace | None:
-    """Where the last batch that a stream has planned ends; None before the first, or of a damaged checkpoint.
+def last_planned_offset(checkpoint: str) -> DeltaOffset | None:
+    """Returns where the last batch planned by a stream ends; None before the first, or if the checkpoint is damaged.
 
-    What is wrong with that one, its start says.
+    The start of the stream reports the damage.
     """
     last = last_planned(checkpoint)
     try:
-        return None if last is None else read_to(checkpoint, last)
+        return None if last is None else read_delta_offset(checkpoint, last)
     except (OSError, ValueError):
         return None
 
 
 def table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
-    """What Delta calls the table, and no table that was there before it."""
+    """Returns Delta's id of the table. A table created later under the same name has another id."""
     found = lake.delta(spark, table).detail().select("id").first()
     return None if found is None else str(found["id"])

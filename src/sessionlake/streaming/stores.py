@@ -1,10 +1,10 @@
-"""The state stores of queries that have ended, which for a while still write into their checkpoint's folder.
+"""Closes the state stores of ended queries, and archives checkpoints without these stores writing into new ones.
 
-Whoever runs a query's tasks keeps its stores open when it has ended, until a store of another query is opened there, or
-Spark's upkeep of stores, once a minute, finds that they are used no more: but first it writes the snapshot that is due.
-A checkpoint that has taken the folder's place meanwhile would have one of another's state. So stores are closed with
-their query where that can be done; where their processes may be out of reach, a checkpoint is put aside only when an
-upkeep has passed.
+The process that runs a query's tasks keeps its state stores open after the query has ended. They are closed when a
+store of another query is opened there, or by Spark's store maintenance, once a minute, when it finds them unused.
+Before that, the maintenance writes a snapshot that is due. If a new checkpoint had taken over the folder by then, it
+would get a snapshot of another query's state. So stores are closed with their query where this process can do that.
+Elsewhere, a checkpoint is archived only after one run of the maintenance.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 _UPKEEP = "spark.sql.streaming.stateStore.maintenanceInterval"
 _ONE_PROCESS = "local["
-_PASSED = 1.25
-"""In so many times its interval one upkeep has begun and ended."""
+_WAITED_INTERVALS = 1.25
+"""After this many intervals, one maintenance run has started and ended."""
 _STORE = "default"
-"""What Spark calls the only store of an operator and partition."""
+"""Spark's name for the only store of an operator and partition."""
 
 
 def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -> None:
-    """Closes the stores of a query that has ended, if they are in this process's JVM."""
+    """Closes the stores of an ended query, if they are in this process's JVM."""
     from py4j.protocol import Py4JError
 
     if not _in_one_process(spark):
         return
     jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
     state = jvm.org.apache.spark.sql.execution.streaming.state
-    with suppress(Py4JError, OSError):  # it has ended, too, or is a platform's
+    with suppress(Py4JError, OSError):  # the JVM has ended too, or is one of a platform without these classes
         place = query._jsq.streamingQuery().resolvedCheckpointRoot()  # noqa: SLF001 (as Spark names its stores)
         run = jvm.java.util.UUID.fromString(query.runId)
         for operator, partition in _numbers(checkpoint / "state"):
@@ -47,27 +47,32 @@ def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -
             state.StateStore.unload(state.StateStoreProviderId(store, run))
 
 
-def put_aside(spark: SparkSession, lake: Lake, folders: Iterable[Path], rebuild: str) -> None:
-    """Gives a checkpoint, and what belongs to it, other names: those that are there. Its query must have ended.
+def archive_folders(spark: SparkSession, lake: Lake, folders: Iterable[Path], rebuild: str) -> None:
+    """Renames the folders of a checkpoint that exist, so that another one can take their place.
+
+    The query must have ended. Where its stores may still be open, this waits for one run of Spark's store maintenance.
 
     Args:
-        rebuild: names who puts them aside.
+        spark: The session that ran the query.
+        lake: The lake.
+        folders: The checkpoint and the folders that belong to it.
+        rebuild: The name of the operation, which becomes a part of the new names.
 
     Raises:
-        ClaimedError: a claim that this process holds is another's by now.
+        ClaimedError: Another process has taken over a claim of this process.
     """
-    there = [folder for folder in folders if folder.exists()]
-    if there and (on_databricks() or not _in_one_process(spark)):
+    existing = [folder for folder in folders if folder.exists()]
+    if existing and (on_databricks() or not _in_one_process(spark)):
         jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
-        time.sleep(_PASSED * upkeep / 1000)
+        time.sleep(_WAITED_INTERVALS * upkeep / 1000)
     lake.storage.require_claims()
-    for folder in there:
-        folder.rename(aside_of(folder, rebuild))
+    for folder in existing:
+        folder.rename(archived_path(folder, rebuild))
 
 
-def aside_of(folder: Path, rebuild: str) -> Path:
-    """Where a folder is once it is put aside."""
+def archived_path(folder: Path, rebuild: str) -> Path:
+    """Returns the path of an archived folder."""
     return folder.with_name(f"{folder.name}.before-{rebuild}")
 
 
@@ -76,6 +81,6 @@ def _in_one_process(spark: SparkSession) -> bool:
 
 
 def _numbers(stores: Path) -> list[tuple[int, int]]:
-    """Of all operators and partitions that have a folder."""
+    """Returns operator and partition of all stores that have a folder."""
     found = (folder.relative_to(stores).parts for folder in stores.glob("*/*"))
     return [(int(one), int(other)) for one, other in found if one.isdecimal() and other.isdecimal()]

@@ -1,4 +1,4 @@
-"""Commands for trying and testing, which need the lab: `simulate` and `demo`."""
+"""Commands of the lab, for trials and tests: `simulate` and `demo`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 class Mode(StrEnum):
-    """How `simulate` keeps time."""
+    """How `simulate` relates stream time to the clock."""
 
     LIVE = "live"
     BURST = "burst"
@@ -26,25 +26,25 @@ class Mode(StrEnum):
 @app.command()
 @with_scenario_options
 def simulate(
-    mode: Annotated[Mode, typer.Option("--mode", help="live keeps to the clock; burst and bench do not.")] = Mode.LIVE,
-    messages: Annotated[int | None, typer.Option("--messages", help="How many in all, instead of a duration.")] = None,
-    every: Annotated[float | None, typer.Option("--faults", help="Share of every fault not given by itself.")] = None,
-    truth: Annotated[Path | None, typer.Option("--truth", help="Folder for what silver must then hold.")] = None,
+    mode: Annotated[Mode, typer.Option("--mode", help="live sends in real time; burst and bench do not.")] = Mode.LIVE,
+    messages: Annotated[int | None, typer.Option("--messages", help="Total number, instead of a duration.")] = None,
+    every: Annotated[float | None, typer.Option("--faults", help="Share of each fault without its own option.")] = None,
+    truth: Annotated[Path | None, typer.Option("--truth", help="Folder for the expected silver tables.")] = None,
     form: Form = OutputFormat.JSON,
     config: Config = None,
     **scenario: Any,
 ) -> None:
-    """Send plausible captures to Kafka, the same from the same seed, with faults on request."""
+    """Send simulated captures to Kafka, with optional faults; the same seed gives the same messages."""
     settings = settings_of(config)
     from sessionlake.cli.show import show
     from sessionlake.local.signals import StopFlag
     from sessionlake_lab.cli.simulate import ProgressLine
     from sessionlake_lab.simulate.run import run_simulation
 
-    told = every_fault(every, scenario | {"messages": messages})
+    options = every_fault(every, scenario | {"messages": messages})
     line = ProgressLine()
     with StopFlag() as stop:
-        report = run_simulation(settings, mode=mode.value, truth=truth, stop=stop, on_progress=line, **told)
+        report = run_simulation(settings, mode=mode.value, truth=truth, stop=stop, on_progress=line, **options)
     line.end()
     found = report.to_dict()
     show(list(found), [list(found.values())], form)
@@ -56,7 +56,7 @@ def demo(
     rate: Annotated[float, typer.Option("--rate", min=10, max=20_000, help="Messages a second.")] = 1000,
     config: Config = None,
 ) -> None:
-    """The whole pipeline on live Kafka input for a minute, in a home of its own, then verified."""
+    """Run the whole pipeline on live Kafka input for a minute, in a separate home, then verify it."""
     settings = settings_of(config)
     from sessionlake_lab.cli.demo import run_demo
 

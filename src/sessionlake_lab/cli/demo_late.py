@@ -1,4 +1,4 @@
-"""The demo's last scenes: a point that comes late corrects what was published, and another one a rule raises."""
+"""The demo's late points: one corrects published averages, and the other one triggers a rule."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Shown = tuple[str, list[str], list[list[object]]]
-"""A table's title, its columns and its rows."""
-# So many of a series' newest points come before the late one's place in time.
+"""Title, columns and rows of a table to print."""
+# The late point's event time is just before that of the series' fourth newest point.
 _BACK = 4
 _SESSIONS = 5
 _MINUTE = 60_000
-# Minutes before the session's first point: they are over, so that the rule is raised and cleared at once.
+# How many minutes before the session's first point the other late point is. That minute is over, so the rule is raised
+# and cleared at once.
 _EARLIER = 3
 _TIMEOUT_S = 30.0
 _RULE = "rules: [{{name: spike, topics: {topic}, when: max({metric}) over 1 min > {limit}}}]"
@@ -36,13 +37,13 @@ _RULE = "rules: [{{name: spike, topics: {topic}, when: max({metric}) over 1 min 
 
 @dataclass(frozen=True)
 class LatePoints:
-    """Two messages with event times behind what their session has said already.
+    """Two messages whose event times are before those of earlier messages of their session.
 
     Attributes:
-        series: topic, session, row and metric that they are of.
-        corrects: partition and offset of the one that corrects averages.
-        late_ms: how late that one is.
-        limit: that the other one passes: gold takes in a rule about it with the same batch.
+        series: Topic, session, row and metric of both points.
+        corrects: Partition and offset of the message that corrects averages.
+        late_ms: How late that message is, in ms.
+        limit: Limit of the rule that the other message exceeds. Gold applies the rule with the same batch.
     """
 
     series: Row
@@ -51,13 +52,13 @@ class LatePoints:
     limit: float
 
     def shown(self, spark: SparkSession, settings: Settings) -> Iterator[Shown]:
-        """What they have changed."""
+        """Yields tables of the corrected averages and the rule's alerts."""
         reader = Lake(settings).reader(spark)
-        title = f"One point came {self.late_ms / 1000:.1f} s late: the averages it corrected ({RESTATEMENTS})"
+        title = f"One point was {self.late_ms / 1000:.1f} s late: the averages it corrected ({RESTATEMENTS})"
         columns = ["row_id", "metric", "at", "before", "after", "points", "revision", "pane"]
         yield title, columns, _rows(columns, map(_corrected, self._restatements(reader)))
         columns = ["rule", "row_id", "event", "from", "until", "value", "late"]
-        title = f"A rule while gold ran, max({self.series['metric']}) over 1 min > {self.limit} ({RULE_EVENTS})"
+        title = f"A rule added to running gold, max({self.series['metric']}) over 1 min > {self.limit} ({RULE_EVENTS})"
         yield title, columns, _rows(columns, map(_alert, self._alerts(reader)))
 
     def _restatements(self, reader: TableReader) -> list[Row]:
@@ -73,41 +74,41 @@ class LatePoints:
 
 
 def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | None:
-    """Sends updates of a session that is open, in their places in the stream, but late by their event times.
+    """Sends two updates of an open session, with correct seqs but late event times.
 
     Returns:
-        None if no open session has enough points.
+        What was sent; None if no open session has enough points.
 
     Raises:
-        BrokerError: Kafka does not take them.
+        BrokerError: Kafka does not accept the messages.
     """
     reader = Lake(settings).reader(spark)
     opened = [row for row in reader.rows(SESSIONS, ("status", eq, "open")) if not row["gaps"]]
     for session in sorted(opened, key=itemgetter("messages"), reverse=True)[:_SESSIONS]:
         line = _longest(reader, session)
         if len(line) > _BACK:
-            return _sent(spark, settings, session, line)
+            return _send(spark, settings, session, line)
     return None
 
 
-def _sent(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
+def _send(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
     point, highest = line[-_BACK], max(abs(row["value"]) for row in line)
     limit = round(2 * highest, 3)
-    _apply(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
-    told = (
-        (point["ts"] - 1, round(1.5 * highest, 3)),  # below the rule's limit, and no average is as high
+    _apply_rule(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
+    late_points = (
+        (point["ts"] - 1, round(1.5 * highest, 3)),  # below the rule's limit, but above every average
         (line[0]["ts"] - _EARLIER * _MINUTE, round(3 * highest, 3)),
     )
     updates = [
         {"type": "update", "seq": session["next_seq"] + place, "ts": ts}
         | {"rows": [{"id": point["row_id"], point["metric"]: value}]}
-        for place, (ts, value) in enumerate(told)
+        for place, (ts, value) in enumerate(late_points)
     ]
-    offset, *_ = _offsets(settings, session, [json.dumps(update).encode() for update in updates])
-    return LatePoints(point, (session["partition"], offset), line[-1]["ts"] - told[0][0], limit)
+    offset, *_ = _produce(settings, session, [json.dumps(update).encode() for update in updates])
+    return LatePoints(point, (session["partition"], offset), line[-1]["ts"] - late_points[0][0], limit)
 
 
-def _apply(spark: SparkSession, settings: Settings, text: str) -> None:
+def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
     written, problems = read_file(text, declared_in(settings))
     if problems:
         raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")
@@ -115,7 +116,7 @@ def _apply(spark: SparkSession, settings: Settings, text: str) -> None:
 
 
 def _longest(reader: TableReader, session: Row) -> list[Row]:
-    """The points of the session's longest series of doubles, in event time."""
+    """Returns the points of the session's longest series of doubles, in order of event time."""
     own = [(name, eq, session[name]) for name in ("topic", "session_id", "partition")]
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in reader.rows(AVERAGES, *own):
@@ -125,8 +126,8 @@ def _longest(reader: TableReader, session: Row) -> list[Row]:
     return sorted(longest, key=itemgetter("ts", "_life", "_seq", "position", "ordinal"))
 
 
-def _offsets(settings: Settings, session: Row, values: Sequence[bytes]) -> list[int]:
-    """Sends the messages; where each is."""
+def _produce(settings: Settings, session: Row, values: Sequence[bytes]) -> list[int]:
+    """Sends messages of the session and returns their offsets."""
     from confluent_kafka import KafkaException, Producer
 
     from sessionlake.kafka.clients import client_config
@@ -144,9 +145,9 @@ def _offsets(settings: Settings, session: Row, values: Sequence[bytes]) -> list[
             )
         producer.flush(_TIMEOUT_S)
     except KafkaException as error:
-        raise BrokerError(f"Kafka did not take the late points: {error.args[0]}") from None
+        raise BrokerError(f"Kafka did not accept the late points: {error.args[0]}") from None
     if len(offsets) < len(values):
-        raise BrokerError("Kafka did not take the late points")
+        raise BrokerError("Kafka did not accept the late points")
     return offsets
 
 

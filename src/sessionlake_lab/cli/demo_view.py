@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: how far each table is, at what rate, and how far behind its source."""
+"""The demo's live display: messages, rate and backlog of each table."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _RATE_SECONDS = 5.0
 
 
 class Progress:
-    """Counts that the simulator, the layers' commits and gold's stream report; drawn as a table."""
+    """Collects counts from the simulator, the layers' commits and gold's stream, and draws them as a table."""
 
     def __init__(self) -> None:
         self.phase = "starting Kafka and Spark"
         self._begun = time.monotonic()
         self._sent = 0
-        self._taken: Counter[str] = Counter()
+        self._read: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
         self._gold: dict[int, int] = {}
         self._history: list[tuple[float, dict[str, int]]] = []
 
     def sent(self, messages: int) -> None:
-        """The sensors have handed over so many messages."""
+        """Records how many messages the sensors have sent so far."""
         self._sent = messages
 
     def committed(self, entry: LedgerEntry) -> None:
-        """A batch of bronze, silver or the table merger is in."""
-        self._taken[entry.layer] += entry.messages
+        """Records a committed batch of bronze, silver or the table merger."""
+        self._read[entry.layer] += entry.messages
         for output in entry.outputs:
             self._written[output.table] += output.rows
 
     def gold(self, batch: int, changes: int) -> None:
-        """Gold's latest batch has taken in so many session changes."""
+        """Records how many session changes gold's latest batch has read."""
         self._gold[batch] = max(changes, self._gold.get(batch, 0))
 
     @contextmanager
     def shown(self, console: Console) -> Iterator[None]:
-        """Draws the counts until the end of the block, where there is a terminal to draw on."""
+        """Draws the counts during the block on a terminal. Elsewhere it only prints the phase."""
         if not console.is_terminal:
             console.print(f"{self.phase} …")
             yield
@@ -58,20 +58,20 @@ class Progress:
         counts = self._counts()
         rates = self._rates(counts)
         table = Table(title=f"{self.phase}, {time.monotonic() - self._begun:.0f} s", title_justify="left")
-        for name in ("table", "in", "a second", "behind", "rows written"):
+        for name in ("table", "read", "per second", "behind", "rows written"):
             table.add_column(name, justify="left" if name == "table" else "right")
         table.add_row("Kafka (sensors)", f"{self._sent:,}", f"{rates['sent']:,.0f}", "", "")
         before = self._sent
         for layer, name in ((BRONZE, MESSAGES), (SILVER, CHANGES), (SILVER_TABLES, ROWS)):
-            taken, rows = counts[layer], self._written[name]
-            table.add_row(name, f"{taken:,}", f"{rates[layer]:,.0f}", f"{max(before - taken, 0):,}", f"{rows:,}")
-            before = taken
+            read, rows = counts[layer], self._written[name]
+            table.add_row(name, f"{read:,}", f"{rates[layer]:,.0f}", f"{max(before - read, 0):,}", f"{rows:,}")
+            before = read
         behind = max(self._written[CHANGES] - counts["gold"], 0)
         table.add_row("gold.* (changes)", f"{counts['gold']:,}", f"{rates['gold']:,.0f}", f"{behind:,}", "")
         return table
 
     def _counts(self) -> dict[str, int]:
-        layers = {layer: self._taken[layer] for layer in (BRONZE, SILVER, SILVER_TABLES)}
+        layers = {layer: self._read[layer] for layer in (BRONZE, SILVER, SILVER_TABLES)}
         return {"sent": self._sent, "gold": sum(self._gold.copy().values()), **layers}
 
     def _rates(self, counts: dict[str, int]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The simulator's options, taken from the simulator: what a scenario can say, the command line can."""
+"""Options of `sessionlake simulate`, generated from the fields and docstrings of the simulator's scenario."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ import typer
 
 from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
 
-# Shorter words for some fields, as `build_scenario` takes them.
+# Option names that are shorter than the field's name. `build_scenario` accepts them too.
 _SHORT = {"duration_s": "duration", "sessions_per_sensor": "sessions", "reordered": "reorder", "day_s": "day"}
-# Not options: the parts, and what the configuration decides.
+# Fields without an option: nested parts, and values from the configuration.
 _LEFT_OUT = {"mix", "faults", "lateness_s", "future_skew_s", "max_message_bytes"}
 _TYPES: dict[str, type] = {"int": int, "float": float, "float | None": float, "str": str, "bool": bool}
-_PANELS: tuple[tuple[type, str], ...] = ((Scenario, "Scenario"), (Mix, "What healthy sessions say"), (Faults, "Faults"))
+_PANELS: tuple[tuple[type, str], ...] = (
+    (Scenario, "Scenario"),
+    (Mix, "Healthy messages"),
+    (Faults, "Faults"),
+)
 
 
 def with_scenario_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command with `**options` an option for every field of a scenario; those not given are None."""
+    """Replaces the `**options` of a command by one option for each field of a scenario. The default of each is None."""
     own = inspect.signature(command, eval_str=True)
-    kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
 
     @wraps(command)
     def wrapped(**given: Any) -> None:
         command(**given)
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*kept, *_parameters())]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*named, *_parameters())]
     wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it, types lack it
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
 
 
 def every_fault(rate: float | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with every fault that they leave open at the same rate."""
+    """Returns the options, with each fault that is None set to the rate."""
     if rate is None:
         return options
     names = [_SHORT.get(item.name, item.name) for item in fields(Faults)]
@@ -46,13 +50,13 @@ def every_fault(rate: float | None, options: dict[str, Any]) -> dict[str, Any]:
 
 
 class ProgressLine:
-    """One line on standard error that counts, where somebody is there to see it."""
+    """A line on standard error that shows the number of sent messages, if standard error is a terminal."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
 
     def __call__(self, messages: int) -> None:
-        """Says how many messages were handed over."""
+        """Shows how many messages were sent so far."""
         if self._shown:
             self._write(f"\r{messages:,} messages")
 
@@ -62,7 +66,7 @@ class ProgressLine:
             self._write("\r\x1b[K")
 
     def _write(self, text: str) -> None:
-        out = sys.__stderr__ or sys.stderr  # the terminal itself: what else is said shows control characters
+        out = sys.__stderr__ or sys.stderr  # bypasses the stream that would escape the control characters
         out.write(text)
         out.flush()
 
@@ -83,12 +87,12 @@ def _parameters() -> Iterator[inspect.Parameter]:
 
 def _default(item: Field[Any]) -> str:
     if item.name == "start_ms":
-        return "so that live begins now, and burst ends now"
+        return "live: starts now, burst: ends now"
     return "as described" if item.default is None else str(item.default)
 
 
 def _descriptions(owner: type) -> dict[str, str]:
-    """Field name to its text in the class's docstring."""
+    """Returns the description of each field from the class's docstring."""
     text = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2]
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
     return {name: " ".join(words.split()) for name, words in entries}

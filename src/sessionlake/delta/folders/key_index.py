@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes, ranges
+from sessionlake.protocol.arrow import concatenate_ranges, dictionary_codes
 from sessionlake.protocol.types import Bools, Int32s, Int64s
 
 _WIDEST = 1 << 62
@@ -38,7 +38,7 @@ class Keys:
         Args:
             schema: whose types their columns get, those of the table that is searched.
         """
-        numbered = (codes(rows[name].unify_dictionaries()) for name in names)
+        numbered = (dictionary_codes(rows[name].unify_dictionaries()) for name in names)
         types = (schema.field(name).type for name in names)
         return cls(
             rows.num_rows, tuple((own, values.cast(t)) for (own, values), t in zip(numbered, types, strict=True))
@@ -70,7 +70,7 @@ class KeyIndex:
         number, width, whole = np.zeros(rows.num_rows, np.int64), 1, np.ones(rows.num_rows, np.bool_)
         columns = list[tuple[pa.Array, Int64s | None]]()
         for name in rows.column_names:
-            code, values = codes(rows[name].unify_dictionaries())
+            code, values = dictionary_codes(rows[name].unify_dictionaries())
             size, kinds = max(len(values), 1), None
             if width * size >= _WIDEST:
                 kinds, number = np.unique(number, return_inverse=True)
@@ -103,7 +103,7 @@ class KeyIndex:
                 break
         first = np.searchsorted(self.numbers, number)
         many = np.searchsorted(self.numbers, number, side="right") - first
-        rows = self.rows[ranges(first, many)].astype(np.int64)
+        rows = self.rows[concatenate_ranges(first, many)].astype(np.int64)
         order = np.argsort(rows)
         return rows[order], np.repeat(asked, many)[order]
 
@@ -135,7 +135,7 @@ class RunIndex:
         begins = np.zeros(heads.num_rows, np.bool_)
         begins[:1] = True
         for name in heads.column_names:
-            begins[1:] |= np.diff(codes(heads[name].unify_dictionaries())[0]) != 0
+            begins[1:] |= np.diff(dictionary_codes(heads[name].unify_dictionaries())[0]) != 0
         first = np.flatnonzero(begins)
         length = np.diff(first, append=heads.num_rows)
         runs = KeyIndex.of(heads.take(pa.array(first)), schema)
@@ -150,7 +150,7 @@ class RunIndex:
         """The rows that have one of the heads, rising, and of each the place of its head among those asked for."""
         run, asked = self.runs.find(heads)
         length = self.length[run].astype(np.int64)
-        return ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
+        return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 
 
 def _places(values: pa.Array, distinct: pa.Array) -> Int64s:

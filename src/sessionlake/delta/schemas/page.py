@@ -1,11 +1,10 @@
 """The data dictionary, `docs/reference/tables.md`, made of the definitions of tables.
 
-python -m sessionlake.delta.schemas.page > docs/reference/tables.md
+make reference
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -25,7 +24,7 @@ tables) have such comments, too. Gold's two views are described in [gold](gold.m
 replace or remove rows. Timestamps are instants, in UTC. Stream time, session, life, epoch and the project's other words
 are in the [glossary](glossary.md). Only tables in a catalog are clustered.
 
-This page is made from the definitions in [`delta/schemas/`](../../src/sessionlake/delta/schemas): run `make tables`
+This page is made from the definitions in [`delta/schemas/`](../../src/sessionlake/delta/schemas): run `make reference`
 after a change.
 """
 _WRITES = {
@@ -72,7 +71,3 @@ def _row(column: Column) -> str:
     if column.name == DECLARED:
         name, kind = "each of `capture.columns`", "as declared"
     return f"| {name} | {kind} | {column.comment} |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import FarTime, micros_of
 from sessionlake.delta.storage.values import rows_of, value_of, values_of
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import SESSION, one
+from sessionlake.protocol.arrow import SESSION, contiguous
 from sessionlake.protocol.types import Row
 
 # A condition: a column, a comparison and a value. The comparison works on Arrow's and Spark's expressions alike: it
@@ -220,7 +220,7 @@ def session_columns(sessions: pa.Table) -> list[str]:
 
 
 def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    parts = (one(rows[name]).cast(pa.string()) for name in names)
+    parts = (contiguous(rows[name]).cast(pa.string()) for name in names)
     return pc.binary_join_element_wise(*parts, "\0")
 
 

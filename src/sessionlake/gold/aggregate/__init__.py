@@ -1,1 +1,1 @@
-"""Aggregates that merge, and the products made of them. Pure."""
+"""Aggregates that merge, and the products declared with them. Pure."""

@@ -1,7 +1,7 @@
-"""Aggregates that merge: of any two parts of the rows, the whole follows, in whatever order they come.
+"""Aggregates that merge: the results of any two parts of the rows combine to the result of all, in any order.
 
-Each keeps its result and what it needs besides in columns of the product's table: the table is the state. A column of
-its own that is no result begins with an underscore.
+An aggregate stores its result, and what it needs to merge, in columns of the product's table: the table is the state.
+Names of columns that are not results begin with an underscore.
 """
 
 from __future__ import annotations
@@ -19,58 +19,65 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Bools
 
 ORDER = (("ts", "ts", "bigint"), ("life", LIFE, "bigint"), ("position", TURN, "bigint"), ("ordinal", "ordinal", "int"))
-"""What orders events: their time, then what orders changes of one time. Name, the events' column, and its SQL type."""
+"""The order of events: by time, then by the order of changes. Each entry has a name, the events' column, and its SQL
+type."""
 ORDER_SQL = "struct({})".format(", ".join(f"`{column}`" for _, column, _ in ORDER))
 _SPLIT = 134_217_729.0  # 2^27 + 1
 
 
 class Aggregate(ABC):
-    """One column of a product, and how it comes about."""
+    """One result column of a product, and how it is computed."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The events' columns that it needs."""
+        """The columns of events that it needs."""
         return ()
 
     @abstractmethod
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Names and Spark SQL types of its columns, the result first.
+        """Returns names and Spark SQL types of its columns, the result first.
 
         Args:
-            name: of the result.
+            name: Name of the result.
         """
 
     @abstractmethod
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """What each event comes to by itself."""
+        """Returns the columns of each event taken alone."""
 
     @abstractmethod
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """What two parts come to, for many pairs of them at once."""
+        """Merges pairs of parts: row i of `one` with row i of `other`."""
 
     def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        """What the parts of each group come to."""
+        """Merges the parts of each group into one row per group."""
         held = {column: parts[column].to_numpy() for column, _ in self.columns(name)}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             return groups.reduced(held, lambda one, other: self.combine(name, one, other))
 
     @property
     def meaning(self) -> str:
-        """What the result is, as the comment of its column."""
+        """A description of the result, used as the column's comment."""
         return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
     def sql(self) -> str:
-        """The result by plain Spark SQL over all events of a group: what the incremental one is compared with."""
+        """Returns the result in plain Spark SQL over all events of a group.
+
+        `sessionlake verify gold` compares it with the merged result.
+        """
 
     def magnitude(self) -> str | None:
-        """SQL of how large the numbers were that it was added up from; None where the result is exact."""
+        """Returns SQL of the size of the numbers that were summed; None if the result is exact.
+
+        It sets the tolerance of a comparison.
+        """
         return None
 
 
 @dataclass(frozen=True)
 class Count(Aggregate):
-    """How many events."""
+    """The number of events."""
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "bigint"),)
@@ -91,7 +98,7 @@ class Count(Aggregate):
 
 @dataclass(frozen=True)
 class Sum(Aggregate):
-    """The sum of a column, or of its squares, as a double: but for rare cases the one nearest to it, in any order."""
+    """The sum of a column or of its squares, as the nearest double except in rare cases, in any order."""
 
     of: str
     squared: bool = False
@@ -101,7 +108,7 @@ class Sum(Aggregate):
         return (self.of,)
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        # The second is what is left over when the sum is rounded.
+        # The second column is the rounding error of the sum.
         return (name, "double"), (_state_column(name, "rest"), "double")
 
     def begin(self, name: str, events: pa.Table) -> Columns:
@@ -113,15 +120,15 @@ class Sum(Aggregate):
         return {name: squares, _state_column(name, "rest"): rest}
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """Knuth's two-sum: what rounding takes away is added up by itself."""
+        """Adds with Knuth's two-sum: what rounding takes away is added up separately."""
         rest = _state_column(name, "rest")
         a, b = one[name], other[name]
         added = a + b
         back = added - a
         lost = (a - (added - back)) + (b - back) + one[rest] + other[rest]
-        whole = added + lost
-        finite = np.isfinite(whole)
-        return {name: np.where(finite, whole, added), rest: np.where(finite, lost - (whole - added), 0.0)}
+        total = added + lost
+        finite = np.isfinite(total)
+        return {name: np.where(finite, total, added), rest: np.where(finite, lost - (total - added), 0.0)}
 
     @property
     def meaning(self) -> str:
@@ -138,7 +145,7 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True)
 class Extreme(Aggregate):
-    """The least or the greatest of a column."""
+    """The lowest or highest value of a column."""
 
     of: str
     greatest: bool
@@ -169,7 +176,7 @@ class Extreme(Aggregate):
 
 @dataclass(frozen=True)
 class Endmost(Aggregate):
-    """The first or the last of a column, a number, in event time."""
+    """The first or last number of a column in event time."""
 
     of: str
     last: bool
@@ -180,7 +187,7 @@ class Endmost(Aggregate):
         return (self.of, *(column for _, column, _ in ORDER))
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        # Besides, where in time it is.
+        # The other columns are its place in time.
         return (name, "double"), *((_state_column(name, part), sql) for part, _, sql in ORDER)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
@@ -206,31 +213,31 @@ class Endmost(Aggregate):
 
 
 class Derived(ABC):
-    """A column that follows from the others of its row."""
+    """A column that is computed from other columns of its row."""
 
     type = "double"
 
     @property
     def meaning(self) -> str:
-        """What it is, as the comment of its column."""
+        """A description of the column, used as its comment."""
         return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
     def of(self, results: Columns) -> Any:
-        """Its values; NaN where there are none."""
+        """Computes the values from the row's other columns; NaN where there is none."""
 
     @abstractmethod
     def sql(self) -> str:
-        """Its values by plain Spark SQL, over all events of a group; null where there are none."""
+        """Returns the value in plain Spark SQL over all events of a group; null if there is none."""
 
     @abstractmethod
     def magnitude(self) -> str:
-        """SQL of how large the numbers were that it was computed from."""
+        """Returns SQL of the size of the numbers that it was computed from, for the tolerance of a comparison."""
 
 
 @dataclass(frozen=True)
 class Mean(Derived):
-    """The mean of a column, out of its sum and the number of events."""
+    """The mean of a column, computed from its sum and the number of events."""
 
     sum: str
     count: str
@@ -252,9 +259,9 @@ class Mean(Derived):
 
 @dataclass(frozen=True)
 class Variance(Derived):
-    """The sample variance of a column, out of its sum, the sum of its squares and their number.
+    """The sample variance of a column, computed from its sum, the sum of its squares and the number of events.
 
-    Both sums have twice a double's digits, so that nothing is left of the usual cancellation.
+    Both sums have twice the digits of a double, so that the usual cancellation does no harm.
     """
 
     sum: str
@@ -263,14 +270,16 @@ class Variance(Derived):
     value: str = "value"
 
     def of(self, results: Columns) -> Any:
-        # There is none of a single event, nor where the squares are beyond the range of doubles.
-        n, whole, rest = results[self.count], results[self.sum], results[_state_column(self.sum, "rest")]
-        square, lost = _product(whole, whole)
+        # A single event has no variance. There is also none if the squares exceed the range of doubles.
+        n, total, rest = results[self.count], results[self.sum], results[_state_column(self.sum, "rest")]
+        square, lost = _product(total, total)
         mean = square / n
         back, behind = _product(mean, n.astype(np.float64))
-        mean_rest = ((square - back) - behind + lost + 2 * whole * rest) / n
+        mean_rest = ((square - back) - behind + lost + 2 * total * rest) / n
         spread = (results[self.squares] - mean) + (results[_state_column(self.squares, "rest")] - mean_rest)
-        has_variance = (n > 1) & np.isfinite(results[self.squares] * n)  # which no sum is beyond, squared
+        has_variance = (n > 1) & np.isfinite(
+            results[self.squares] * n
+        )  # the square of the sum is no larger than this product
         return np.maximum(spread, 0.0) / np.where(has_variance, n - 1, np.nan)
 
     @property
@@ -283,14 +292,14 @@ class Variance(Derived):
         return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
     def magnitude(self) -> str:
-        # What SQL's own variance may be off by, times 1e9.
+        # The possible error of SQL's own variance, times 1e9.
         value = quote(self.value)
         apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"
         return f"1e-6 * {apart} + 1e-18 * max({value} * {value})"
 
 
 def _is_later(one: Columns, other: Columns) -> Bools:
-    """Where the other comes later by all parts of `ORDER`, the first deciding."""
+    """Returns where `other` is later than `one` in `ORDER`."""
     later = np.zeros(len(one["ts"]), np.bool_)
     for part, _, _ in reversed(ORDER):
         later = (other[part] > one[part]) | ((other[part] == one[part]) & later)
@@ -298,21 +307,21 @@ def _is_later(one: Columns, other: Columns) -> Bools:
 
 
 def _state_column(name: str, part: str) -> str:
-    """The column of an aggregate that holds what its result needs besides."""
+    """Returns the name of a column that an aggregate needs beside its result."""
     return f"_{name}_{part}"
 
 
 def _doubles(events: pa.Table, column: str) -> Any:
-    """A column's values; adding zero turns -0.0 into 0.0, whose sign would depend on the order."""
+    """Returns a column's values as doubles. Adding zero turns -0.0 into 0.0, whose sign would depend on the order."""
     return events[column].to_numpy().astype(np.float64, copy=False) + 0.0
 
 
 def _product(a: Any, b: Any) -> tuple[Any, Any]:
-    """Products, and what rounding took away from each (Veltkamp and Dekker)."""
-    whole = a * b
+    """Returns products and their rounding errors (Veltkamp and Dekker)."""
+    total = a * b
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
-    lost = ((a_high * b_high - whole) + a_high * b_low + a_low * b_high) + a_low * b_low
-    return whole, np.where(np.isfinite(lost), lost, 0.0)
+    lost = ((a_high * b_high - total) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return total, np.where(np.isfinite(lost), lost, 0.0)
 
 
 def _halves(value: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Rows put together by their keys; what merges in any order is reduced group by group, without a loop over groups."""
+"""Groups rows by their keys, and merges the rows of each group without a loop over groups."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import codes, combined
+from sessionlake.protocol.arrow import combine_codes, dictionary_codes
 from sessionlake.protocol.types import Int64s
 
 Columns = Mapping[str, Any]
-"""Numpy columns by name, all of one length."""
+"""Numpy columns by name, all of the same length."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows with equal keys next to each other.
+    """The rows of a table, ordered so that rows with equal keys are next to each other.
 
     Attributes:
-        order: the rows' places, group by group.
-        lengths: how many rows each group has.
+        order: Indices of the rows, group by group.
+        lengths: Number of rows of each group.
     """
 
     order: Int64s
@@ -31,34 +31,35 @@ class Groups:
 
     @staticmethod
     def of(rows: pa.Table, keys: Iterable[str]) -> Groups:
-        """Groups rows by columns that have no nulls: texts, whole numbers or times."""
-        number = combined((codes(rows[name]) for name in keys), rows.num_rows)
+        """Groups rows by columns without nulls: texts, integers or times."""
+        number = combine_codes((dictionary_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
         return Groups(order, np.diff(starts, append=len(order)))
 
     @cached_property
     def starts(self) -> Int64s:
-        """Of each group, the place of its first row in `order`."""
+        """For each group, the position of its first row in `order`."""
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
     def firsts(self) -> Int64s:
-        """Of each group, its first row."""
+        """For each group, the index of its first row."""
         return self.order[self.starts]
 
     @property
     def codes(self) -> Int64s:
-        """Of each row, the number of its group."""
+        """For each row, the number of its group."""
         found = np.empty(len(self.order), np.int64)
         found[self.order] = np.repeat(np.arange(len(self.lengths)), self.lengths)
         return found
 
     def reduced(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
-        """One entry a group: its rows combined in pairs, those in pairs again, and so on.
+        """Merges the rows of each group to one: rows in pairs, the results in pairs again, and so on.
 
         Args:
-            combine: what two rows come to, for many pairs at once; in whatever order, it must come to the same.
+            columns: The columns of all rows.
+            combine: Merges many pairs of rows at once. Its result must not depend on the order.
         """
         result = {name: column[self.firsts] for name, column in columns.items()}
         several, rounds = self._rounds
@@ -77,9 +78,11 @@ class Groups:
 
     @cached_property
     def _rounds(self) -> tuple[Groups, list[tuple[Int64s, Int64s]]]:
-        """The groups of several rows, and places in their `order` that are combined, the second into the first.
+        """Returns the groups with several rows, and the pairs of rows to merge in each round.
 
-        Neighbours in the first round, then what is two apart, four apart, and so on: the first has all in the end.
+        A pair is two positions in their `order`; the second row is merged into the first. The first round merges
+        neighbours, the next one rows that are two apart, then four apart, and so on. In the end the first row of a
+        group has the result.
         """
         many = self.lengths > 1
         several = Groups(self.order[np.repeat(many, self.lengths)], self.lengths[many])

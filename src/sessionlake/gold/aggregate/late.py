@@ -1,8 +1,8 @@
-"""Which events come too late for a product that does not wait for ever, and what is told of them.
+"""Decides which events are too late for a product with a lateness, and lists them for `gold.late_points`.
 
-An event's place is the bucket that it belongs to; where there are none, its event time. It is late once the stream time
-at which it was applied has come as far as the place's end and the lateness together. Both are the change's own, so what
-is late is settled by silver alone, whatever gold's batches.
+An event belongs to a bucket or, without buckets, to its own event time. It is late if the stream time at which it was
+applied has reached the bucket's end plus the lateness. Both times are stored in silver, so gold's batches have no
+influence.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.sources import MARKS, Declared, Source
-from sessionlake.protocol.arrow import row_codes
+from sessionlake.protocol.arrow import number_combinations
 from sessionlake.protocol.types import Bools, TopicPartition
 
 T = TypeVar("T")
 
 APPLIED = "applied"
-"""Of a change: the stream time at which it was applied, in ms."""
-# Of changes that do not tell it, as those of early versions: they are not late.
+"""Column of a change: the stream time at which it was applied, in ms."""
+# The stream time of changes that have none, as those written by early versions. They are never late.
 NEVER = -(1 << 62)
 OFFSET = "offset"
 WITH_PLACE = (*MARKS, "position", APPLIED, OFFSET)
 """Columns of an event that a late point is written from."""
 LATE_KEYS = ("table", "topic", "session_id", "partition", "row_id", "name", "position", "ordinal")
-"""What tells late points apart."""
+"""The columns that identify a late point."""
 LATE_COLUMNS = (
     ("table", "string"),
     ("topic", "string"),
@@ -41,17 +41,18 @@ LATE_COLUMNS = (
     ("position", "bigint"),
     ("ordinal", "int"),
 )
-"""Of `gold.late_points`, less `_batch`: `name` is the metric's or the column's; times are in ms."""
+"""The columns of `gold.late_points` without `_batch`. `name` is the name of the metric or of the column; times are in
+ms."""
 
 
 def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools:
-    """Which changes are late.
+    """Returns which changes are late.
 
     Args:
-        changes: with `ts` and `applied`.
+        changes: Changes with `ts` and `applied`.
     """
     length = bucket_ms or 1
-    # By the numbers of buckets: ends of the last ones there are would be beyond what a number can be.
+    # Compares numbers of buckets, since the ends of the last buckets would exceed a bigint.
     applied = changes[APPLIED].fill_null(NEVER).to_numpy()
     passed = np.floor_divide(applied - lateness_ms, length)
     late: Bools = np.floor_divide(changes["ts"].to_numpy(), length) < passed
@@ -59,15 +60,18 @@ def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools
 
 
 def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
-    """Of each topic-partition, the highest stream time at which a change was applied; `NEVER` where none tells it."""
-    code, (topics, partitions) = row_codes(changes["topic"], changes["partition"])
+    """Returns the highest stream time at which a change was applied, by topic-partition.
+
+    It is `NEVER` if no change has a stream time.
+    """
+    code, (topics, partitions) = number_combinations(changes["topic"], changes["partition"])
     times = np.full(len(topics), NEVER)
     np.maximum.at(times, code, changes[APPLIED].fill_null(NEVER).to_numpy())
     return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))
 
 
 def by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
-    """The highest time of any of its partitions, by topic."""
+    """Returns the highest time of each topic's partitions."""
     found: dict[str, int] = {}
     for (topic, _), time in times.items():
         found[topic] = max(found.get(topic, time), time)
@@ -75,17 +79,20 @@ def by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
 
 
 def latest(one: Mapping[T, int], other: Mapping[T, int]) -> dict[T, int]:
-    """The later time of each."""
+    """Merges two mappings; for a key in both, the later time counts."""
     return {**one, **{name: max(time, one.get(name, time)) for name, time in other.items()}}
 
 
 def first_kept(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
-    """Where a table begins at a stream time: the first bucket whose end it has not passed by the retention."""
+    """Returns the start of the first bucket that has not expired at a stream time.
+
+    A bucket expires once stream time has reached its end plus the retention.
+    """
     return (stream_time - retention_ms) // bucket_ms * bucket_ms
 
 
 def late_points(table: str, changes: pa.Table, source: Source, declared: Declared) -> pa.Table:
-    """The rows of `gold.late_points` for changes that are late for a table."""
+    """Returns the rows of `gold.late_points` for changes that are late for a table."""
     events = source.events(changes, declared, WITH_PLACE)
     called = "metric" if source.numbers else "column"
     columns = {name: events[name] for name, _ in LATE_COLUMNS if name in events.column_names}

@@ -1,4 +1,4 @@
-"""What orders a session's changes of one event time: under `once` their seq, life by life; else their position."""
+"""The order of a session's changes with equal event time: under `once` by life and seq, else by position."""
 
 from __future__ import annotations
 
@@ -11,84 +11,88 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.protocol.arrow import codes, one
+from sessionlake.protocol.arrow import contiguous, dictionary_codes
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.capture import CaptureSettings, Integrity
 
 LIFE = "order:life"
-"""Of a change: the first offset of its session's life, under `once`; `NO_LIFE` in other classes."""
+"""Column of a change: under `once` the first offset of its session's life, `NO_LIFE` in other classes."""
 TURN = "order:turn"
-"""Of a change: its seq under `once`, its position in other classes."""
+"""Column of a change: under `once` its seq, in other classes its position."""
 SEQ = "order:seq"
-"""Of a change as silver has it: its seq, null where it had none."""
+"""Column of a change: its seq as in silver, null if it had none."""
 SESSION_MARK = "order:session"
-"""Of a change under `once`: a hash of its session, see `session_marks`."""
+"""Column of a change: under `once` a hash of its session id, from `session_marks`."""
 NO_LIFE = -1
 _HEX_DIGITS = 15
-"""Of a session's hash, so many fit into a positive bigint."""
+"""Number of hexadecimal digits of a hash that fit into a positive bigint."""
 
 
 @dataclass(frozen=True)
 class OnceTopics:
-    """Which topics are judged under `once`."""
+    """Decides which topics are judged under `once`."""
 
     capture: CaptureSettings
 
     def __call__(self, topic: str) -> bool:
-        """Whether this one is."""
+        """Returns True if the topic is judged under `once`."""
         return RuleBook(self.capture).of(topic).integrity is Integrity.ONCE
 
     def of(self, topics: Sequence[str]) -> list[str]:
-        """Those of them that are."""
+        """Returns the topics among these that are judged under `once`."""
         return [topic for topic in topics if self(topic)]
 
     @property
     def may_be_any(self) -> bool:
-        """Whether the configuration names the class at all."""
+        """Whether the configuration uses the class at all."""
         capture = self.capture
         return Integrity.ONCE in (capture.integrity, *(rule.integrity for rule in capture.by_topic))
 
 
 def with_turn(changes: pa.Table, once: OnceTopics | None = None) -> pa.Table:
-    """Changes with `LIFE` and `TURN`.
+    """Adds `LIFE` and `TURN` to changes, and drops `SEQ`.
 
     Args:
-        changes: `topic`, `position`; and where a topic may be judged under `once`, `LIFE` and `SEQ` as silver has them.
-        once: None: no topic is.
+        changes: Changes with `topic` and `position`. If a topic may be judged under `once`, also `LIFE` and `SEQ` as in
+            silver.
+        once: None if no topic is judged under `once`.
     """
-    position = one(changes["position"])
+    position = contiguous(changes["position"])
     if once is None or SEQ not in changes.column_names:
         life = pa.array(np.full(changes.num_rows, NO_LIFE))
         return _set_column(_set_column(changes, LIFE, life), TURN, position)
-    code, topics = codes(changes["topic"])
+    code, topics = dictionary_codes(changes["topic"])
     is_once = pa.array(np.array([once(topic) for topic in topics.to_pylist()], np.bool_)[code])
-    life = pc.if_else(is_once, pc.fill_null(one(changes[LIFE]), 0), NO_LIFE)
-    turn = pc.if_else(is_once, pc.coalesce(one(changes[SEQ]), position), position)
+    life = pc.if_else(is_once, pc.fill_null(contiguous(changes[LIFE]), 0), NO_LIFE)
+    turn = pc.if_else(is_once, pc.coalesce(contiguous(changes[SEQ]), position), position)
     return _set_column(_set_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
 
 
 def with_order(changes: pa.Table) -> pa.Table:
-    """Changes with `LIFE` and `TURN`: where they lack these, no topic is judged under `once`."""
+    """Adds `LIFE` and `TURN` to changes that lack them; then no topic is judged under `once`."""
     return changes if TURN in changes.column_names else with_turn(changes)
 
 
 def with_sessions(changes: pa.Table) -> pa.Table:
-    """Changes with `SESSION_MARK`, which is not null under `once` alone."""
-    life = one(changes[LIFE])
+    """Adds `SESSION_MARK` to changes; it is null except under `once`."""
+    life = contiguous(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
     marks = session_marks(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
     return _set_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
 
 
 def session_marks(sessions: pa.Array | pa.ChunkedArray) -> Int64s:
-    """A hash of each session id: it orders points of several sessions alike, in whatever order these came."""
-    code, distinct = codes(sessions)
+    """Returns a hash of each session id.
+
+    It orders points of several sessions in the same way, whatever order they arrived in.
+    """
+    code, distinct = dictionary_codes(sessions)
     digests = (sha256(name.encode()).hexdigest()[:_HEX_DIGITS] for name in distinct.to_pylist())
     return np.array([int(digest, 16) for digest in digests], np.int64)[code]
 
 
 def session_mark_sql(column: str) -> str:
-    """SQL of `session_marks` of a column."""
+    """Returns the SQL of `session_marks` of a column."""
     return f"CAST(conv(substr(sha2({column}, 256), 1, {_HEX_DIGITS}), 16, 10) AS BIGINT)"
 
 

@@ -1,7 +1,7 @@
-"""Products: tables of gold that are declared, and kept up with what silver adds by merging aggregates.
+"""Products: declared tables of gold that merge each batch of silver's changes into their aggregates.
 
-The table is the state: a batch's events are aggregated by themselves, and merged with the rows that they touch. An
-event that comes late merges as any other: nothing is ever too late, and no watermark makes a figure wrong.
+The table is the state: a batch's events are aggregated by themselves, and the result is merged with the rows that it
+touches. A late event merges like any other, so nothing is ever too late unless a product declares a lateness.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 START = "window_start"
 START_FIELD = internal("start")
-"""Where events have the beginning of their bucket."""
+"""The column of events with the start of their bucket."""
 APPEND = "append"
 _KEY_TYPES = {START: "timestamp", PARTITION: "int"}
 _TIME = pa.timestamp("us", "UTC")
@@ -41,24 +41,24 @@ _ARROW = {
 
 @dataclass(frozen=True)
 class Product:
-    """A table of gold: one row for each key, and each bucket of event time if there are any.
+    """A table of gold: one row per key, and per bucket of event time if it has buckets.
 
     Attributes:
-        name: of the table, in the schema `gold`.
-        keys: of the events' columns, texts, those that tell rows apart.
-        aggregates: the results by the names of their columns, and what is kept to compute them.
-        source: what an event is: what changes set, or, as `Rows`, the rows of a table.
-        bucket_ms: length of the buckets in milliseconds; None: all time is one.
-        below: the product of finer buckets from whose rows this one's are made.
-        comment: what a row is, for the table's description.
-        retention_ms: how long after its bucket's end, in stream time of its topic, a row stays; None: for good. What
-            a table's rows are does not rest on it.
-        lateness_ms: how long after its bucket's end, in stream time, an event may come; None: for ever. What comes
-            later is in `gold.late_points` instead.
-        output: `update`: rows change as events come for them. `append`: they are appended to a second table, too, once
-            they are final (see `final`).
-        shown: the results among the aggregates; None: all but those whose names begin with an underscore.
-        version: raised by hand where what a declaration comes to has changed, and it reads the same.
+        name: Name of the table in the schema `gold`.
+        keys: Text columns of the events that identify a row.
+        aggregates: The results by column name, and the columns that are needed to compute them.
+        source: What counts as an event: a value that a change sets, or, with `Rows`, a row of another table.
+        bucket_ms: Length of the buckets in ms; None for a single bucket over all time.
+        below: The product of finer buckets from whose rows this one is computed.
+        comment: What a row is, for the table's description.
+        retention_ms: How long after the end of its bucket a row stays, in stream time of its topic; None for ever. It
+            does not change the rows themselves, so it is no part of `logic`.
+        lateness_ms: How long after the end of its bucket, in stream time, an event may still arrive; None for ever.
+            Later events go to `gold.late_points` instead.
+        output: With `update`, rows change as events arrive. With `append`, rows are also appended to a second table
+            once they are final (`gold.aggregate.final`).
+        shown: The aggregates that are results; None for all whose names do not begin with an underscore.
+        version: Raise it by hand when a declaration computes something else but reads the same.
     """
 
     name: str
@@ -81,7 +81,10 @@ class Product:
 
     @cached_property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns that tell its rows apart: with keys that name a session, its partition is one of them."""
+        """The columns that identify a row.
+
+        These are the keys, the partition if the keys name a session, and the start of the bucket.
+        """
         own = names_sessions(self.keys) and not isinstance(self.source, Rows)
         partition = (PARTITION,) if own else ()
         return (*self.keys, *partition) if self.bucket_ms is None else (*self.keys, *partition, START)
@@ -99,14 +102,14 @@ class Product:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Its results' columns."""
+        """The result columns."""
         if self.shown is not None:
             return self.shown
         return tuple(name for name in self.aggregates if not name.startswith("_"))
 
     @cached_property
     def fields(self) -> dict[str, str]:
-        """By the columns that tell its rows apart, those that events have them in."""
+        """The events' column for each column of `row_keys`."""
         is_apart = isinstance(self.source, Rows)
         own = {name: key_field(place) if is_apart else name for place, name in enumerate(self.keys)}
         own |= {PARTITION: PARTITION} if PARTITION in self.row_keys else {}
@@ -114,13 +117,16 @@ class Product:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The events' columns that its aggregates need, and its source does not name: those of a table's rows."""
+        """The columns that its aggregates read beyond those that every event has.
+
+        For `Rows`, these are columns of the source.
+        """
         own = {name for one in self._merging.values() for name in one.reads}
         return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.fields.values()}))
 
     @property
     def logic(self) -> str:
-        """Changes with whatever its rows depend on."""
+        """A hash of everything that its rows depend on."""
         said = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
         lateness = () if self.lateness_ms is None else (self.lateness_ms,)
         output = () if self.output != APPEND else (APPEND,)
@@ -139,7 +145,7 @@ class Product:
         return {name: one for name, one in self.aggregates.items() if isinstance(one, Aggregate)}
 
     def schema(self) -> pa.Schema:
-        """Its columns as Arrow's."""
+        """Returns its Arrow schema."""
         return self._schema
 
     @cached_property
@@ -147,7 +153,7 @@ class Product:
         return pa.schema([(name, _TIME if sql == "timestamp" else _ARROW[sql]) for name, sql in self.columns])
 
     def of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
-        """Its rows for these changes alone."""
+        """Returns its rows for these changes alone."""
         if self.below is not None:
             return self.of_finer(self.below.of_changes(changes, declared))
         if self.lateness_ms is not None:
@@ -155,14 +161,14 @@ class Product:
         return self.of_events(self.source.events(changes, declared))
 
     def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
-        """The rows of `gold.late_points` for the changes that come too late for it."""
+        """Returns the rows of `gold.late_points` for those changes that are too late for it."""
         if self.lateness_ms is None:
             return late_points(self.table, changes.slice(0, 0), self.source, declared)
         late = changes.filter(pa.array(is_late(changes, self.bucket_ms, self.lateness_ms)))
         return late_points(self.table, late, self.source, declared)
 
     def of_events(self, events: pa.Table) -> pa.Table:
-        """Its rows for these events alone."""
+        """Returns its rows for these events alone."""
         events = with_order(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _within_time(events, self.bucket_ms)
@@ -174,11 +180,12 @@ class Product:
         return self.merged(pa.table(begun))
 
     def of_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:
-        """Its rows for these rows of the table that it is made of: of each key and bucket, all there are.
+        """Returns its rows for these rows of its source table, which must be all rows of each key and bucket.
 
         Args:
-            keys: the columns that are its keys.
-            values: of the same rows, what aggregates read: see `Rows.events`. A key may be called as one of these is.
+            keys: The key columns.
+            values: The columns that aggregates read, of the same rows, as `Rows.events` names them. They are separate
+                because a key may have the same name.
         """
         columns = {name: values[name] for name in values.column_names} | {
             self.fields[key]: keys[key] for key in self.keys
@@ -187,7 +194,7 @@ class Product:
         return self.of_events(self.source.events(pa.table(columns), Declared(()), marks))
 
     def of_finer(self, rows: pa.Table) -> pa.Table:
-        """Its rows for these rows of the product below alone."""
+        """Returns its rows for these rows of the product below alone."""
         if self.bucket_ms is None:
             return self.merged(rows)
         place = rows.column_names.index(START)
@@ -195,15 +202,15 @@ class Product:
         return self.merged(rows.set_column(place, START, start))
 
     def merged(self, parts: pa.Table, held: pa.Table | None = None) -> pa.Table:
-        """One row for each key of the parts, and no other; keys that are dictionaries in the parts stay so.
+        """Merges rows to one per key of `parts`. Keys that are dictionary-encoded in `parts` stay so.
 
         Args:
-            parts: rows, any number a key.
-            held: rows of the table, at most one a key; those of other keys are passed over.
+            parts: Rows, any number per key.
+            held: Rows of the table, at most one per key. Those of other keys are ignored.
         """
         both = parts if held is None else pa.concat_tables([parts, held.select(parts.column_names).cast(parts.schema)])
         groups = Groups.of(both, self.row_keys)
-        firsts = groups.firsts  # parts come before what is held
+        firsts = groups.firsts  # rows of `parts` come before those of `held`
         results: dict[str, Any] = {}
         for name, aggregate in self._merging.items():
             results |= aggregate.merge(name, both, groups)
@@ -218,14 +225,14 @@ class Product:
 
 
 def _within_time(events: pa.Table, length: int) -> pa.Table:
-    """Less the events whose bucket begins at a time that has no `window_start`."""
+    """Drops events whose bucket starts at a time that a timestamp cannot hold."""
     ts = events["ts"].to_numpy()
     inside = (ts >= FIRST_MS) & (ts <= LAST_MS)
     return events.filter(pa.array(inside & (np.floor_divide(ts, length) * length >= FIRST_MS)))
 
 
 def starts(rows: pa.Table) -> Int64s:
-    """Where each row's bucket begins, in ms."""
+    """Returns the start of each row's bucket, in ms."""
     found: Int64s = rows[START].cast(pa.int64()).to_numpy() // 1000
     return found
 

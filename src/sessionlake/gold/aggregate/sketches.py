@@ -1,7 +1,8 @@
-"""Aggregates that tell a figure about, in little room: buckets of numbers, for quantiles, and registers of texts.
+"""Aggregates that approximate a figure in little space.
 
-Both keep entries, a code with a number, in one binary column, in the order of the codes. Entries of one code merge by
-adding up, or by taking the greater: whole numbers, so that the same bytes come of it, in whatever order and batches.
+`Buckets` of numbers serve quantiles, `Registers` of texts serve distinct counts. Both store entries, each a code and a
+number, in one binary column, sorted by code. Entries with the same code merge by adding their numbers, or by taking the
+greater one. The numbers are integers, so the bytes are the same for any order and any batches.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Columns, Groups
-from sessionlake.protocol.arrow import codes, one
+from sessionlake.protocol.arrow import contiguous, dictionary_codes
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
-# Of a double's bits, those behind the first six of its fraction: 64 buckets from each power of two to the next.
+# Number of bits of a double after the first six of its fraction. Without them, each power of two is divided into 64
+# buckets.
 _DROPPED = 46
 _NEGATIVES = 1 << (63 - _DROPPED)
 _INFINITY = 0x7FF << (52 - _DROPPED)
 QUANTILE_ERROR = 1 / 128
-"""How far a quantile may be off, relative to it: half a bucket."""
+"""The largest relative error of a quantile: half a bucket."""
 _REGISTERS = 1 << 14
 _RANK_BITS = 50
-# Of the estimate: several times the standard error of 0.8 %, and texts that meet in one register though they are few.
+# Tolerances of the estimate: several times the standard error of 0.8 %, and a few texts that share a register.
 _OFF, _FEW = 0.05, 3
 
 
 class Sketch(Aggregate):
-    """Entries of a group, by their codes."""
+    """An aggregate that stores entries sorted by code."""
 
     entry: ClassVar[np.dtype[Any]]
     unite: ClassVar[np.ufunc]
@@ -48,14 +50,14 @@ class Sketch(Aggregate):
 
     @abstractmethod
     def _entries(self, events: pa.Table) -> tuple[Any, Any]:
-        """Of each event, its code and its number."""
+        """Returns the code and the number of each event."""
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         pairs = np.arange(len(one[name]))
         return {name: self._united(pa.concat_arrays([one[name], other[name]]), np.tile(pairs, 2), len(pairs))}
 
     def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        return {name: self._united(one(parts[name]), groups.codes, len(groups.lengths))}
+        return {name: self._united(contiguous(parts[name]), groups.codes, len(groups.lengths))}
 
     def _united(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
         entries, lengths = unpacked(rows, self.entry)
@@ -72,9 +74,11 @@ class Sketch(Aggregate):
 
 @dataclass(frozen=True)
 class Buckets(Sketch):
-    """How many numbers are in each bucket, a 64th of a power of two wide; its code is in the order of numbers.
+    """The number of values in each bucket.
 
-    Which one a number is in, its bits say: no logarithm, which machines may round differently.
+    A bucket is a 64th of a power of two wide, and codes are in the order of values.
+
+    The bucket is computed from the bits of a value, not by a logarithm, which machines may round differently.
     """
 
     of: str
@@ -97,13 +101,13 @@ class Buckets(Sketch):
         return f"Number of {self.of}s in each bucket of numbers, for quantiles"
 
     def sql(self) -> str:
-        # What the buckets stand for.
+        # The exact values, which the buckets approximate.
         return f"sort_array(collect_list({quote(self.of)}))"
 
 
 @dataclass(frozen=True)
 class Quantile(Derived):
-    """The least number that a share of all are not above, within 0.8 % of it: the middle of the bucket it is in."""
+    """The lowest value that a share of all values do not exceed, within 0.8 %: the middle of its bucket."""
 
     buckets: str
     share: float
@@ -127,16 +131,18 @@ class Quantile(Derived):
         return f"sort_array(collect_list({quote(self.value)}))[{place} - 1]"
 
     def magnitude(self) -> str:
-        # A comparison is of 1e-9; numbers near zero, less than doubles have digits for, share a bucket.
+        # Comparisons multiply this by 1e-9. The numbers nearest to zero share one bucket.
         return f"{QUANTILE_ERROR * 1e9}D * abs({self.sql()}) + 1e-290"
 
 
 @dataclass(frozen=True)
 class Registers(Sketch):
-    """HyperLogLog: of the texts whose hash begins with a register's number, the most zeros that the rest begins with.
+    """HyperLogLog registers of texts.
 
-    Source: Flajolet, Fusy, Gandouet, Meunier, "HyperLogLog", 2007; here of 64 bits, 14 of them the register's number,
-    and only registers that a text has come to are kept.
+    A register has the longest run of leading zeros among the hashes that begin with its number.
+
+    Source: Flajolet, Fusy, Gandouet, Meunier, "HyperLogLog", 2007. Here hashes have 64 bits, the first 14 are the
+    register's number, and registers without a text are not stored.
     """
 
     of: str
@@ -150,7 +156,7 @@ class Registers(Sketch):
         return (self.of,)
 
     def _entries(self, events: pa.Table) -> tuple[Any, Any]:
-        code, distinct = codes(events[self.of])
+        code, distinct = dictionary_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")
         _, bits = np.frexp((hashed & np.uint64((1 << _RANK_BITS) - 1)).astype(np.float64))
@@ -161,16 +167,16 @@ class Registers(Sketch):
         return f"Registers of HyperLogLog, of {self.of}s"
 
     def sql(self) -> str:
-        # What the registers stand for.
+        # The exact set, which the registers approximate.
         return f"collect_set({quote(self.of)})"
 
 
 @dataclass(frozen=True)
 class Distinct(Derived):
-    """About how many different texts there are; the standard error is 0.8 %.
+    """The approximate number of different texts; the standard error is 0.8 %.
 
-    Source: Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017, algorithm 6: without bias for
-    few as for many, and of sums and roots alone.
+    Source: Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017, algorithm 6. It has no bias
+    for small or large counts, and uses only sums and roots.
     """
 
     registers: str
@@ -202,8 +208,8 @@ class Distinct(Derived):
 
 
 def unpacked(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[Any, Int64s]:
-    """The entries of all rows, one row's behind the other's, and how many each row has."""
-    held = (one(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
+    """Returns the entries of all rows, concatenated, and the number of entries of each row."""
+    held = (contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
     content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
@@ -217,7 +223,7 @@ def _packed(entries: Any, lengths: Int64s) -> pa.Array:
 
 
 def _middle(code: Int64s) -> Any:
-    """The middles of buckets; that of the numbers nearest to zero is zero."""
+    """Returns the middle of each bucket; for the bucket nearest to zero it is zero."""
     bucket = np.where(code < _NEGATIVES, _NEGATIVES - 1 - code, code - _NEGATIVES)
     half = np.where((bucket == 0) | (bucket == _INFINITY), 0, 1 << (_DROPPED - 1))
     middle = ((bucket << _DROPPED) + half).view(np.float64)
@@ -225,7 +231,7 @@ def _middle(code: Int64s) -> Any:
 
 
 def _sigma(x: Any) -> Any:
-    """`x + sum(x^(2^k) 2^(k-1))`, k from 1 on, of shares less than 1."""
+    """Returns `x + sum(x^(2^k) 2^(k-1))` over k from 1, for shares below 1."""
     found, before, power, factor = x, -x, x, 1.0
     while (found != before).any():
         power, before = power * power, found
@@ -235,7 +241,7 @@ def _sigma(x: Any) -> Any:
 
 
 def _tau(x: Any) -> Any:
-    """`(1 - x - sum((1 - x^(2^-k))^2 2^-k)) / 3`, k from 1 on, of shares greater than 0, else 0."""
+    """Returns `(1 - x - sum((1 - x^(2^-k))^2 2^-k)) / 3` over k from 1, for shares above 0; 0 for a share of 0."""
     found, before, root, factor = 1 - x, x - 1, x, 1.0
     while (found != before).any():
         root, before = np.sqrt(root), found

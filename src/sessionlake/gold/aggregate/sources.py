@@ -1,4 +1,4 @@
-"""What the events of a product are: made of a batch's changes, once for all products."""
+"""The events that products aggregate: extracted from a batch's changes, once for all products of the same source."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, with_order
-from sessionlake.protocol.arrow import one, sort_rows
+from sessionlake.protocol.arrow import contiguous, sort_rows
 from sessionlake.protocol.names import internal
 
 PARTITION = "partition"
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
-"""What tells series of numbers apart, beside the session's partition."""
+"""The columns that identify a series of numbers, beside the session's partition."""
 MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal")
-"""What every event has of its change; `ts` is event time in milliseconds, what follows orders changes of one time."""
+"""The columns that every event has from its change. `ts` is event time in ms; the columns after it order changes of
+equal event time."""
 
 
 def names_sessions(keys: Collection[str]) -> bool:
-    """Whether keys tell sessions apart; then a session's partition does, too."""
+    """Returns True if the keys identify sessions. Then the session's partition is a key, too."""
     return {"topic", "session_id"} <= {*keys}
 
 
@@ -31,8 +32,8 @@ class Declared:
     """The declared columns of a capture, in the order in which changes have them.
 
     Attributes:
-        numbers: those that are numbers; in changes `value:<i>`, a double, null where the change did not set it.
-        texts: those that are texts; in changes `text:<i>`, likewise.
+        numbers: Columns of numbers. In changes number i is `value:<i>`, a double, null where the change did not set it.
+        texts: Columns of texts. In changes text i is `text:<i>`, null where the change did not set it.
     """
 
     numbers: tuple[str, ...]
@@ -40,37 +41,37 @@ class Declared:
 
 
 def value_field(index: int) -> str:
-    """Name of the column that holds number `index`."""
+    """Returns the name of the column that holds number `index`."""
     return f"value:{index}"
 
 
 def text_field(index: int) -> str:
-    """Name of the column that holds text `index`."""
+    """Returns the name of the column that holds text `index`."""
     return f"text:{index}"
 
 
 class Source(ABC):
-    """What an event is.
+    """What counts as an event.
 
     Attributes:
-        numbers: whether its value is a number.
+        numbers: Whether an event's value is a number.
     """
 
     numbers = True
 
     @abstractmethod
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
-        """The events of changes, none of their columns null.
+        """Returns the events of changes; no column has nulls.
 
         Args:
-            changes: `marks` and the declared columns.
-            marks: columns that every event has of its change.
+            changes: Changes with the columns of `marks` and the declared ones.
+            marks: Columns to copy from the change to each of its events.
         """
 
 
 @dataclass(frozen=True)
 class Points(Source):
-    """A number that a change set: `metric`, the column's name, and `value`."""
+    """Events for every number that a change sets: `metric`, the column's name, and `value`."""
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
         fields = [(name, value_field(i)) for i, name in enumerate(declared.numbers)]
@@ -80,7 +81,7 @@ class Points(Source):
 
 @dataclass(frozen=True)
 class Texts(Source):
-    """A text that a change set: `column`, its name, and `value`."""
+    """Events for every text that a change sets: `column`, its name, and `value`."""
 
     numbers = False
 
@@ -91,14 +92,14 @@ class Texts(Source):
 
 @dataclass(frozen=True)
 class Rows(Source):
-    """A row of a table, for products that are made of all rows of a key each time: its columns that are named.
+    """Rows of another table as events, for products that are computed from all rows of a key each time.
 
     Attributes:
-        table: its two-level name.
-        time: the column that has the event time: a timestamp, or milliseconds.
-        value: the column that is `value` to aggregates.
-        order: columns by which rows of one time are ordered; of those alike in all, the greater value is the later.
-        numbers: whether `value` is a number; else it is told apart as a text.
+        table: Two-level name of the table.
+        time: Column with the event time: a timestamp, or milliseconds.
+        value: Column that aggregates read as `value`.
+        order: Columns that order rows of equal time. Rows that are equal in all of them are ordered by value.
+        numbers: Whether `value` is a number; if not, it is treated as a text.
     """
 
     table: str
@@ -108,13 +109,13 @@ class Rows(Source):
     numbers: bool = True
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = ()) -> pa.Table:
-        """The rows in which no named column is null or NaN, with the place of each in order, as `TURN`.
+        """Returns the rows in which no named column is null or NaN, with their place in order as `TURN`.
 
         Args:
-            changes: rows with the columns of `marks`, and those of `ts` (ms), `value` (a double, or a text) and
-                `order_field` that are named.
-            declared: not needed.
-            marks: further columns that aggregates read, and the keys, as `key_field` names them.
+            changes: Rows with the columns of `marks`, and, as far as they are named, `ts` (ms), `value` (a double or a
+                text) and the `order_field` columns.
+            declared: Not used.
+            marks: Further columns that aggregates read, and the keys as `key_field` names them.
         """
         del declared
         names = [*marks, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
@@ -136,19 +137,22 @@ class Rows(Source):
 
 
 def order_field(index: int) -> str:
-    """Name of the column that holds column `index` of the order of a table's rows."""
+    """Returns the name of the column that holds order column `index` of a table's rows."""
     return internal(f"order:{index}")
 
 
 def key_field(index: int) -> str:
-    """Name of the column that holds key `index` of a table's rows, apart from what aggregates read."""
+    """Returns the name of the column that holds key `index` of a table's rows.
+
+    It differs from the names of the columns that aggregates read.
+    """
     return internal(f"key:{index}")
 
 
 def _set_to(
     changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType, marks: Sequence[str]
 ) -> pa.Table:
-    """A row for each value that a change set: the changes' marks, the column's name, and the value."""
+    """Returns one row for each value that a change sets: the change's marks, the column's name, and the value."""
     changes = with_order(changes)
     names, nothing = [*marks, called, "value"], changes.slice(0, 0)
     none = [*(nothing[mark] for mark in marks), pa.array([], pa.string()), pa.array([], value)]
@@ -156,7 +160,7 @@ def _set_to(
     for name, field in fields:
         part = changes.filter(changes[field].is_valid())
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
-        parts.append(pa.table([*(part[mark] for mark in marks), named, one(part[field]).cast(value)], names))
+        parts.append(pa.table([*(part[mark] for mark in marks), named, contiguous(part[field]).cast(value)], names))
     return pa.concat_tables(parts)
 
 

@@ -47,13 +47,13 @@ DISTINCT_VALUES = Product(
 )
 STANDARD = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
 TIERS = (METRICS_1D, METRICS_1H, METRICS_1M)
-"""The coarsest first."""
+"""The tables of metrics, the coarsest first."""
 MINUTE = METRICS_1M.bucket_ms or 0
 
 
 @dataclass(frozen=True)
 class Span:
-    """The rows of a tier whose buckets begin at `begin` or later, and before `end`, in ms."""
+    """The rows of a tier whose buckets start in [`begin`, `end`), in ms."""
 
     tier: Product
     begin: int
@@ -61,13 +61,14 @@ class Span:
 
 
 def spans(begin: int, end: int, step: int | None = None, tiers: Sequence[Product] = TIERS) -> Iterator[Span]:
-    """What to read for a range: every minute of it once, in the fewest rows.
+    """Yields what to read for a range, so that every minute is read once and in the fewest rows.
 
     Args:
-        begin: ms since the epoch, a whole minute.
-        end: likewise, not included.
-        step: length of the answer's buckets in ms, whole minutes: none of a tier may lie in two.
-        tiers: the coarsest first, of each the buckets of the next begin and end with its own.
+        begin: Start in ms since the epoch, a whole minute.
+        end: End in ms since the epoch, a whole minute. It is not included.
+        step: Length of the answer's buckets in ms, whole minutes. No bucket of a tier may span two of them. None for
+            one bucket.
+        tiers: The tiers to read, the coarsest first. The buckets of each must divide those of the one before.
     """
     if begin >= end:
         return
@@ -83,9 +84,9 @@ def spans(begin: int, end: int, step: int | None = None, tiers: Sequence[Product
 
 
 def answer_by(keys: Sequence[str], step: int | None) -> Product:
-    """What rows of the tiers come to: as a tier, with other keys, and buckets of another length.
+    """Returns the product that merges rows of the tiers by these keys, into buckets of another length.
 
-    There is a first and a last only of a series: where in time a point is, is said among those of one alone.
+    `first` and `last` are left out unless the answer is per series, since the order of points is only known within one.
     """
     has_all_keys = {*keys} == {*METRICS_1M.keys}
     kept = {name: one for name, one in METRICS_1M.aggregates.items() if has_all_keys or not isinstance(one, Endmost)}

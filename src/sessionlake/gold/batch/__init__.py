@@ -1,1 +1,1 @@
-"""One micro-batch of gold committed, table by table."""
+"""Commits one micro-batch of gold, table by table."""

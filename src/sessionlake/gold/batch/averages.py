@@ -1,4 +1,4 @@
-"""A batch's averages written: restatements, new rows, and rows that others changed."""
+"""Writes a batch's averages: restatements, new rows, and existing rows that changed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import among_keys, stamped
+from sessionlake.protocol.arrow import add_constants, semi_join
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import as_frame, map_groups, mapped
-from sessionlake.streaming.carried import sent
-from sessionlake.streaming.sharded import FOLDED_SCHEMA, folded_table
+from sessionlake.streaming.payload_files import encode_payloads
+from sessionlake.streaming.sharded import FOLDED_SCHEMA, payload_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,15 +41,16 @@ _FIGURES = ("average", "points", "revision", "pane")
 _STAMPS = ("restated_at", "_batch")
 _STAMPED = ddl_of(TABLES[RESTATEMENTS].columns)
 _RESTATED = ddl_of(column for column in TABLES[RESTATEMENTS].columns if column[0] not in _STAMPS)
-# So many sessions, or rows, are named to Delta, which then skips files; beyond that most files are touched anyhow.
+# Up to this number of sessions or rows, the query names them so that Delta can skip files. With more, most files are
+# touched anyway.
 _NAMED = 200
 
 
 @dataclass(frozen=True)
 class AverageWriter:
-    """Writes one folded batch.
+    """Writes the averages of one folded batch.
 
-    Restatements go first: what the tables say before the batch is known only until they take it in.
+    Restatements are written first, because they contain values of the tables from before the batch.
     """
 
     spark: SparkSession
@@ -59,13 +60,13 @@ class AverageWriter:
     shards: int
 
     def write(self, averages: Sequence[RollingAverage]) -> list[TableOutput]:
-        """Commits the batch to the tables; what each took in."""
+        """Commits the batch to the tables, and returns what was written to each."""
         parts = [self.part, *self._recompute_beyond_tails(averages)]
         outputs = [self._write_restatements(parts, averages), *(self._write_rows(parts, series) for series in averages)]
         return [output for output in outputs if output is not None]
 
     def _recompute_beyond_tails(self, averages: Sequence[RollingAverage]) -> Iterator[FoldResult]:
-        """What follows from the tables, of each that has new points from before its tails."""
+        """Recomputes, from the tables, the rows of series with new points that are older than their tails."""
         spark, limits = self.spark, self.lake.limits
         for series in averages:
             beyond = SeriesOutput.BEYOND.of(series)
@@ -79,7 +80,7 @@ class AverageWriter:
             else:
                 held = self.lake.read(spark, series.table)
                 frame = recompute_on_cluster(as_frame(spark, points), held, series, shards=self.shards)
-                # Not persisted: Spark would compute it again after each write to the table that it was read from.
+                # A checkpoint, not persist(): Spark would compute persisted rows again after each write to the table.
                 yield FoldResult.collect(frame.localCheckpoint(), limits.inline_bytes)
 
     def _write_restatements(
@@ -91,12 +92,12 @@ class AverageWriter:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
-        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: stamped(some, stamps), _STAMPED)
+        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
         append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
     def _write_rows(self, parts: Sequence[FoldResult], series: RollingAverage) -> TableOutput | None:
-        """Appends new rows, for which nothing is looked up: they are most of what a batch brings; merges others."""
+        """Appends new rows, which are most of a batch and need no lookup, and merges changed rows."""
         new, changed = (_span(parts, [kind.of(series)]) for kind in (SeriesOutput.NEW, SeriesOutput.CHANGED))
         if not new and not changed:
             return None
@@ -105,7 +106,7 @@ class AverageWriter:
             append(self.spark, self.lake, series.table, rows, self.txn)
         if changed:
             rows = rows_of(parts, [SeriesOutput.CHANGED.of(series)], series.ddl)
-            # That a row is there is known, which spares Delta an outer join.
+            # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
             commit = merge(self.spark, self.lake, series.table, rows, upsert, self.txn.second_write)
         else:
@@ -119,22 +120,22 @@ def _span(parts: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
 
 
 def beyond_ddl(series: RollingAverage) -> str:
-    """Columns of the points that go on to the table."""
+    """Returns the DDL of points that are older than their series' tails."""
     keys = ", ".join(f"{name} string" for name in series.texts)
     order = "".join(f", {name} bigint" for name in series.seq_order)
     return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint{order}"
 
 
 def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, shards: int) -> DataFrame:
-    """Rows that follow from the points.
+    """Computes the rows that follow from points that are older than their series' tails.
 
     Args:
-        beyond: new points, columns as in `beyond_ddl`.
-        held: the table, with all points before this batch; a replay may find this batch's there, too.
-        shards: in how many groups to work; each must fit into memory.
+        beyond: The new points, columns as in `beyond_ddl`.
+        held: The table, with all points before this batch. In a replay it may already have this batch's points.
+        shards: Number of groups to compute in; each must fit into memory.
 
     Returns:
-        `kind string, payload binary`, as the fold's.
+        Payloads as the fold emits them: `kind string, payload binary`.
     """
     from pyspark.sql import functions as F
 
@@ -150,7 +151,7 @@ def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAver
     def call(rows: pa.Table) -> pa.Table:
         is_new = rows["fresh"]
         points = points_of(series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns))
-        return folded_table(_emitted(points, series))
+        return payload_table(_emitted(points, series))
 
     return map_groups(both, series.keys, shards, call, FOLDED_SCHEMA)
 
@@ -178,21 +179,22 @@ def recompute_in_driver(beyond: pa.Table, held: TableReader, series: RollingAver
 
 
 def _history_columns(series: RollingAverage) -> list[str]:
-    """The columns of the table that `points_of` reads."""
+    """Returns the columns of the table that `points_of` reads."""
     places = ["position"] if series.of_session else ["partition", "offset"]
     return [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order, "revision"])]
 
 
 def points_of(series: RollingAverage, new: pa.Table, held: pa.Table | None = None) -> pa.Table:
-    """Points as `recompute` takes them.
+    """Returns points with the columns that `recompute` takes.
 
     Args:
-        new: columns as in `beyond_ddl`, or `position` in the place of `place`.
-        held: rows of the table; those of other series are passed over.
+        series: The table of averages.
+        new: New points, columns as in `beyond_ddl`, or with `position` instead of `place`.
+        held: Rows of the table; None for none. Rows of series without a new point are dropped.
     """
     parts = [_as_points(series, new, fresh=True)]
     if held is not None:
-        parts.insert(0, among_keys(_as_points(series, held, fresh=False), series.keys, parts[0]))
+        parts.insert(0, semi_join(_as_points(series, held, fresh=False), series.keys, parts[0]))
     return pa.concat_tables(parts, promote_options="default")
 
 
@@ -212,11 +214,11 @@ def _as_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
 
 
 def _emitted(points: pa.Table, series: RollingAverage) -> Payloads:
-    return sent(with_report(ReadChanges(), 0, recompute(points, series)))
+    return encode_payloads(with_report(ReadChanges(), 0, recompute(points, series)))
 
 
 def _in_touched_files(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:
-    """Less what files of other sessions, or of other rows, hold, if the points are of few."""
+    """Filters the table to the sessions or rows of the points, if they are few, so that Delta reads fewer files."""
     from pyspark.sql import functions as F
 
     name = "session_id" if series.of_session else series.keys[0] if "row_id" not in series.keys else "row_id"

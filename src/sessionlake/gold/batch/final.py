@@ -1,11 +1,11 @@
-"""Products with `output: append`: each row is appended to a second table once, when it is final.
+"""Products with `output: append`: each row is appended to a second table once, as soon as it is final.
 
-Up to where that has been done is what the second table itself says: of each topic-partition, the last bucket in it. No
-row that is older than that can have been left out, nor can one come: it would be too late. So nothing is noted, and the
-appends bear the batch's transaction as every commit.
+The second table itself shows how far that has been done: its last bucket of each topic-partition. No older row can have
+been left out, and none can follow, since it would be too late. So no other progress is stored, and the appends have the
+batch's transaction like every commit.
 
-Stream time counts as far as whole versions of silver's table tell it: within one, files of different sessions have no
-order, so that what one tells may be ahead of what is yet to be read.
+Only stream times of complete versions of silver's table count. Within a version, files of different sessions have no
+order, so one file may be ahead of what another one still has to show.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import finals_of
 from sessionlake.gold.tables.expiry import Expiry, Floors, without_expired_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import stamped
+from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches, mapped
@@ -48,7 +48,7 @@ _PLACE = ("topic", PARTITION)
 
 
 class Finals:
-    """Follows, for the one gold that writes, which rows of its products are appended."""
+    """Keeps track, for the one gold process that writes, of which rows of its products have been appended."""
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: Expiry) -> None:
         self._lake, self._expiry = lake, expiry
@@ -58,14 +58,14 @@ class Finals:
         self._times = _times_of_partial_version(spark, lake) if self._tables else {}
 
     def require_open(self, spark: SparkSession, product: Product, rows: Rows, low: int) -> None:
-        """Returns if a batch has nothing for buckets that are final.
+        """Checks that a batch has no rows for buckets that are already final.
 
         Args:
-            rows: that the batch comes to in the product.
-            low: none of their buckets begins before, in microseconds.
+            rows: The batch's rows of the product.
+            low: Lowest start of their buckets, in microseconds.
 
         Raises:
-            LakeError: it has, as silver has applied something at an earlier stream time than it had come to.
+            LakeError: It has, because silver applied a change at an earlier stream time than it had already reached.
         """
         closing = self._tables.get(product.table)
         if closing is None or low >= max(closing.since.values(), default=NEVER) * 1000:
@@ -77,24 +77,24 @@ class Finals:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
             raise LakeError(
-                f"{closing.final.table}: {where}: silver has applied something for the bucket of "
-                f"{one[START]:%Y-%m-%d %H:%M:%SZ}, whose rows are final, at a stream time that was past. Was a session "
-                "moved between topic-partitions while messages of it were held back, or session_timeout made shorter? "
-                "Rows of that topic-partition may have been appended too early. Once silver has caught up with it, "
-                f"`sessionlake rebuild {product.table}` makes both tables anew"
+                f"{closing.final.table}: {where}: silver applied a change to the bucket of "
+                f"{one[START]:%Y-%m-%d %H:%M:%SZ}, whose rows are final, at a stream time that had already passed",
+                why="Rows of that topic-partition may have been appended too early. That can happen if a session moved "
+                "between topic-partitions while messages of it were held back, or if session_timeout was shortened",
+                fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds both tables",
             )
 
     def write(self, spark: SparkSession, times: Limits, txn: Txn) -> Iterator[TableOutput]:
-        """Appends what has become final with a batch, behind its MERGEs.
+        """Appends the rows that have become final with a batch, after the batch's MERGEs.
 
         Args:
-            times: the highest stream time that the batch's changes tell of each topic-partition, in ms.
+            times: Highest stream time of the batch's changes by topic-partition, in ms.
         """
         if not self._tables:
             return
         self._times = latest(self._times, times)
-        _, is_whole = handover.reached(self._lake.settings, GOLD, txn.version - self._first)
-        if not is_whole:
+        _, is_complete = handover.version_reached(self._lake.settings, GOLD, txn.version - self._first)
+        if not is_complete:
             return
         for closing in self._tables.values():
             until, table = closing.until(self._times), closing.final.table
@@ -124,23 +124,25 @@ class Finals:
 def _final_rows(
     final: FinalTable, since: Limits, until: Limits, batch: int, *floors: Floors
 ) -> Callable[[pa.Table], pa.Table]:
-    """A function that keeps of the product's rows those that are final by `until`, were not by `since`, and are there.
+    """Returns a function that filters a product's rows to those that became final between two limits.
 
-    Its result has the columns of the final rows' table.
+    Expired rows are dropped. The result has the columns of the table of final rows.
     """
     names, stamps = [name for name, _ in final.shown], {BATCH: pa.scalar(batch, pa.int64())}
-    return lambda rows: stamped(without_expired_rows(newly_final(rows.select(names), since, until), *floors), stamps)
+    return lambda rows: add_constants(
+        without_expired_rows(newly_final(rows.select(names), since, until), *floors), stamps
+    )
 
 
 def rebuild_final_rows(
     spark: SparkSession, lake: Lake, final: FinalTable, rows: DataFrame, times: Limits, batch: int
 ) -> None:
-    """Puts those of a product's rows that are final into their table, in one commit.
+    """Replaces the table of final rows, in one commit.
 
     Args:
-        rows: all of the product's, less those that retention has removed.
-        times: stream times that gold has read, in ms.
-        batch: the last of gold's that the rows are made of.
+        rows: All rows of the product that have not expired.
+        times: Stream times that gold has read, in ms.
+        batch: The last batch of gold that the rows include.
     """
     until = final.limits(times)
     keep = EachBatch(_final_rows(final, {}, until, batch))
@@ -150,10 +152,10 @@ def rebuild_final_rows(
 
 
 def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
-    """Of each topic-partition, the highest stream time at which a change was applied, in ms.
+    """Returns the highest stream time at which a change was applied, by topic-partition, in ms.
 
     Args:
-        changes: with `topic`, `partition` and `applied`.
+        changes: Changes with `topic`, `partition` and `applied`.
     """
     from pyspark.sql import functions as F
 
@@ -162,7 +164,7 @@ def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
 
 
 def _read_closing(reader: TableReader, final: FinalTable, following: int) -> Closing:
-    """Up to where rows are appended before gold's next batch."""
+    """Reads from the table of final rows how far rows have been appended before gold's next batch."""
 
     def found(*conditions: Condition) -> Limits:
         last = reader.highest(final.table, START, _PLACE, *conditions)
@@ -174,23 +176,26 @@ def _read_closing(reader: TableReader, final: FinalTable, following: int) -> Clo
 
 
 def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
-    """The stream times of a version that gold has read in part, if it stopped in one: no row was appended by them."""
+    """Returns the stream times of the version that gold stopped within, if any.
+
+    No row has been appended by them yet.
+    """
     from pyspark.sql import functions as F
 
     batch = last_committed(lake.settings.checkpoint(GOLD))
     if batch is None:
         return {}
-    version, is_whole = handover.reached(lake.settings, GOLD, batch)
-    if is_whole:
+    version, is_complete = handover.version_reached(lake.settings, GOLD, batch)
+    if is_complete:
         return {}
     changes = lake.read(spark, CHANGES, version)
     return latest_stream_times(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
 
 
 def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
-    """What holds of all rows that are final by `until` and were not by `since`: files are left out by it.
+    """Yields conditions that all rows between two limits meet, so that Delta can skip files.
 
-    Of topics with a place that has none by `since`, all that ever was is read: for these alone.
+    For topics with a partition that has no lower limit, everything is read, but only for these topics.
     """
     begun = {topic for topic, _ in until} - {place[0] for place in until if place not in since}
     for topics in (begun, {topic for topic, _ in until} - begun):
@@ -203,7 +208,7 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
 
 
 def _candidate_rows(final: FinalTable, rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
-    """Of a product's rows, all that are final by `until` and were not by `since`, and others near them."""
+    """Returns a product's rows that became final between two limits, and others near them."""
     rows = rows.select(*(quote(name) for name, _ in final.shown))
     if not until:
         return rows.limit(0)
@@ -219,7 +224,7 @@ def _column(condition: Condition) -> Column:
 
 
 def _earliest(rows: DataFrame) -> pa.Table:
-    """The first bucket of each topic-partition."""
+    """Returns the first bucket of each topic-partition."""
     from pyspark.sql import functions as F
 
     return rows.groupBy(*_PLACE).agg(F.min(START).alias(START)).toArrow()

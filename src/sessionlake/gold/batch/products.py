@@ -1,8 +1,8 @@
-"""A batch merged into the products' tables: its part of each with the rows that it touches, in one commit a table.
+"""Merges a batch into the products' tables, in one commit per table.
 
-Merging twice would count twice: as every commit, these bear the batch's transaction, and a batch that is done again
-passes over the tables that have it. What fits into the driver is merged there, all else on the cluster; both by the
-same pure function (`Product.merged`).
+Merging a batch twice would count it twice. So every commit has the batch's transaction, and a repeated batch skips the
+tables that already have it. What fits into the driver is merged there, everything else on the cluster. Both use the
+same pure function, `Product.merged`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, 
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
 from sessionlake.gold.tables.expiry import Expiry, without_expired_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import stamped
+from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, internal, quote
 from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups, mapped
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _FRESH = internal("fresh")
 GROUPS = 256
-"""In so many groups rows are merged on the cluster: each must fit into a worker's memory."""
+"""Number of groups in which rows are merged on the cluster. The rows of one group must fit into a worker's memory."""
 _LATE = ddl_of(LATE_COLUMNS)
 LATE_DDL = ddl_of((*LATE_COLUMNS, ("_batch", "bigint")))
 
@@ -55,7 +55,7 @@ class ProductMerger:
     finals: Finals
 
     def merge(self, products: Iterable[Product]) -> Iterator[TableOutput]:
-        """Merges the batch into these products' tables."""
+        """Merges the batch into these products' tables, and yields what was written to each."""
         for product in products:
             if self.rows.span(product).rows:
                 part = self._without_expired(product, self.rows.of(product))
@@ -63,7 +63,7 @@ class ProductMerger:
                 yield self._merge_rows(product, part)
 
     def _without_expired(self, product: Product, part: pa.Table | Mapped) -> Rows:
-        """Less what comes for buckets that are gone."""
+        """Drops rows of expired buckets."""
         floors = self.expiry.floors(product.table)
         if self.rows.span(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
@@ -85,7 +85,7 @@ class ProductMerger:
             return self._on_cluster(product, as_frame(self.spark, part.cast(product.schema())))
 
     def _is_new(self, product: Product) -> bool:
-        """Whether each row is new, since the table has none of these topics in this time."""
+        """Returns True if the table has no rows of these topics in this time, so that every row is new."""
         if not has_session_key(product):
             return False
         conditions: list[Condition] = [("topic", is_in, sorted(self.rows.part.report.times))]
@@ -96,10 +96,10 @@ class ProductMerger:
         return not self.lake.reader(self.spark).any(product.table, *conditions)
 
     def _in_driver(self, product: Product, part: pa.Table) -> TableOutput:
-        """See `merge`.
+        """Merges rows in the driver.
 
         Raises:
-            TooLargeError: the rows that may be touched do not fit into memory.
+            TooLargeError: The table's rows that the merge may touch do not fit into memory.
         """
 
         def combine(part: pa.Table, held: pa.Table) -> pa.Table:
@@ -121,13 +121,13 @@ class ProductMerger:
             rows = table.drop_columns([_FRESH])
             return product.merged(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
 
-        # Once, and before the MERGE: what it reads is not what it writes.
+        # A checkpoint computes the rows once, before the MERGE changes the table that they are read from.
         rows = map_groups(both, product.row_keys, GROUPS, merged, product.ddl).localCheckpoint()
         commit = merge(self.spark, self.lake, product.table, rows, _upsert(product), self.txn)
         return TableOutput(product.table, commit.version, rows.count())
 
     def _rows_in_span(self, product: Product) -> DataFrame:
-        """The table's rows that the batch may touch, and others: files are left out by it."""
+        """Returns the table's rows that the batch may touch, and others near them. The filter lets Delta skip files."""
         from pyspark.sql import functions as F
 
         rows, span = self.lake.read(self.spark, product.table), self.rows.span(product)
@@ -147,12 +147,12 @@ def write_late(
 ) -> Iterator[TableOutput]:
     """Appends the batch's late points of these products."""
     tables = [product.table for product in written if product.lateness_ms is not None]
-    if not tables or part.folded.at_hand([KIND]) == []:
+    if not tables or part.folded.inline_payloads([KIND]) == []:
         return
 
     def late(rows: pa.Table) -> pa.Table:
         mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
-        return stamped(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
+        return add_constants(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
     rows = mapped(rows_of([part], [KIND], _LATE), late, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()

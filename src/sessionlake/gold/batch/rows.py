@@ -1,4 +1,4 @@
-"""What a batch comes to in each product, by itself: in the driver, or where the fold has left it."""
+"""The rows that a batch adds to each product, before they are merged: in the driver, or where the fold left them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from sessionlake.gold.fold.outputs import (
     total,
 )
 from sessionlake.gold.fold.series import OF_SESSION
-from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import Mapped, Rows, as_frame
-from sessionlake.streaming.carried import rows_in, unpack
-from sessionlake.streaming.folded import Folded, collect, taken_apart
-from sessionlake.streaming.sharded import folded_table
+from sessionlake.streaming.folded import Folded, collect, split_reports
+from sessionlake.streaming.payload_files import read_payload, unpack
+from sessionlake.streaming.sharded import payload_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ class BatchRows:
     """The rows of one folded batch.
 
     Attributes:
-        products: each behind the one that it is made from.
+        products: All products, each after the one that it is computed from.
     """
 
     spark: SparkSession
@@ -48,8 +48,8 @@ class BatchRows:
     products: Sequence[Product]
 
     def of(self, product: Product) -> pa.Table | Mapped:
-        """One row a key; from where the fold has left them, as many as there were shards."""
-        few, payloads = self._few[product.name], self.part.folded.at_hand([product.name])
+        """Returns a product's rows: one per key if they are in memory, else one per key and shard."""
+        few, payloads = self._few[product.name], self.part.folded.inline_payloads([product.name])
         if payloads is not None:
             return _together(product, few, payloads)
         frame = self._payloads_on_cluster(product.name)
@@ -58,11 +58,14 @@ class BatchRows:
         return Mapped(frame, unpack, product.ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:
-        """One row a key, brought to the driver whatever their size."""
+        """Collects a product's rows into the driver, whatever their size: one per key."""
         return _together(product, self._few[product.name], self._payloads(product.name))
 
     def span(self, product: Product) -> RowRange:
-        """How many rows there are, one a shard where they were left, and of what time; see `RowRange`."""
+        """Returns the number of a product's rows and their range of time.
+
+        Rows that are not in memory count once per shard.
+        """
         few, left = self._few[product.name], self.part.report.spans.get(product.name)
         if not few.num_rows:
             return left or RowRange(0, 0, 0)
@@ -71,7 +74,7 @@ class BatchRows:
 
     @cached_property
     def _few(self) -> dict[str, pa.Table]:
-        """Of the shards with few changes."""
+        """The rows by product of the shards with few changes, which emitted their changes instead of rows."""
         changes = self._payloads(CHANGES)
         if not changes:
             return {product.name: product.schema().empty_table() for product in self.products}
@@ -79,7 +82,7 @@ class BatchRows:
         return product_tables(together, self.declared, self.products)
 
     def _payloads(self, kind: str) -> list[bytes]:
-        in_memory = self.part.folded.at_hand([kind])
+        in_memory = self.part.folded.inline_payloads([kind])
         if in_memory is not None:
             return in_memory
         return [payload.as_buffer().to_pybytes() for payload in self._payloads_on_cluster(kind).toArrow()["payload"]]
@@ -91,7 +94,7 @@ class BatchRows:
 
 
 def has_session_key(product: Product) -> bool:
-    """Whether all that becomes one of its rows is in one shard."""
+    """Returns True if everything that adds to a row of the product is in one shard."""
     return set(OF_SESSION) <= {*product.row_keys}
 
 
@@ -107,34 +110,34 @@ def _together(product: Product, few: pa.Table, payloads: Sequence[bytes]) -> pa.
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What one fold emitted, with its report."""
+    """The payloads that one fold emitted, and its report."""
 
     folded: Folded
     report: GoldReport
 
     @staticmethod
     def collect(frame: DataFrame, inline_bytes: int) -> FoldResult:
-        """Runs the fold (one job) and takes its report."""
+        """Runs the fold, in one Spark job, and reads its report."""
         folded, reports = collect(frame, SeriesOutput.REPORT, inline_bytes)
         return FoldResult(folded, total(reports))
 
     @staticmethod
     def of(spark: SparkSession, payloads: Payloads) -> FoldResult:
-        """One that was folded in the driver."""
-        frame = as_frame(spark, folded_table(payloads))
-        folded, reports = taken_apart(frame, payloads, SeriesOutput.REPORT)
+        """Wraps the payloads of a fold that ran in the driver."""
+        frame = as_frame(spark, payload_table(payloads))
+        folded, reports = split_reports(frame, payloads, SeriesOutput.REPORT)
         return FoldResult(folded, total(reports))
 
 
 def rows_of(parts: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows:
-    """The rows of these kinds: at hand if all their payloads are, else unpacked where they are.
+    """Returns the rows of these kinds: as a table if all payloads are in memory, else unpacked on the cluster.
 
     Args:
-        ddl: their columns.
+        ddl: DDL of the rows.
     """
     from pyspark.sql import functions as F
 
-    found = [part.folded.at_hand(kinds) for part in parts]
+    found = [part.folded.inline_payloads(kinds) for part in parts]
     in_memory = [content for contents in found for content in contents or ()]
     if in_memory and None not in found:
         return read_rows(in_memory)
@@ -143,10 +146,10 @@ def rows_of(parts: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows
 
 
 def read_rows(payloads: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
-    """Payloads of one kind as one table.
+    """Decodes payloads of one kind into one table.
 
     Args:
-        encoded: texts that came as dictionaries stay so.
+        encoded: Whether dictionary-encoded texts stay encoded.
     """
-    tables = map(rows_in, payloads)
-    return pa.concat_tables(tables if encoded else map(dense, tables))
+    tables = map(read_payload, payloads)
+    return pa.concat_tables(tables if encoded else map(decode_dictionaries, tables))

@@ -22,7 +22,7 @@ from sessionlake.gold.declared.comments import final_comments, product_comments
 from sessionlake.gold.declared.references import enriched_of, enriched_schema, reference_schemas
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.names import internal, same_but_for_case, same_name_text
+from sessionlake.protocol.names import find_same_name, internal, same_name_text
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
     AggregateKind,
@@ -227,7 +227,7 @@ def _source_faults(found: Product, declared: ProductSettings) -> Iterator[str]:
 
 
 def _refuse_same_results(product: Product, where: str) -> None:
-    if (pair := same_but_for_case(name for name, _ in product.columns)) is not None:
+    if (pair := find_same_name(name for name, _ in product.columns)) is not None:
         raise ConfigError(f"{where}: {same_name_text(*pair)}", fix="Give its results other names")
 
 

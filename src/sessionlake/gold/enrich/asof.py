@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes, combined
+from sessionlake.protocol.arrow import combine_codes, dictionary_codes
 from sessionlake.protocol.types import Int64s
 
 OPEN_END = (1 << 63) - 1
@@ -26,9 +26,9 @@ def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> li
     coded = []
     for columns in zip(*tables, strict=True):
         chunks = [chunk for column in columns for chunk in column.chunks]
-        code, values = codes(_one_nan(pa.chunked_array(chunks, columns[0].type)))
+        code, values = dictionary_codes(_one_nan(pa.chunked_array(chunks, columns[0].type)))
         coded.append((code + 1, range(len(values) + 1)))
-    rows = combined(coded, sum(lengths))
+    rows = combine_codes(coded, sum(lengths))
     if not nulls:
         rows = np.where(np.any([code == 0 for code, _ in coded], axis=0), -1, rows)
     return np.split(rows, np.cumsum(lengths)[:-1])

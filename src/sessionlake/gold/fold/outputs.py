@@ -1,4 +1,4 @@
-"""What the gold fold emits: rows of its tables, and a report of how many and of what."""
+"""The payloads that the gold fold emits: rows of its tables, and a report with their numbers and time ranges."""
 
 from __future__ import annotations
 
@@ -22,41 +22,44 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
-"""Columns of the series' keys, of key codes."""
+"""A function that returns the key columns of series by their codes."""
 _PANES = pa.array([pane.name.lower() for pane in Pane])
 _PLACES = {"position": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
 _NO_TIMES: Mapping[TopicPartition, int] = {}
 _PAYLOAD_ROWS = 32_768  # some megabytes
 FEW_CHANGES = 1_000
-"""Of a shard, so many are made rows of products in the driver."""
+"""A shard with up to this number of changes emits the changes; the driver computes the products' rows from them."""
 LATE_POINTS = "/late_points"  # as no product can be named
-"""Kind of the payloads with what comes too late for products: rows of `gold.late_points`, less `_batch`."""
+"""Kind of payloads with events that are too late for products: rows of `gold.late_points` without `_batch`."""
 CHANGES = "/changes"
-"""Kind of the payloads with the changes of shards that have few."""
+"""Kind of payloads with the changes of shards that have few."""
 _CAUSE = pa.struct([("partition", pa.int32()), ("offset", pa.int64()), ("ts", pa.int64())])
 MOST_CAUSES = 16
-"""So many messages are named in a restatement, the first of them in event time."""
+"""The most messages that a restatement names, the first ones in event time."""
 
 
 class SeriesOutput(StrEnum):
-    """Kinds of payload that the fold emits of a table of averages, behind its name; each holds rows."""
+    """Kinds of payload for a table of averages, appended to its name. Each holds rows."""
 
     NEW = "new"
     CHANGED = "changed"
     RESTATED = "restated"
     """Rows of `gold.restatements`."""
     BEYOND = "beyond"
-    """New points that reach further back than the tails; their rows follow from the table."""
+    """New points that are older than their series' tails. Their rows are computed from the table."""
     REPORT = "/report"
-    """Of the shard, not of a table: a `GoldReport`."""
+    """A `GoldReport`, of the whole shard and not of one table."""
 
     def of(self, series: RollingAverage) -> str:
-        """The kind of this table's payloads."""
+        """Returns the kind of this table's payloads."""
         return f"{series.name}/{self}"
 
 
 class RowRange(msgspec.Struct):
-    """Rows of one kind, and the range of their `ts`; of products' the range of `window_start` in microseconds, or 0."""
+    """A number of rows and their time range.
+
+    The range is of `ts`, for products of `window_start` in microseconds, or 0 to 0 for products without buckets.
+    """
 
     rows: int
     low: int
@@ -67,13 +70,13 @@ class RowRange(msgspec.Struct):
 
 
 class GoldReport(msgspec.Struct):
-    """What one shard's fold of a batch took in and emits; added up, what the batch did.
+    """What the fold of one shard read and emitted in a batch. The sum over shards describes the batch.
 
     Attributes:
-        read: the changes that were read.
-        points: numeric values among them, once for each table of averages.
-        spans: number and time range of the rows, by the kind of payload.
-        places: of the topic-partitions whose changes were read, the highest stream time at which one was applied, ms.
+        read: The changes that were read.
+        points: Number of numeric values among them, counted once per table of averages.
+        spans: Number and time range of rows, by kind of payload.
+        places: The highest stream time at which a change that was read was applied, by topic-partition, in ms.
     """
 
     read: ReadChanges = ReadChanges()
@@ -90,20 +93,20 @@ class GoldReport(msgspec.Struct):
 
     @property
     def times(self) -> dict[str, int]:
-        """The highest of the stream times of its partitions, in ms, by topic."""
+        """The highest of `places` by topic, in ms."""
         return by_topic(self.places)
 
 
 @dataclass(frozen=True)
 class Causes:
-    """The Kafka messages that brought a batch's points, one each."""
+    """The Kafka message of each point of a batch."""
 
     partition: Int64s
     offset: Int64s
 
 
 class Emitted(NamedTuple):
-    """Rows as a payload."""
+    """Rows of one payload."""
 
     kind: str
     span: RowRange
@@ -113,19 +116,21 @@ class Emitted(NamedTuple):
 def average_payloads(
     series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
 ) -> list[Emitted]:
-    """Rows of one shard and batch.
+    """Returns the payloads for a table of averages.
 
     Args:
-        new: all points of the batch; those of unproven keys go on as they are.
+        found: The averages and tails after the batch.
+        new: All points of the batch. Those of unproven series are emitted as they are.
     """
     tables = _tables(series, found, new, causes, names)
     return [emitted for kind, table in tables for emitted in _emitted(kind.of(series), table, "ts")]
 
 
 def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> list[Emitted]:
-    """What a shard's changes come to in each product; of few, the changes themselves.
+    """Returns the payloads for the products: their rows, or the changes themselves if they are few.
 
-    A product costs milliseconds however few the changes: those of all shards are made rows of together.
+    Computing a product takes milliseconds even for few changes. So the driver computes the rows for all shards with few
+    changes at once.
     """
     late = (product.late_of_changes(changes, declared) for product in products if product.lateness_ms is not None)
     payloads = [emitted for rows in late for emitted in _emitted(LATE_POINTS, rows, None)]
@@ -141,10 +146,10 @@ def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Produ
 
 
 def product_tables(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> dict[str, pa.Table]:
-    """What changes come to in each product.
+    """Computes each product's rows from changes.
 
     Args:
-        products: each behind the one that it is made from.
+        products: The products, each after the one that it is computed from.
     """
     sources = {product.source for product in products if product.below is None}
     events = {source: source.events(changes, declared) for source in sources}
@@ -160,23 +165,23 @@ def product_tables(changes: pa.Table, declared: Declared, products: Sequence[Pro
 
 
 def encoded(product: Product, rows: pa.Table) -> pa.Table:
-    """With dictionaries of its texts, which most rows share with others."""
+    """Dictionary-encodes the key texts, since most rows share them."""
     for name in product.keys:
         rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
     return rows.combine_chunks()
 
 
 def span_of(rows: pa.Table, time: str | None) -> RowRange:
-    """How many rows, and the range of a column of times."""
+    """Returns the number of rows, and the range of a time column; 0 to 0 without one."""
     ends = {"min": 0, "max": 0} if time is None else pc.min_max(rows[time].cast(pa.int64())).as_py()
     return RowRange(rows.num_rows, ends["min"], ends["max"])
 
 
 def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
-    """Rows in payloads that Spark can hold whole.
+    """Splits rows into payloads that are small enough for Spark.
 
     Args:
-        time: what the range of the report is of.
+        time: The column that the report gives the range of; None for none.
     """
     for first in range(0, table.num_rows, _PAYLOAD_ROWS):
         part = table.slice(first, _PAYLOAD_ROWS)
@@ -186,7 +191,7 @@ def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
 def with_report(
     read: ReadChanges, points: int, emitted: Iterable[Emitted], times: Mapping[TopicPartition, int] = _NO_TIMES
 ) -> list[tuple[str, bytes | pa.Table]]:
-    """The rows, and a report of them."""
+    """Returns the payloads, followed by the report on them."""
     found, spans = list[tuple[str, bytes | pa.Table]](), dict[str, RowRange]()
     for kind, span, rows in emitted:
         found.append((kind, rows))
@@ -196,7 +201,7 @@ def with_report(
 
 
 def total(reports: Iterable[bytes]) -> GoldReport:
-    """The shards' reports (msgpack) of one batch, added up."""
+    """Decodes the shards' reports (MessagePack) and adds them up."""
     found = (msgspec.msgpack.decode(content, type=GoldReport) for content in reports)
     return sum(found, GoldReport(spans={}, places={}))
 
@@ -228,7 +233,7 @@ def _seq_order(points: Points) -> dict[str, pa.Array]:
 
 
 def _places(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
-    """What orders points of one event time, as the table has it."""
+    """Returns the columns that order points of equal event time, as the table has them."""
     if series.of_session:
         return {"position": pa.array(points.position)}
     apart = split_place(points.position)
@@ -265,7 +270,7 @@ def _restatements(series: RollingAverage, averages: Averages, new: Points, cause
 
 
 def _because(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: Causes) -> pa.Array:
-    """The messages that changed each row, the first in event time before the others."""
+    """Returns, for each restatement, the messages that caused it, ordered by event time."""
     length = np.minimum(end - first, MOST_CAUSES)
     starts = np.concatenate([[0], np.cumsum(length)])
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], length)

@@ -1,8 +1,8 @@
-"""Changes packed: what crosses from Spark into the fold is one Arrow IPC chunk a shard and task.
+"""Packs changes for the way from Spark into the fold: one Arrow IPC chunk per shard and task.
 
-A chunk has the changes of one shard, their texts as dictionaries: once by session, for the products and for the
-averages of sessions, and once for each other way to shard averages (see `RollingAverage.owner`), less the changes
-without a number. A chunk never outlives its micro-batch.
+A chunk has the changes of one shard, with dictionary-encoded texts. Changes are packed once by session, for the
+products and the averages of sessions. They are packed again for each other owner of averages (`RollingAverage.owner`),
+then without changes that set no number. A chunk never outlives its micro-batch.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.order import LIFE, SESSION_MARK, TURN, OnceTopics, with_order, with_sessions, with_turn
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
-from sessionlake.protocol.arrow import one
+from sessionlake.protocol.arrow import contiguous
 from sessionlake.protocol.chunk import read_ipc, write_compressed
 from sessionlake.protocol.types import Int64s
 
 SEPARATOR = "\0"
-"""Joins names: topics and session ids cannot contain it."""
+"""Joins names. Topics and session ids cannot contain it."""
 _TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
 _OWNER = b"owner"
 PLACE_BITS = 47
-"""Of a place in Kafka, those of the offset; the partition is above it."""
+"""Number of bits of a place in Kafka that hold the offset; the partition is in the bits above."""
 _COUNTS = (b"changes", b"first_batch", b"last_batch")
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 _TEXTS = ("topic", "session_id", "row_id")
@@ -41,9 +41,9 @@ class ReadChanges:
     """How much of `silver.session_changes` was read.
 
     Attributes:
-        changes: rows, with or without points.
-        first: lowest silver batch among them; None if there are none.
-        last: highest.
+        changes: Number of rows, with or without points.
+        first: Lowest silver batch among them; None if there are none.
+        last: Highest silver batch among them; None if there are none.
     """
 
     changes: int = 0
@@ -58,15 +58,15 @@ class ReadChanges:
 
 @dataclass(frozen=True)
 class ChangePacker:
-    """Packs one task's changes; a `mapInArrow` function.
+    """A `mapInArrow` function that packs one task's changes.
 
-    Takes `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, what
-    `with_turn` takes, the declared columns (see `Declared`), and for each owner the shard of the change (see
-    `shard_field`); gives `shard int, chunk binary`.
+    Input: `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, the columns
+    that `with_turn` reads, the declared columns (`Declared`), and for each owner the shard of the change
+    (`shard_field`). Output: `shard int, chunk binary`.
 
     Attributes:
-        owners: see `owners_of`.
-        once: None: no topic may be judged under `once`.
+        owners: The owners to pack for, from `owners_of`.
+        once: None if no topic may be judged under `once`.
     """
 
     declared: Declared
@@ -109,11 +109,11 @@ class ChangePacker:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A shard's chunks of one batch.
+    """A shard's chunks of one batch, decoded.
 
     Attributes:
-        changes: by the owners whose shard this is.
-        read: what was read to make them.
+        changes: Changes by owner; only the owners that are in this shard.
+        read: What was read to make the chunks.
     """
 
     changes: dict[Owner, pa.Table]
@@ -121,7 +121,7 @@ class Chunks:
 
     @staticmethod
     def of(chunks: Iterable[bytes]) -> Chunks:
-        """Takes them apart."""
+        """Decodes chunks."""
         parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()
         for chunk in chunks:
@@ -135,34 +135,34 @@ class Chunks:
 
 
 def owners_of(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
-    """By what changes are sharded, each once; by session first, whatever is computed."""
+    """Returns the owners by which changes are sharded, each once. Sessions are always the first."""
     return tuple(dict.fromkeys([OF_SESSION, *(series.owner for series in averages)]))
 
 
 def shard_field(index: int) -> str:
-    """Name of the column that says the shard of a change by owner `index`."""
+    """Returns the name of the column with the shard of a change for owner `index`."""
     return f"shard:{index}"
 
 
 def place_of(partition: Int64s, offset: Int64s) -> Int64s:
-    """A message's place among those of its topic, in one number."""
+    """Returns a message's place within its topic, partition and offset, as one number."""
     return (partition << PLACE_BITS) | offset
 
 
 def split_place(place: Int64s) -> dict[str, Int64s]:
-    """What `place_of` was made of."""
+    """Splits the numbers of `place_of` into partition and offset."""
     return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
 
 
 def _encoded(table: pa.Table, names: Iterable[str]) -> pa.Table:
-    """With these columns as dictionaries."""
+    """Dictionary-encodes these columns."""
     for name in names:
-        table = table.set_column(table.column_names.index(name), name, one(table[name]).dictionary_encode())
+        table = table.set_column(table.column_names.index(name), name, contiguous(table[name]).dictionary_encode())
     return table
 
 
 def any_valid(table: pa.Table, names: Iterable[str]) -> pa.Array:
-    """Which rows have a value in one of the columns at least."""
+    """Returns which rows have a value in at least one of the columns."""
     found = np.zeros(table.num_rows, np.bool_)
     for name in names:
         found |= table[name].is_valid().to_numpy()
@@ -170,7 +170,7 @@ def any_valid(table: pa.Table, names: Iterable[str]) -> pa.Array:
 
 
 def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.Table]]:
-    """One table a shard, with the texts that it has."""
+    """Splits a table into one table per shard, each with only the texts that it uses."""
     if not table.num_rows:
         return [], []
     code: Int64s = shard.to_numpy()
@@ -183,10 +183,10 @@ def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.
 
 
 def _own(table: pa.Table) -> pa.Table:
-    """With dictionaries that have only what the rows say."""
+    """Reduces dictionaries to the values that the rows use."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            column = one(table[field.name])
+            column = contiguous(table[field.name])
             used, index = np.unique(pc.fill_null(column.indices, -1).to_numpy(), return_inverse=True)
             missing = used < 0
             index = pa.array(index.reshape(-1).astype(np.int32) - int(missing.any()), mask=missing[index.reshape(-1)])

@@ -1,4 +1,4 @@
-"""Points: what gold computes from. One point is one value that a change set in one metric of one row."""
+"""Points, from which gold computes averages: a point is one value that a change set in one metric of one row."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 UNKNOWN = -1
 _SORTED_BY_DIGITS = np.iinfo(np.uint16).max
-"""Numbers up to this numpy sorts digit by digit, in a third of the time."""
+"""Numpy sorts keys up to this number by radix, in a third of the time."""
 
 
 @dataclass(frozen=True)
 class SeqOrder:
-    """What orders points of one event time before their position: under `once`, a session's go life by life by seq.
+    """What orders points of equal event time before their position: under `once` the life and the seq.
 
     Attributes:
-        session: of series across sessions, a hash of the session id (see `session_marks`); else 0.
-        life: `NO_LIFE` in other classes, where the three are alike for all points of a series.
-        seq: 0 in other classes.
+        session: For series across sessions a hash of the session id (`session_marks`), else 0.
+        life: Under `once` the first offset of the life, else `NO_LIFE`. In other classes all three are equal for all
+            points of a series.
+        seq: Under `once` the seq, else 0.
     """
 
     session: Int64s
@@ -33,22 +34,22 @@ class SeqOrder:
     seq: Int64s
 
     def take(self, index: Int64s | Bools) -> SeqOrder:
-        """Of the points at these places."""
+        """Returns the entries at these places."""
         return SeqOrder(self.session[index], self.life[index], self.seq[index])
 
     def columns(self) -> dict[str, pa.Array]:
-        """As columns of a table of averages: null in other classes."""
+        """Returns them as columns of a table of averages; null in other classes than `once`."""
         none = self.life == NO_LIFE
         return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.parts, strict=True)}
 
     @property
     def parts(self) -> tuple[Int64s, Int64s, Int64s]:
-        """The three, the first deciding."""
+        """The three arrays, the most significant first."""
         return self.session, self.life, self.seq
 
     @staticmethod
     def of(rows: pa.Table) -> SeqOrder | None:
-        """Of rows with these columns, or some; None if all are of other classes."""
+        """Reads them from rows with all or some of these columns; None if no row is of class `once`."""
         if "_life" not in rows.column_names or rows["_life"].null_count == rows.num_rows:
             return None
         found = {name: rows[name] if name in rows.column_names else pa.nulls(rows.num_rows) for name in SEQ_ORDER}
@@ -57,24 +58,24 @@ class SeqOrder:
 
     @staticmethod
     def concat(*parts: SeqOrder) -> SeqOrder:
-        """Of all points, in the order given."""
+        """Concatenates several."""
         return SeqOrder(*(np.concatenate(part) for part in zip(*(one.parts for one in parts), strict=True)))
 
     @staticmethod
     def none(count: int) -> SeqOrder:
-        """Of points of other classes."""
+        """Returns the entries of points that are not of class `once`."""
         zeros = np.zeros(count, np.int64)
         return SeqOrder(zeros, np.full(count, NO_LIFE), zeros)
 
 
 @dataclass(frozen=True)
 class Points:
-    """Points as columns of one length.
+    """Points as columns of equal length.
 
     Attributes:
-        key: code of the key (topic, session, row, metric), from 0.
-        ts: event time, milliseconds since the epoch; ties are ordered by `by_seq`, position, then ordinal.
-        revision: how often the point's published average has changed; `UNKNOWN` where the table alone knows.
+        key: Code of the point's series, from 0.
+        ts: Event time in ms. Points of equal time are ordered by `by_seq`, position, then ordinal.
+        revision: How often the point's published average has changed; `UNKNOWN` if only the table knows it.
         by_seq: None if no point is of class `once`.
     """
 
@@ -90,12 +91,15 @@ class Points:
         return len(self.key)
 
     def take(self, index: Int64s | Bools) -> Points:
-        """The points at these places."""
+        """Returns the points at these places."""
         by_seq = None if self.by_seq is None else self.by_seq.take(index)
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq)
 
     def order(self) -> Int64s:
-        """The places of all, sorted by key, event time and what orders points of one time; equal ones as they are."""
+        """Returns the order of all points by key, event time, and what orders points of equal time.
+
+        The sort is stable.
+        """
         few = self.key.max(initial=0) <= _SORTED_BY_DIGITS
         key = self.key.astype(np.uint16) if few else self.key
         order = np.lexsort((self.ts, key))
@@ -106,12 +110,12 @@ class Points:
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
     def under(self, key: Int64s) -> Points:
-        """These points, with their keys numbered anew."""
+        """Returns these points with other key codes."""
         return replace(self, key=key)
 
     @staticmethod
     def concat(*parts: Points) -> Points:
-        """All points, in the order given."""
+        """Concatenates several."""
         by_seq = None
         if any(p.by_seq is not None for p in parts):
             by_seq = SeqOrder.concat(*(p.by_seq or SeqOrder.none(len(p)) for p in parts))
@@ -119,7 +123,7 @@ class Points:
 
     @staticmethod
     def empty() -> Points:
-        """No points."""
+        """Returns no points."""
         none = np.empty(0, np.int64)
         return Points(none, none, none, none, np.empty(0), none)
 
@@ -132,13 +136,16 @@ class Points:
         value: Float64s,
         by_seq: SeqOrder | None = None,
     ) -> Points:
-        """Points that were never published. Adding zero turns -0.0 into 0.0, whose sign would depend on the order."""
+        """Returns points that were never published.
+
+        Adding zero turns -0.0 into 0.0, whose sign would depend on the order.
+        """
         return Points(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq)
 
     def without(self, others: Points) -> Points:
-        """These points less those whose key and place in time are among the others."""
+        """Returns the points whose key and place in time is not among the others."""
         both = Points.concat(others, self)
-        order = both.order()  # of two that are the same, the one of the others first
+        order = both.order()  # of two equal points, the one from `others` comes first
         s = both.take(order)
         same = np.zeros(len(both), np.bool_)
         same[1:] = (

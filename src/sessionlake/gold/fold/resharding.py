@@ -1,4 +1,4 @@
-"""Gold's states of a shard taken apart by what is forgotten as a whole, and put together for other shards."""
+"""Splits gold's states by owner, and merges the parts into states of another number of shards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sessionlake.protocol.types import Int64s
 
 @dataclass(frozen=True)
 class MarkedShards:
-    """The new shards of owners of which states have only hashes left; see `Forgotten`.
+    """The new shards of owners of which states may have only a hash (`Forgotten`).
 
     Attributes:
-        mark: hashes of owners' names, rising; one that two have is there twice.
-        shard: of each.
+        mark: Hashes of the owners' names, sorted. A hash that two owners share is there twice.
+        shard: The new shard of each.
     """
 
     mark: npt.NDArray[np.uint64]
@@ -29,15 +29,15 @@ class MarkedShards:
 
     @staticmethod
     def of(found: pa.Table) -> MarkedShards:
-        """As rows `shard int, mark uint64`, in any order."""
+        """Reads rows `shard int, mark uint64`, in any order."""
         mark = found["mark"].to_numpy().astype(np.uint64)
         order = np.argsort(mark, kind="stable")
         return MarkedShards(mark[order], found["shard"].to_numpy().astype(np.int64)[order])
 
     def spread(self, forgotten: Forgotten, shards: int) -> dict[int, Forgotten]:
-        """What is forgotten, by new shard. Of whom nobody knows where he is, every shard has what was known of him.
+        """Returns the forgotten owners by new shard. Those whose shard is unknown go to every shard.
 
-        That does no harm: no shard looks for anyone but its own.
+        That is harmless, since a shard looks up only its own owners.
         """
         first, behind = (np.searchsorted(self.mark, forgotten.mark, side) for side in ("left", "right"))
         count = behind - first
@@ -50,31 +50,34 @@ class MarkedShards:
 
 @dataclass(frozen=True)
 class GoldResharder:
-    """How gold's states come into other shards; see `streaming.resharded.Resharder`.
+    """Moves gold's states to another number of shards, as `streaming.resharded.Resharder` requires.
 
     Attributes:
-        metrics: those that are declared.
-        kept: the tables of averages, with what their states begin with in the shards there were.
-        marked: of each of these, by its name, where owners will be.
-        shards: how many there will be.
+        metrics: The declared metrics.
+        tracked: The tables of averages, with the initial states of the former shards.
+        marked: The new shards of owners, by name of the table.
+        shards: The new number of shards.
     """
 
     metrics: tuple[str, ...]
-    kept: tuple[TrackedAverages, ...]
+    tracked: tuple[TrackedAverages, ...]
     marked: Mapping[str, MarkedShards]
     shards: int
 
     def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """The owners: a topic and a session's id, or a row, or nothing else."""
+        """Returns the state's owners as pairs of topic and session id, or topic and row.
+
+        The second is None for an owner that is a whole topic.
+        """
         found = []
-        for kept, (_, one) in zip(self.kept, self._states(shard, state), strict=True):
+        for tracked, (_, one) in zip(self.tracked, self._states(shard, state), strict=True):
             for name in one.owners.name.to_pylist():
-                topic, *rest = name.split(SEPARATOR, 2 if kept.series.of_session else 1)
+                topic, *rest = name.split(SEPARATOR, 2 if tracked.series.of_session else 1)
                 found.append((topic, rest[0].encode() if rest else None))
         return found
 
     def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
-        """The state's parts by new shard, given the new shard of each of `names`."""
+        """Splits the state by new shard, given the new shard of each of `names`."""
         every, done = np.array(targets, np.int64), 0
         found: dict[int, dict[str, bytes]] = {}
         for name, one in self._states(shard, state):
@@ -89,26 +92,29 @@ class GoldResharder:
     def join(self, parts: Sequence[bytes]) -> bytes:
         """Merges all parts of a shard into one state.
 
-        Every table of averages has a state in it, so that none starts from `TrackedAverages.begin`.
+        Every table of averages gets a state in it, so none is initialised by `TrackedAverages.begin`.
         """
         decoded = [decode_states(part) for part in parts]
         states = {}
-        for kept in self.kept:
+        for tracked in self.tracked:
             parts_of_table = [
-                GoldShardState.decode(part[name]) for part in decoded if (name := kept.series.name) in part
+                GoldShardState.decode(part[name]) for part in decoded if (name := tracked.series.name) in part
             ]
-            states[kept.series.name] = (
-                GoldShardState.empty(kept.made, self.metrics).with_others(*parts_of_table).encode()
+            states[tracked.series.name] = (
+                GoldShardState.empty(tracked.rebuild_id, self.metrics).with_others(*parts_of_table).encode()
             )
         return encode_states(states)
 
     def _states(self, shard: int, state: bytes | None) -> list[tuple[str, GoldShardState]]:
-        """By table of averages; where a shard has none of the table's present making, what it would begin with."""
+        """Returns the state of each table of averages.
+
+        A shard without a state of the table's last rebuild has the initial state.
+        """
         stored, found = decode_states(state), []
-        for kept in self.kept:
-            own = stored.get(kept.series.name)
+        for tracked in self.tracked:
+            own = stored.get(tracked.series.name)
             before = None if own is None else GoldShardState.decode(own)
-            if before is None or before.made != kept.made:
-                before = kept.begin(shard, self.metrics)
-            found.append((kept.series.name, before.for_metrics(self.metrics)))
+            if before is None or before.rebuild_id != tracked.rebuild_id:
+                before = tracked.begin(shard, self.metrics)
+            found.append((tracked.series.name, before.for_metrics(self.metrics)))
         return found

@@ -1,7 +1,7 @@
-"""Rolling averages over the last N points of a key, folded batch by batch and equal to a recomputation, bit for bit.
+"""Rolling averages over the last N points of a series, folded batch by batch and equal to a recomputation bit for bit.
 
-Of each key only the *tail* is kept, its newest points, and of the points older than the tail only what `Older` says. A
-window is always summed afresh, oldest point first, so the order in which points arrived leaves no trace in the doubles.
+Of each series only the *tail* is kept, its newest points, and `Older` about the points before it. A window is always
+summed from scratch, the oldest point first. So the order in which points arrived has no effect on the doubles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 class Pane(IntEnum):
-    """When a row was written last: before its series' watermark passed its point, as it did, or after."""
+    """When a row was last written: before the watermark of its series passed its point, when it did, or after."""
 
     EARLY = 0
     ON_TIME = 1
@@ -28,11 +28,11 @@ class Pane(IntEnum):
 
 @dataclass(frozen=True)
 class Older:
-    """What is known of the points older than each key's tail.
+    """What is known about the points that are older than each series' tail.
 
     Attributes:
-        some: whether there are, or may be, any.
-        ts: none of them is later than this.
+        some: Whether there are, or may be, any.
+        ts: An upper bound of their event times.
     """
 
     some: Bools
@@ -43,31 +43,34 @@ class Older:
 
     @staticmethod
     def nothing(keys: int) -> Older:
-        """What is known where no point has left the tail yet."""
+        """Returns the entries of series that no point has left."""
         return Older(np.zeros(keys, np.bool_), np.zeros(keys, np.int64))
 
     @staticmethod
     def forgotten(some: Bools, ts: Int64s) -> Older:
-        """For keys whose points, all at or before `ts`, were forgotten where `some` says so."""
+        """Returns the entries of series whose points up to `ts` were forgotten, where `some` is true."""
         return Older(some, np.where(some, ts, 0))
 
     @staticmethod
     def concat(*parts: Older) -> Older:
-        """The entries of several, one behind the other."""
+        """Concatenates several."""
         return Older(np.concatenate([p.some for p in parts]), np.concatenate([p.ts for p in parts]))
 
     def take(self, index: Int64s | Bools) -> Older:
-        """The keys at these places."""
+        """Returns the entries at these places."""
         return Older(self.some[index], self.ts[index])
 
     def put(self, index: Int64s, changed: Older) -> Older:
-        """Replaces the keys at these places."""
+        """Returns the entries with those at these places replaced."""
         result = Older(self.some.copy(), self.ts.copy())
         result.some[index], result.ts[index] = changed.some, changed.ts
         return result
 
     def with_dropped(self, key: Int64s, ts: Int64s) -> Older:
-        """With the points that leave the tails, sorted by key and event time; they are later than all before."""
+        """Adds points that leave the tails, sorted by series and event time.
+
+        They are later than all that left before.
+        """
         last = np.flatnonzero(np.diff(key, append=-1))
         return self.put(key[last], Older(np.ones(len(last), np.bool_), ts[last]))
 
@@ -77,9 +80,9 @@ class Figures:
     """Averages as they are published.
 
     Attributes:
-        average: also where it is not to be seen yet.
-        size: how many points it covers, 1 to N.
-        seen: whether it is to be seen.
+        average: Also set where it is not visible yet.
+        size: Number of points that it covers, 1 to N.
+        seen: Whether the average is visible.
     """
 
     average: Float64s
@@ -87,11 +90,11 @@ class Figures:
     seen: Bools
 
     def take(self, index: Int64s | Bools) -> Figures:
-        """Those at these places."""
+        """Returns the entries at these places."""
         return Figures(self.average[index], self.size[index], self.seen[index])
 
     def differs(self, other: Figures) -> Bools:
-        """Where one shows something else than the other."""
+        """Returns where the visible figures differ."""
         same = (self.average == other.average) | (np.isnan(self.average) & np.isnan(other.average))
         return (self.seen != other.seen) | (self.size != other.size) | (self.seen & ~same)
 
@@ -101,15 +104,15 @@ class Averages:
     """Rows of a table of averages to write.
 
     Attributes:
-        points: the points the averages belong to.
-        now: their figures.
-        pane: `Pane`.
-        fresh: whether the point is new; otherwise its row exists, and only what follows from others changes.
-        restated: whether a figure that was to be seen is another now.
-        was: the figures before, of all rows; of new ones nothing was to be seen.
-        causes: of each row, the first and behind the last of `order` that are the batch's points in its window.
-        order: places of the batch's points, in the order of the series.
-        late_ms: by how much the first of a row's causes is older than what was its series' newest point.
+        points: The points of the rows.
+        now: Their figures.
+        pane: The `Pane` of each row.
+        fresh: True for a new point. False for an existing row whose figures or pane change.
+        restated: Whether a visible figure has changed.
+        was: The figures before the batch; nothing is visible for new points.
+        causes: For each row, the range in `order` of the batch's points in its window: first, and one past the last.
+        order: Indices of the batch's points in the order of the series.
+        late_ms: How much older the first of a row's causes is than the newest point of its series before the batch.
     """
 
     points: Points
@@ -125,13 +128,14 @@ class Averages:
 
 @dataclass(frozen=True)
 class Evolution:
-    """What a batch makes of the keys it touches (codes 0 to T-1).
+    """The result of a batch for the series that it touches, with codes 0 to T-1.
 
     Attributes:
-        tail: the newest points of each key.
-        older: what is known of the points older than the tail.
-        unproven: keys whose new points reach further back than the tail: their rows follow from all their points.
-        averages: rows of the other keys.
+        tail: The newest points of each series.
+        older: What is known about the points that are older than the tail.
+        unproven: Series with new points that reach further back than the tail. Their rows must be computed from all
+            their points.
+        averages: The rows of all other series.
     """
 
     tail: Points
@@ -142,12 +146,12 @@ class Evolution:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Points sorted by key and event time.
+    """Points sorted by series and event time.
 
     Attributes:
-        source: the place of a point among the batch's; -1 of one that was there before.
-        rank: place of a point among those of its key, from 0.
-        left: how many points of its key come after it.
+        source: The point's index among the batch's points; -1 for points that existed before.
+        rank: The point's index among those of its series.
+        left: Number of points of its series after it.
     """
 
     points: Points
@@ -157,18 +161,18 @@ class Timeline:
 
     @staticmethod
     def of(points: Points, source: Int64s, keys: int) -> Timeline:
-        """Points that are sorted already."""
+        """Returns the timeline of points that are already sorted."""
         count = np.bincount(points.key, minlength=keys)
         rank = np.arange(len(points)) - (np.cumsum(count) - count)[points.key]
         return Timeline(points, source, rank, count[points.key] - rank - 1)
 
     @property
     def fresh(self) -> Bools:
-        """Whether a point is of this batch."""
+        """Whether a point is from this batch."""
         return self.source >= 0
 
     def sums(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
-        """Averages over the windows that end at these places, and how many points each covers."""
+        """Returns the averages over the windows that end at these places, and the number of points in each."""
         rank = self.rank[index]
         total = np.zeros(len(index))
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
@@ -180,10 +184,10 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Times:
-    """Each key's newest point, and with it its watermark, before a batch and after it.
+    """The newest event time of each series before and after a batch, from which its watermark follows.
 
     Attributes:
-        known: whether there was a point before; the time is `_NEVER` where there was none.
+        known: Whether the series had a point before. If not, `before` is `_NEVER`.
     """
 
     before: Int64s
@@ -193,7 +197,7 @@ class Times:
 
     @staticmethod
     def of(tail: Points, older: Older, new: Points, watermark_ms: int) -> Times:
-        """The times of keys with these points."""
+        """Returns the times of series with these points."""
         before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
         known[tail.key] = True
         np.maximum.at(before, tail.key, tail.ts)
@@ -202,21 +206,24 @@ class Times:
         return Times(before, after, known, watermark_ms)
 
     def pane(self, points: Points, fresh: Bools) -> Int64s:
-        """The pane of rows that are written now. Of a new point, one behind the watermark is late, not one at it."""
+        """Returns the pane of rows that are written now.
+
+        A new point is late if it is before the watermark, not if it is at it.
+        """
         passed, passing = ~self.early(points), self._passed(self.after, points)
         late = passed & ~(fresh & (points.ts == self._mark(self.before)[points.key]))
         return np.where(late, Pane.LATE, np.where(passing, Pane.ON_TIME, Pane.EARLY))
 
     def early(self, points: Points) -> Bools:
-        """Which points the watermark had not passed before the batch."""
+        """Returns which points the watermark had not passed before the batch."""
         return ~(self.known[points.key] & self._passed(self.before, points))
 
     def pending(self, points: Points) -> Bools:
-        """Which points it has not passed after it."""
+        """Returns which points the watermark has not passed after the batch."""
         return ~self._passed(self.after, points)
 
     def pending_before(self, older: Older) -> Bools:
-        """Keys of which points that are in no tail may have been pending before the batch."""
+        """Returns the series with points beyond their tails that may have been pending before the batch."""
         return older.some & (self._mark(self.before) < older.ts)
 
     def _passed(self, newest: Int64s, points: Points) -> Bools:
@@ -224,25 +231,25 @@ class Times:
         return passed
 
     def _mark(self, newest: Int64s) -> Int64s:
-        # No earlier than time begins.
+        # Keeps the difference from underflowing.
         return np.where(newest < _NEVER + self.watermark_ms, _NEVER, newest - self.watermark_ms)
 
 
 def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, keep: int) -> Evolution:
-    """Folds a batch's points into the tails of their keys.
+    """Folds a batch's points into the tails of their series.
 
     Args:
-        tail: kept points of the touched keys, in any order.
-        older: one entry a key.
-        new: the batch's points, in any order; none of them is in `tail`.
-        keep: length of a tail, at least N - 1; points that the watermark has not passed are kept besides.
+        tail: The tails of the touched series, in any order.
+        older: One entry per series.
+        new: The batch's points, in any order; none of them is in `tail`.
+        keep: Length of a tail, at least N - 1. Points that the watermark has not passed are kept in addition.
     """
     times = Times.of(tail, older, new, series.watermark_ms)
     line, too_old = _merge_timeline(tail, older, new)
     near = _affected_points(line, times, series.last)
     unproven = _find_unproven(line, older, too_old, near, series.last) | times.pending_before(older)
     averages, revision = _averages(line, near & ~unproven[line.points.key], times, series)
-    # The rows of unproven keys are revised elsewhere.
+    # Rows of unproven series are computed from the table, so their revisions are not known here.
     line = replace(
         line,
         points=replace(line.points, revision=np.where(unproven[line.points.key] & ~line.fresh, UNKNOWN, revision)),
@@ -258,7 +265,7 @@ def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, k
 
 
 def _merge_timeline(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:
-    """Tail and new points as one timeline, and apart from it the new points that are older than the tail."""
+    """Merges tail and new points into one timeline. New points that are older than the tail are returned separately."""
     both = Points.concat(tail, new)
     order = both.order()
     points, source = both.take(order), np.maximum(order - len(tail), -1)
@@ -266,7 +273,7 @@ def _merge_timeline(tail: Points, older: Older, new: Points) -> tuple[Timeline, 
     place = np.arange(len(both))
     oldest = np.full(len(older), len(both))
     kept = np.flatnonzero(~fresh)[::-1]
-    oldest[points.key[kept]] = kept  # written from the right: the leftmost stays
+    oldest[points.key[kept]] = kept  # written from right to left, so that the leftmost one remains
     known = ~fresh | ~older.some[points.key] | (points.ts > older.ts[points.key]) | (place > oldest[points.key])
     if known.all():
         return Timeline.of(points, source, len(older)), Points.empty()
@@ -274,7 +281,11 @@ def _merge_timeline(tail: Points, older: Older, new: Points) -> tuple[Timeline, 
 
 
 def _affected_points(line: Timeline, times: Times, window: int) -> Bools:
-    """The new points, the up to N - 1 that follow each, and those that the watermark passes."""
+    """Returns which points may get a new average.
+
+    These are the new points, the up to N - 1 points after each, and the points that the watermark passes with this
+    batch.
+    """
     place, fresh = np.arange(len(line.points)), line.fresh
     last_fresh = np.maximum.accumulate(np.where(fresh, place, -1))
     follows = (last_fresh >= place - line.rank) & (place - last_fresh < window)
@@ -282,7 +293,7 @@ def _affected_points(line: Timeline, times: Times, window: int) -> Bools:
 
 
 def _find_unproven(line: Timeline, older: Older, too_old: Points, near: Bools, window: int) -> Bools:
-    """Keys with a row to be written whose window reaches further back than the tail, or whose revision is unknown."""
+    """Returns series with a row to write whose window reaches beyond the tail, or whose revision is unknown."""
     key = line.points.key
     short = line.rank < max(window - 1, 1)
     found = np.zeros(len(older), np.bool_)
@@ -293,7 +304,7 @@ def _find_unproven(line: Timeline, older: Older, too_old: Points, near: Bools, w
 
 
 def _averages(line: Timeline, chosen: Bools, times: Times, series: RollingAverage) -> tuple[Averages, Int64s]:
-    """The chosen rows, less those that stay as they are, and the revisions of all points."""
+    """Returns the chosen rows without those that stay the same, and the revisions of all points."""
     index = np.flatnonzero(chosen)
     points, fresh = line.points.take(index), line.fresh[index]
     pane = times.pane(points, fresh)
@@ -306,7 +317,7 @@ def _averages(line: Timeline, chosen: Bools, times: Times, series: RollingAverag
     written = fresh | now.differs(was) | passed
     rows = index[written]
     order, causes = _causes(line, rows, series.last)
-    # Of rows that no point changed, which are not restated, it says nothing.
+    # For rows that no point changed this is meaningless; they are not restated.
     oldest = np.append(line.points.ts[line.fresh], 0)[causes[0]]
     averages = Averages(
         points=line.points.take(rows),
@@ -323,7 +334,7 @@ def _averages(line: Timeline, chosen: Bools, times: Times, series: RollingAverag
 
 
 def _behind(newest: Int64s, oldest: Int64s) -> Int64s:
-    """By how much one time is after another; 0 if it is not, and the most there is if that is beyond it."""
+    """Returns how much older one time is than another: 0 if it is not, capped at the largest int64."""
     apart = newest - oldest
     return np.where(newest > oldest, np.where(apart < 0, np.iinfo(np.int64).max, apart), 0)
 
@@ -333,7 +344,7 @@ def _figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bo
 
 
 def _before(line: Timeline, index: Int64s, times: Times, series: RollingAverage) -> Figures:
-    """The rows' figures without the batch; of new points none was to be seen."""
+    """Returns the rows' figures without the batch; nothing is visible for new points."""
     held = ~line.fresh
     base = Timeline.of(line.points.take(held), line.source[held], len(times.before))
     had_row = held[index]
@@ -345,7 +356,7 @@ def _before(line: Timeline, index: Int64s, times: Times, series: RollingAverage)
 
 
 def _causes(line: Timeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
-    """The batch's points in order, and of each row the range of those in its window."""
+    """Returns the batch's points in order, and for each row the range of those in its window."""
     fresh = np.flatnonzero(line.fresh)
     first = np.searchsorted(fresh, np.maximum(rows - window + 1, rows - line.rank[rows]))
     return line.source[fresh], (first, np.searchsorted(fresh, rows, side="right"))

@@ -1,4 +1,4 @@
-"""Averages over the last points of a series: what a table of them declares."""
+"""Declarations of tables with rolling averages over the last points of a series."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from sessionlake.protocol.names import ddl_of
 
 OF_SESSION = ("topic", "session_id", PARTITION)
 POINT_SERIES = (*OF_SESSION, "row_id", "metric")
-"""What tells series of numbers apart; the row's id may hold whatever separates names, so it comes behind them."""
+"""The columns that can identify a series of numbers. The row id comes last but one, since it may contain the separator
+that joins names."""
 _IN_SESSION = ("ts", "position", "ordinal")
-# Of several sessions, no position orders points: of one event time, Kafka's order counts.
+# Positions do not order points of different sessions. Those of equal event time follow Kafka's order.
 _IN_TOPIC = ("ts", "partition", "offset", "ordinal")
-# Under `once`, a session's points of one event time go by these first; across sessions, each session's are together.
+# Under `once`, these columns order points of equal event time. Across sessions, they keep each session's together.
 SEQ_ORDER = ("_session", "_life", "_seq")
 _TYPES = {"ts": "bigint", "position": "bigint", "ordinal": "int", "partition": "int", "offset": "bigint"}
 _FORMAT = 2
@@ -22,16 +23,16 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class RollingAverage:
-    """A table of gold: one row for each point, with the average over it and those before it in its series.
+    """A table of gold with one row per point: the average over the point and the points before it in its series.
 
     Attributes:
-        name: of the table, in the schema `gold`.
-        keys: what tells series apart, in the order of `POINT_SERIES`: `topic`, `metric`, and `row_id`, or `session_id`
-            and `partition`, or all of these, or neither.
-        last: N, how many points an average is over, at most.
-        watermark_ms: how far a series' watermark stays behind its newest point, in event time.
-        early: whether averages are published before the watermark has passed their points.
-        least: no average of fewer points is published.
+        name: Name of the table in the schema `gold`.
+        keys: The columns that identify a series, in the order of `POINT_SERIES`: `topic` and `metric`, with `row_id`,
+            with `session_id` and `partition`, with all three, or with none.
+        last: The most points that an average is over, N.
+        watermark_ms: How far the watermark of a series is behind its newest point, in event time.
+        early: Whether averages are published before the watermark has passed their points.
+        least: Averages over fewer points are not published.
     """
 
     name: str
@@ -49,27 +50,30 @@ class RollingAverage:
 
     @property
     def of_session(self) -> bool:
-        """Whether each session has series of its own."""
+        """Whether a series belongs to one session."""
         return "session_id" in self.keys
 
     @property
     def owner(self) -> tuple[str, ...]:
-        """The columns of what is forgotten as a whole, and so is in one shard: a session, or a row across sessions."""
+        """The key columns of a series' owner: a session, or a row across sessions.
+
+        Series of one owner share a shard and are forgotten together.
+        """
         return OF_SESSION if self.of_session else tuple(name for name in self.keys if name != "metric")
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Those of the keys that are texts."""
+        """The text columns among the keys."""
         return tuple(name for name in self.keys if name != PARTITION)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that tell the points of a series apart, and order them unless `seq_order` does."""
+        """The columns that identify a point of a series. They also order its points, unless `seq_order` does."""
         return _IN_SESSION if self.of_session else _IN_TOPIC
 
     @property
     def seq_order(self) -> tuple[str, ...]:
-        """The columns that order points of one event time first under `once`; null in other classes."""
+        """The columns that, under `once`, order points of equal event time before all others; null in other classes."""
         return SEQ_ORDER[1:] if self.of_session else SEQ_ORDER
 
     @property
@@ -80,7 +84,7 @@ class RollingAverage:
 
     @property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns that tell rows apart."""
+        """The columns that identify a row."""
         return (*self.keys, *self.order)
 
     @property
@@ -98,11 +102,11 @@ class RollingAverage:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The columns that follow from silver alone; `revision` and `pane` tell how they came about."""
+        """The columns that follow from silver alone. `revision` and `pane` depend on gold's batches, too."""
         return ("value", "average", "points")
 
     @property
     def logic(self) -> str:
-        """Changes with whatever its rows depend on."""
+        """A hash of everything that its rows depend on."""
         said = (_FORMAT, self.keys, self.last, self.watermark_ms, self.early, self.least)
         return sha256(repr(said).encode()).hexdigest()[:12]

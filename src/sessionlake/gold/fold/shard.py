@@ -1,7 +1,8 @@
-"""The gold fold: a shard's tails and a batch's changes in, rows of the gold tables out. Pure.
+"""The gold fold: takes a shard's state and a batch's changes, and returns the new state and rows of gold's tables.
 
-Its cost is per batch, not per point: everything is columns, and the state of a touched shard is read and
-written whole.
+Pure.
+
+Its cost is per batch, not per point: all data is in columns. The whole state of a touched shard is decoded and encoded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
-from sessionlake.protocol.arrow import codes, one, row_codes
+from sessionlake.protocol.arrow import contiguous, dictionary_codes, number_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 _OF_TOPIC = -1  # in the place of a partition
@@ -33,48 +34,50 @@ _AS_THEY_ARE = ("partition", "offset", "kafka_ms", "ts", "ordinal")
 
 
 def tail_length(series: RollingAverage) -> int:
-    """How many points of a key are kept: enough for a window, and for points late by half a window or so.
+    """Returns how many points of a series are kept.
 
-    Across sessions, of which each comes at its own pace, by more.
+    They suffice for a window, and for points that are late by about half a window. Series across sessions keep more,
+    since each session has its own pace.
     """
     return series.last + (max(4, series.last // 2) if series.of_session else max(_APART, series.last))
 
 
 @dataclass(frozen=True)
 class TrackedAverages:
-    """A table of averages that is kept up.
+    """A table of averages that the fold maintains.
 
     Attributes:
-        made: which making of the table its states belong to; those of another are passed over.
-        held: of a shard, what it was made of, as if that had been forgotten: `mark uint64, newest bigint`, in order.
+        rebuild_id: Id of the table's last rebuild; states of another one are ignored.
+        owners_at_rebuild: Returns the owners that a shard had at the rebuild, `mark uint64, newest bigint`, sorted by
+            mark; None if the table was never rebuilt.
     """
 
     series: RollingAverage
-    made: str = ""
-    held: Callable[[int], pa.Table] | None = None
+    rebuild_id: str = ""
+    owners_at_rebuild: Callable[[int], pa.Table] | None = None
 
     def begin(self, shard: int, metrics: tuple[str, ...]) -> GoldShardState:
-        """The state of a shard before its first batch since the making."""
-        state = GoldShardState.empty(self.made, metrics)
-        if self.held is None:
+        """Returns the state of a shard before its first batch since the rebuild."""
+        state = GoldShardState.empty(self.rebuild_id, metrics)
+        if self.owners_at_rebuild is None:
             return state
-        own = self.held(shard)
+        own = self.owners_at_rebuild(shard)
         return replace(state, forgotten=Forgotten(own["mark"].to_numpy(), own["newest"].to_numpy()))
 
 
 @dataclass(frozen=True)
 class GoldFold:
-    """The fold of one shard; see `streaming.sharded.ShardFold`.
+    """The fold of one shard, as `streaming.sharded.ShardFold` requires.
 
     Attributes:
-        kept: the tables of averages.
-        products: each behind the one that it is made from; what a batch comes to in each is emitted under its name.
-        idle_ms: how long a session may be silent, in its topic-partition's Kafka time, before its tails are dropped.
-        resting_ms: likewise a row of which sessions tell one after the other, in series across them.
+        tracked: The tables of averages.
+        products: The products, each after the one that it is computed from. Their rows are emitted under their names.
+        idle_ms: How long a session may be idle, in its topic-partition's Kafka time, before its tails are dropped.
+        row_idle_ms: The same for a row in series across sessions.
     """
 
     declared: Declared
-    kept: tuple[TrackedAverages, ...]
+    tracked: tuple[TrackedAverages, ...]
     products: tuple[Product, ...]
     idle_ms: int
     row_idle_ms: int
@@ -82,17 +85,21 @@ class GoldFold:
     def __call__(
         self, shard: int, state: bytes | None, chunks: list[bytes]
     ) -> tuple[bytes | None, list[tuple[str, bytes | pa.Table]]]:
-        """Folds the batch's chunks."""
+        """Folds the batch's chunks. Returns the new state, None if it is unchanged, and the payloads."""
         found = Chunks.of(chunks)
         states = decode_states(state)
-        held = {kept.series.name: states[kept.series.name] for kept in self.kept if kept.series.name in states}
+        held = {
+            tracked.series.name: states[tracked.series.name]
+            for tracked in self.tracked
+            if tracked.series.name in states
+        }
         rows, points, is_changed = list[Emitted](), 0, False
-        for kept in self.kept:
-            name = kept.series.name
-            changes = points_in(found.changes.get(kept.series.owner), self.declared, kept.series)
+        for tracked in self.tracked:
+            name = tracked.series.name
+            changes = points_in(found.changes.get(tracked.series.owner), self.declared, tracked.series)
             if changes is not None:
-                held[name], made, new = self._folded(kept, shard, held.get(name), changes)
-                rows, points, is_changed = [*rows, *made], points + new, True
+                held[name], payloads, new = self._folded(tracked, shard, held.get(name), changes)
+                rows, points, is_changed = [*rows, *payloads], points + new, True
         times: dict[TopicPartition, int] = {}
         if OF_SESSION in found.changes:
             rows += product_rows(found.changes[OF_SESSION], self.declared, self.products) if self.products else []
@@ -100,13 +107,13 @@ class GoldFold:
         return encode_states(held) if is_changed else None, with_report(found.read, points, rows, times)
 
     def _folded(
-        self, kept: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
+        self, tracked: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
     ) -> tuple[bytes, list[Emitted], int]:
-        """One table's new state, its rows, and the number of points."""
-        series = kept.series
+        """Folds one table's points. Returns its new state, its payloads, and the number of points."""
+        series = tracked.series
         before = GoldShardState.decode(state) if state else None
-        if before is None or before.made != kept.made:
-            before = kept.begin(shard, self.declared.numbers)
+        if before is None or before.rebuild_id != tracked.rebuild_id:
+            before = tracked.begin(shard, self.declared.numbers)
         known, row = _admit(before.for_metrics(self.declared.numbers), changes, series)
         new, causes = self._points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
@@ -134,7 +141,7 @@ class GoldFold:
         parts, places = [Points.empty()], [np.empty(0, np.int64)]
         for metric in range(len(self.declared.numbers)):
             value = changes[value_field(metric)].to_numpy()
-            is_set = ~np.isnan(value)  # null
+            is_set = ~np.isnan(value)  # a null is read as NaN
             key = row[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.take(is_set)
             parts.append(Points.new(key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order))
@@ -144,14 +151,14 @@ class GoldFold:
 
 
 def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
-    """Rows that follow from new points, from all points of their keys.
+    """Computes the rows that follow from new points, given all points of their series.
 
     Args:
-        points: the series' keys, `ts, place, ordinal, value, revision, partition, offset, fresh`, and
-            `RollingAverage.seq_order`: the new points (`fresh`) and the whole history of their keys, which may hold
-            them already; of that, `partition` and `offset` are not read.
+        points: The new points (`fresh`) and the whole history of their series, which may already have them. Columns:
+            the series' keys, `ts, place, ordinal, value, revision, partition, offset, fresh`, and
+            `RollingAverage.seq_order`. `partition` and `offset` are read only of new points.
     """
-    key, parts = row_codes(*(points[name] for name in series.keys))
+    key, parts = number_combinations(*(points[name] for name in series.keys))
     known = dict(zip(series.keys, parts, strict=True))
     if PARTITION in known:
         known[PARTITION] = known[PARTITION].cast(pa.int32())
@@ -171,10 +178,10 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
 
 
 def _admit(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
-    """Gives the batch's owners and rows their places in the state.
+    """Adds the batch's owners and rows to the state.
 
     Returns:
-        The state with them, and each change's row.
+        The new state, and the index of each change's row in it.
     """
     owners, owner = _admit_owners(state, changes, series)
     rows, row = _codes(state.rows, changes["row"])
@@ -202,20 +209,22 @@ def _admit_owners(state: GoldShardState, changes: pa.Table, series: RollingAvera
 
 
 def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
-    """All names, the known ones first, and the code of each value of a column of dictionaries."""
-    values = one(column)
+    """Returns all names, the known ones first, and the code of each value of a dictionary-encoded column."""
+    values = contiguous(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _ints(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
 
 def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
-    """Names of key codes that count through `touched`, which rises."""
+    """Returns a function that gives the key columns of series, by their index in `touched`, which is sorted."""
     row, metric = np.divmod(touched, max(len(metrics), 1))
     starts_row = np.diff(row, prepend=-1) > 0
     place = np.cumsum(starts_row) - 1
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
-    texts = {name: codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)}
+    texts = {
+        name: dictionary_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+    }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())
 
@@ -226,12 +235,12 @@ def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], tou
 
 
 def _key(name: str, code: Int64s, known: pa.Array) -> pa.Array:
-    """A key's column by the codes of its known texts; a partition is an integer."""
+    """Returns a key column, given codes of its known texts. A partition is an integer."""
     return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _chosen(code, known)
 
 
 def _chosen(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
-    """Texts by their codes, with those alone that are used."""
+    """Returns dictionary-encoded texts with only the values that are used."""
     used = np.zeros(len(known), np.bool_)
     used[code] = True
     if not used.all():
@@ -248,13 +257,13 @@ def _ints(column: Any) -> Int64s:
 
 
 def points_in(changes: pa.Table | None, declared: Declared, series: RollingAverage) -> pa.Table | None:
-    """The changes that set a number; None if there are none.
+    """Selects the changes that set a number; None if there are none.
 
     Returns:
-        `owner` and `row`, the series' owner and its keys but the metric, each joined to one text by `SEPARATOR`, as
-        dictionaries; `partition, offset, kafka_ms, ts, ordinal`; `position` and, if some are of class
-        `once`, `SEQ_ORDER`, by which points of one time are ordered; and
-        `value:<i>`, null where number `i` was not set.
+        `owner` and `row` as dictionaries: the series' owner, and its keys without the metric, each joined by
+            `SEPARATOR`. Also `partition, offset, kafka_ms, ts, ordinal`, `position`, and `value:<i>`, null where number
+            `i` was not set. If some changes are of class `once`, `SEQ_ORDER` is included, which orders points of equal
+            time.
     """
     values = [value_field(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
@@ -272,7 +281,7 @@ def points_in(changes: pa.Table | None, declared: Declared, series: RollingAvera
 
 
 def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
-    """`SEQ_ORDER`, null where a point is not of class `once`; nothing if none is."""
+    """Returns the columns of `SEQ_ORDER`, null for points that are not of class `once`; none if no point is."""
     none = pc.equal(points[LIFE], NO_LIFE)
     if pc.all(none).as_py():
         return {}
@@ -283,7 +292,7 @@ def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.Chunked
 
 
 def _joined(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
-    """Columns without nulls joined to one text, each combination once."""
-    number, parts = row_codes(*(table[name] for name in names))
+    """Joins columns without nulls to one dictionary-encoded text."""
+    number, parts = number_combinations(*(table[name] for name in names))
     joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
     return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)

@@ -1,7 +1,8 @@
-"""What the gold fold keeps of a shard between batches, and the bytes it is kept as.
+"""The state that the gold fold keeps of a shard between batches, and its encoding.
 
-A shard has a state for each table of averages, of format `sessionlake.gold.state/4`: a msgpack map with what shaped it
-and one Arrow IPC stream a table; all of them are kept as `sessionlake.gold.states/1`.
+A shard has one state per table of averages, in the format `sessionlake.gold.state/4`: a MessagePack map with the
+metrics and the rebuild's id, and one Arrow IPC stream per table. All of them together are stored as
+`sessionlake.gold.states/1`.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ FORMAT = "sessionlake.gold.state/4"
 STATES = "sessionlake.gold.states/1"
 _NEVER = np.iinfo(np.int64).min
 MOST_ROWS = 1_000_000
-"""So many rows a shard keeps tails of, for one table of averages: about half a gigabyte while it is folded.
+"""The most rows that a shard keeps tails of, for one table of averages: about half a gigabyte during the fold.
 
-Beyond that, the sessions that were silent longest are dropped as if they were idle. What comes for them is computed
-from the table.
+Beyond that, the sessions that have been idle longest are forgotten. Their next points are computed from the table.
 """
 MOST_POINTS = 8_000_000
-"""Likewise points in tails, of 48 bytes each."""
+"""The most points in tails, of 48 bytes each. Beyond that, sessions are forgotten in the same way."""
 
 
 @dataclass(frozen=True)
 class Owners:
-    """The sessions that a shard knows, or rows across sessions, as columns: what is forgotten as a whole.
+    """The owners that a shard knows, as columns: sessions, or rows across sessions. An owner is forgotten as a whole.
 
     Attributes:
-        name: joined as in the chunks.
-        partition: whose Kafka time tells how long it has been silent; of a row across sessions, the topic's: -1.
-        seen: Kafka timestamp of the latest change, milliseconds.
-        newest: latest event time of any point.
-        back: whether it was forgotten before and has come back.
-        floor: for those, the latest event time of what was forgotten.
+        name: The key columns, joined as in the chunks.
+        partition: Partition whose Kafka time decides how long the owner has been idle; -1 for a row across sessions,
+            which goes by the topic.
+        seen: Kafka timestamp of the latest change, in ms.
+        newest: Latest event time of any point.
+        back: Whether the owner was forgotten and has returned.
+        floor: For a returned owner, the latest event time of its forgotten points.
     """
 
     name: pa.Array
@@ -56,34 +57,34 @@ class Owners:
     floor: Int64s
 
     def take(self, index: Bools) -> Owners:
-        """Those at these places."""
+        """Returns the owners at these places."""
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
         return Owners(self.name.filter(pa.array(index)), *columns)
 
     @staticmethod
     def concat(*parts: Owners) -> Owners:
-        """All of them, in the order given."""
+        """Concatenates several."""
         columns = (np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Owners) if f.name != "name")
         return Owners(pa.concat_arrays([p.name for p in parts]), *columns)
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Idle owners that were dropped: 8 bytes of hash and 8 of time are left of each.
+    """Idle owners that were dropped. Each leaves a hash of 8 bytes and a time of 8 bytes.
 
-    Two with one hash do no harm: one that never was away is then taken for one that came back, and
-    computed the slow way until its tails are long enough.
+    If two owners have the same hash, a new one may be taken for a forgotten one. That is harmless: it is computed from
+    the table until its tails are long enough.
 
     Attributes:
-        mark: hashes of the names, rising.
-        newest: latest event time of each.
+        mark: Hashes of the names, sorted.
+        newest: Latest event time of each.
     """
 
     mark: npt.NDArray[np.uint64]
     newest: Int64s
 
     def find(self, names: list[str]) -> tuple[Bools, Int64s]:
-        """Which of the owners are among these, and their latest event time."""
+        """Returns which of these owners were forgotten, and their latest event time."""
         if not len(self.mark) or not names:
             return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
         marks = marks_of(names)
@@ -92,16 +93,16 @@ class Forgotten:
         return found, np.where(found, self.newest[place], 0)
 
     def add(self, names: list[str], newest: Int64s) -> Forgotten:
-        """These and others together; of one forgotten twice the later time counts."""
+        """Adds owners. For one that was already forgotten, the later time counts."""
         return Forgotten.union(self, Forgotten(marks_of(names), newest))
 
     def take(self, index: Int64s | Bools) -> Forgotten:
-        """Those at these places."""
+        """Returns the entries at these places."""
         return Forgotten(self.mark[index], self.newest[index])
 
     @staticmethod
     def union(*parts: Forgotten) -> Forgotten:
-        """All of them; of one that is in several the latest time counts."""
+        """Merges several; for an owner in more than one, the latest time counts."""
         none = Forgotten(np.empty(0, np.uint64), np.empty(0, np.int64))
         mark, time = (np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(Forgotten))
         order = np.lexsort((time, mark))
@@ -113,17 +114,17 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class GoldShardState:
-    """A shard's tails of one table of averages; key = row * number of metrics + metric.
+    """A shard's tails for one table of averages. The code of a series is row * number of metrics + metric.
 
     Attributes:
-        made: which making of the table it belongs to.
-        rows: all keys of each series but the metric, joined as in the chunks.
-        owner: of each row, its place in `owners`.
-        older: one entry a key.
-        tail: in any order.
+        rebuild_id: Id of the table's last rebuild, to which the state belongs.
+        rows: The keys of series without the metric, joined as in the chunks.
+        owner: For each row, the index of its owner.
+        older: One entry per series.
+        tail: The newest points of all series, in any order.
     """
 
-    made: str
+    rebuild_id: str
     metrics: tuple[str, ...]
     owners: Owners
     rows: pa.Array
@@ -133,18 +134,18 @@ class GoldShardState:
     forgotten: Forgotten
 
     @staticmethod
-    def empty(made: str, metrics: tuple[str, ...]) -> GoldShardState:
-        """The state of a shard before its first batch."""
+    def empty(rebuild_id: str, metrics: tuple[str, ...]) -> GoldShardState:
+        """Returns the state of a shard before its first batch."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
         owners = Owners(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = Forgotten(np.empty(0, np.uint64), none)
-        return GoldShardState(made, metrics, owners, names, none, Older.nothing(0), Points.empty(), forgotten)
+        return GoldShardState(rebuild_id, metrics, owners, names, none, Older.nothing(0), Points.empty(), forgotten)
 
     def for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
-        """This state with its keys numbered for the metrics that are declared now.
+        """Renumbers the series for the metrics that are declared now.
 
         Raises:
-            LakeError: a metric that has points is not among them.
+            LakeError: A metric that has points is no longer declared.
         """
         if metrics == self.metrics:
             return self
@@ -154,8 +155,8 @@ class GoldShardState:
         missing = [name for name, has in zip(self.metrics, used, strict=False) if has and name not in metrics]
         if missing:
             raise LakeError(
-                f"gold holds points of {', '.join(missing)}, which capture.columns no longer declares as numbers; "
-                f"declare them again. {LAST_RESORT}"
+                f"gold has points of {', '.join(missing)}, which capture.columns no longer declares as numbers",
+                fix=f"Declare them again. {LAST_RESORT}",
             )
         place = np.array([metrics.index(name) if name in metrics else -1 for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
@@ -166,7 +167,7 @@ class GoldShardState:
         return replace(self, metrics=metrics, older=older.put(rekeyed, self.older), tail=tail)
 
     def without_idle(self, idle_ms: int, topic_of: Any) -> GoldShardState:
-        """Forgets what had no change for `idle_ms` of its topic-partition's Kafka time."""
+        """Forgets owners without a change for `idle_ms` of their topic-partition's Kafka time."""
         seen = self.owners.seen
         if not len(seen) or int(seen.max()) - int(seen.min()) <= idle_ms:
             return self
@@ -179,7 +180,7 @@ class GoldShardState:
         return self._keeping(kept)
 
     def within_limits(self) -> GoldShardState:
-        """Forgets the owners that were silent longest if there are more than `MOST_ROWS` or `MOST_POINTS`."""
+        """Forgets the owners that have been idle longest, if there are more than `MOST_ROWS` or `MOST_POINTS`."""
         owners = len(self.owners.name)
         if len(self.rows) <= MOST_ROWS and len(self.tail) <= MOST_POINTS:
             return self
@@ -191,14 +192,14 @@ class GoldShardState:
         return self._keeping(kept)
 
     def _keeping(self, kept: Bools) -> GoldShardState:
-        """The state of these owners; of the others it is known that they were there."""
+        """Keeps these owners, and remembers the others as forgotten."""
         if kept.all():
             return self
         gone = self.owners.name.filter(pa.array(~kept)).to_pylist()
         return self.only(kept, self.forgotten.add(gone, self.owners.newest[~kept]))
 
     def only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
-        """The state of some of its owners alone, and of what is forgotten."""
+        """Returns the state of some of its owners, with these forgotten ones."""
         rows = kept[self.owner]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]
@@ -214,7 +215,7 @@ class GoldShardState:
         )
 
     def with_others(self, *others: GoldShardState) -> GoldShardState:
-        """The state of the owners of all, which are of the same metrics; each owner is in one alone."""
+        """Merges states of the same metrics; each owner is in only one of them."""
         every = (self, *others)
         rows = np.cumsum([0, *(len(one.rows) for one in every)])
         owners = np.cumsum([0, *(len(one.owners.name) for one in every)])
@@ -230,7 +231,7 @@ class GoldShardState:
         )
 
     def encode(self) -> bytes:
-        """The state as it is stored: msgpack with the format's version, its tables as Arrow IPC."""
+        """Encodes the state as MessagePack, with the format's version and its tables as Arrow IPC."""
         tables = {
             "sessions": _table(_columns(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
@@ -238,8 +239,8 @@ class GoldShardState:
             "tail": _table(_of_points(self.tail)),
             "forgotten": _table(_columns(self.forgotten)),
         }
-        content = {"format": FORMAT, "made": self.made, "metrics": list(self.metrics)}
-        # What Spark does with a byte on its way from and to the store costs more than to compress it.
+        content = {"format": FORMAT, "made": self.rebuild_id, "metrics": list(self.metrics)}
+        # Compressing a byte costs less than moving it through Spark to the state store and back.
         stored = {name: write_ipc(table, compress_columns=True) for name, table in tables.items()}
         return msgspec.msgpack.encode(content | stored)
 
@@ -248,7 +249,7 @@ class GoldShardState:
         """Reads what `encode` wrote.
 
         Raises:
-            LakeError: they are of another format, or not whole.
+            LakeError: The format is unknown, or the bytes are damaged.
         """
         found = _unpacked(content)
         _require(found, FORMAT)
@@ -266,7 +267,7 @@ class GoldShardState:
 
 
 def encode_states(states: Mapping[str, bytes]) -> bytes:
-    """A shard's states, by table of averages."""
+    """Encodes a shard's states, by name of the table of averages."""
     return msgspec.msgpack.encode({"format": STATES, "states": dict(states)})
 
 
@@ -274,7 +275,7 @@ def decode_states(content: bytes | None) -> dict[str, bytes]:
     """Reads what `encode_states` wrote.
 
     Raises:
-        LakeError: they are of another format, or not whole.
+        LakeError: The format is unknown, or the bytes are damaged.
     """
     if content is None:
         return {}
@@ -287,19 +288,21 @@ def _unpacked(content: bytes) -> dict[str, Any]:
     try:
         return msgspec.msgpack.decode(content, type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise LakeError(f"gold's state cannot be read ({error}): put its checkpoint back. {LAST_RESORT}") from None
+        raise LakeError(
+            f"gold's state cannot be read ({error})", fix=f"Restore its checkpoint from a backup. {LAST_RESORT}"
+        ) from None
 
 
 def _require(found: Mapping[str, Any], format_: str) -> None:
     if found.get("format") != format_:
         raise LakeError(
-            f"gold's state is of format {found.get('format')!r}, this version reads {format_!r}: "
-            f"run the version that wrote it, or put the checkpoint of this one back. {LAST_RESORT}"
+            f"gold's state is of format {found.get('format')!r}, this version reads {format_!r}",
+            fix=f"Run the version that wrote it, or restore a checkpoint of this version. {LAST_RESORT}",
         )
 
 
 def marks_of(names: list[str]) -> npt.NDArray[np.uint64]:
-    """Hashes of owners' names."""
+    """Returns hashes of owners' names."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, np.uint64)
 
@@ -319,7 +322,10 @@ def _points(columns: dict[str, Any]) -> Points:
 
 
 def _table(columns: dict[str, Any]) -> pa.Table:
-    """Integers as what they are above the least of their column, in as few bytes as these need."""
+    """Encodes columns.
+
+    Integers are stored as differences to the lowest of their column, in as few bytes as possible.
+    """
     least = {}
     for name, column in columns.items():
         if isinstance(column, np.ndarray) and column.dtype == np.int64 and len(column):
@@ -331,7 +337,7 @@ def _table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _read(content: bytes) -> dict[str, Any]:
-    """Columns by name: strings as Arrow, all else as numpy."""
+    """Decodes columns by name: strings as Arrow, all others as numpy."""
     table = read_ipc(content)
     least = table.schema.metadata or {}
     return {name: _column(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names}

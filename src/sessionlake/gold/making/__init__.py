@@ -1,1 +1,1 @@
-"""Tables of gold made anew from all changes that gold has read."""
+"""Rebuilds tables of gold from all changes that gold has read."""

@@ -1,4 +1,8 @@
-"""A table of averages that was made anew: its states begin by what it holds, as if they had forgotten all of that."""
+"""States for tables of averages that were rebuilt: they start as if all owners in the table had been forgotten.
+
+A rebuild writes the rows but no tails. So each shard starts with the hash and newest event time of every owner in the
+table, from which it knows that older points exist.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +29,32 @@ from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-MADE = "sessionlake.made"
-"""Property of a table of averages: a name for when it was made anew last, to which states must belong.
+REBUILD_ID = "sessionlake.made"
+"""Property of a table of averages: the id of its last rebuild, which states must have.
 
-In front of a dash it has the last of gold's batches that the table was made of.
+The id is `<batch>-<random>`, where `<batch>` is the last batch of gold that the rebuild includes.
 """
 _NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([], pa.int64())})
 
 
 def folder(settings: Settings) -> Path:
-    """Where is noted what tables held that were made anew."""
+    """Returns the folder with the owners of rebuilt tables, by table and shard."""
     return Path(f"{settings.checkpoint(GOLD)}.made")
 
 
 def shard_of(owner: Sequence[str], shards: int) -> Column:
-    """Where a change, or a row, is folded; see `RollingAverage.owner`. All sessions of an id are in one place."""
+    """Returns the column with the shard of a change or a row.
+
+    All sessions with the same id are in one shard, whatever their partition.
+
+    Args:
+        owner: The owner columns of a series, from `RollingAverage.owner`.
+    """
     from pyspark.sql import functions as F
 
     names = (quote(name) for name in owner if name != PARTITION)
@@ -54,37 +64,40 @@ def shard_of(owner: Sequence[str], shards: int) -> Column:
 def restart_states(
     spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame
 ) -> None:
-    """Has the states begin anew by the table's rows."""
-    made = f"{handover.next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
-    _store(settings, series, made, _owners_in(series, settings.gold.shards, rows))
-    lake.set_property(spark, series.table, MADE, made)
+    """Makes the states of a rebuilt table start again from the owners in its rows."""
+    rebuild_id = f"{handover.next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
+    _store(settings, series, rebuild_id, _owners_in(series, settings.gold.shards, rows))
+    lake.set_property(spark, series.table, REBUILD_ID, rebuild_id)
 
 
 def rebuilt_up_to(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
-    """The last of gold's batches that the table was made anew of, -1 if none: later restatements are of its rows."""
-    behind, _, _ = lake.storage.properties(spark, series.table).get(MADE, "").rpartition("-")
+    """Returns the last batch of gold that a table's last rebuild includes, -1 if it was never rebuilt.
+
+    Restatements of later batches are of its present rows.
+    """
+    behind, _, _ = lake.storage.properties(spark, series.table).get(REBUILD_ID, "").rpartition("-")
     return int(behind or -1)
 
 
 def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
-    """The table, and how its states begin."""
-    made = lake.storage.properties(spark, series.table).get(MADE, "")
-    if made and not handover.next_batch(settings, GOLD):
-        # Gold begins anew, with tables that are empty.
-        lake.set_property(spark, series.table, MADE, "")
+    """Returns a table of averages with the initial states of its shards."""
+    rebuild_id = lake.storage.properties(spark, series.table).get(REBUILD_ID, "")
+    if rebuild_id and not handover.next_batch(settings, GOLD):
+        # Gold starts from the beginning, with empty tables.
+        lake.set_property(spark, series.table, REBUILD_ID, "")
         return TrackedAverages(series)
-    if not made:
+    if not rebuild_id:
         return TrackedAverages(series)
-    held = _StoredOwners(str(folder(settings) / f"{series.name}.{made}"))
+    held = _StoredOwners(str(folder(settings) / f"{series.name}.{rebuild_id}"))
     if not Path(held.folder).is_dir():
-        # Rows that came since do no harm: their shards have states already.
-        _store(settings, series, made, _owners_in(series, settings.gold.shards, lake.read(spark, series.table)))
-    return TrackedAverages(series, made, held)
+        # Rows added since the rebuild do no harm: their shards already have states.
+        _store(settings, series, rebuild_id, _owners_in(series, settings.gold.shards, lake.read(spark, series.table)))
+    return TrackedAverages(series, rebuild_id, held)
 
 
 @dataclass(frozen=True)
 class _StoredOwners:
-    """What a table was made of, by shard: all owners that ever were, read where the shard is folded."""
+    """Reads, on the worker that folds a shard, the owners that the rebuilt table had in it."""
 
     folder: str
 
@@ -103,7 +116,7 @@ def _owners_in(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table
 
 
 def _hash_names(named: DataFrame) -> pa.Table:
-    """With hashes in the place of names."""
+    """Replaces the column of names by a column of their hashes."""
     columns = ", ".join(f"{name} {kind}" for name, kind in named.dtypes if name != "name")
     found = named.mapInArrow(_append_hashes, f"{columns}, mark bigint").toArrow().combine_chunks()
     place = found.schema.get_field_index("mark")
@@ -111,14 +124,17 @@ def _hash_names(named: DataFrame) -> pa.Table:
 
 
 def _append_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A `mapInArrow` function; Spark has no unsigned numbers."""
+    """A `mapInArrow` function that replaces names by hashes. They are signed, since Spark has no unsigned integers."""
     for batch in batches:
         marks = pa.array(marks_of(batch.column("name").to_pylist()).view(np.int64))
         yield batch.drop_columns(["name"]).append_column("mark", marks)
 
 
 def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> MarkedShards:
-    """Where everyone is folded who may be forgotten: sessions by the one row that each has, others by the table."""
+    """Returns the shards of all owners that states may have forgotten.
+
+    Sessions are read from `silver.sessions`, which has one row for each; other owners from the table itself.
+    """
     from pyspark.sql import functions as F
 
     table = SESSIONS if series.of_session else series.table
@@ -131,11 +147,11 @@ def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shard
 
 
 def remove_forgotten_owners(settings: Settings) -> None:
-    """Removes what is noted of other shards; whoever needs it looks it up in the tables."""
+    """Removes the stored owners of the former shards. They are read from the tables again when needed."""
     shutil.rmtree(folder(settings), ignore_errors=True)
 
 
-def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table) -> None:
+def _store(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
     beside = folder(settings)
     for older in beside.glob(f"{series.name}.*"):
         shutil.rmtree(older) if older.is_dir() else older.unlink()
@@ -145,5 +161,5 @@ def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table
     shards, firsts = np.unique(held["shard"].to_numpy(), return_index=True)
     for shard, (first, end) in zip(shards, pairwise([*firsts, held.num_rows]), strict=True):
         own = held.slice(first, end - first).select(_NO_OWNERS.column_names)
-        write_whole(partial / f"{shard}.arrow", write_ipc(own))
-    partial.rename(beside / f"{series.name}.{made}")
+        write_atomically(partial / f"{shard}.arrow", write_ipc(own))
+    partial.rename(beside / f"{series.name}.{rebuild_id}")

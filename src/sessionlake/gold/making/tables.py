@@ -1,4 +1,4 @@
-"""Tables of gold made anew, of all changes that gold has read."""
+"""Rebuilds tables of gold from all changes that gold has read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sessionlake.gold.making.states import restart_states
 from sessionlake.gold.references.applied import enriched_frame
 from sessionlake.gold.tables.expiry import due_floors, store_floors, without_expired
 from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
-from sessionlake.protocol.arrow import dense, stamped
+from sessionlake.protocol.arrow import add_constants, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
@@ -41,15 +41,15 @@ from sessionlake.streaming.handover import next_batch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Application id of what puts a table's rows in the place of all that it has.
+# Application id of commits that replace all rows of a table.
 _MADE = "made"
 
 
 def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) -> None:
-    """Puts rows in the place of all that a table of gold has; what a holder of gold before may yet put there is not.
+    """Replaces all rows of a table of gold, and blocks later writes of an earlier lease holder.
 
     Raises:
-        LakeError: Delta has passed over them, for one that is told to come later.
+        LakeError: A later holder of gold's lease has written the table, so that Delta skipped these rows.
     """
     token = lake.storage.token(GOLD)
     if token:
@@ -60,8 +60,9 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
-            f"{table} has rows of a later holder of gold's lease than this one: was {LEASES} dropped? Drop the table, "
-            "which is made anew then"
+            f"{table} has rows of a later holder of gold's lease than this one",
+            why=f"That happens after {LEASES} was dropped",
+            fix="Drop the table; the next start rebuilds it",
         )
     lake.cluster(spark, table)
 
@@ -69,9 +70,10 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
 def rebuild_late_points(
     spark: SparkSession, lake: Lake, changes: DataFrame, product: Product, declared: Declared
 ) -> None:
-    """Tells the late points of a product that is made anew of all changes that gold has read, and forgets the former.
+    """Replaces the late points of a product with those of all changes that gold has read.
 
-    Between the two, a death leaves a product that is not whole, and is made anew as gold starts next.
+    If the process dies between the two commits, the product is still marked as incomplete, and the next start rebuilds
+    it.
     """
     from pyspark.sql import functions as F
 
@@ -81,16 +83,17 @@ def rebuild_late_points(
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
-    late = EachBatch(lambda some: stamped(product.late_of_changes(some, declared), stamps))
+    late = EachBatch(lambda some: add_constants(product.late_of_changes(some, declared), stamps))
     append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 
 @dataclass(frozen=True)
 class RebuiltTable:
-    """A table that was made anew.
+    """The result of a rebuild.
 
     Attributes:
-        before: the first row that was other before, as text; None if there was none, or no such table.
+        rows: Number of rows.
+        before: Text of the first row that differed before; None if no row did, or the table was empty or did not exist.
     """
 
     rows: int
@@ -98,10 +101,12 @@ class RebuiltTable:
 
 
 def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> RebuiltTable:
-    """Puts all that gold has read into the table, in one commit; a table of other columns is dropped first.
+    """Replaces a table's rows with those computed from everything that gold has read, in one commit.
+
+    A table with other columns than the declared ones is dropped first.
 
     Raises:
-        LakeError: gold has stopped within a version of silver's table.
+        LakeError: Gold stopped within a version of silver's table.
     """
     changes, table = read_changes(spark, lake, settings), product.table
     for one in with_finals([product]):
@@ -129,25 +134,25 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             rebuild_late_points(spark, lake, changes, product, declared_in(settings))
             if product.lateness_ms is not None:
                 _skip_batches_read(spark, lake, settings, LATE_POINTS)
-    # Last: without it the table is taken for one that is not whole.
+    # Set last: until then the table counts as incomplete.
     lake.storage.require_lease(table)
     lake.set_property(spark, table, LOGIC, product.logic)
     return made
 
 
 def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
-    """Sees to it that a table that is made anew is there, with its columns."""
+    """Makes sure that the table exists with its present columns; drops it if it has others."""
     present = lake.storage.columns(spark, table.table) if lake.exists(spark, table.table) else None
-    # The table that has gold's own notes always has these keys, and stays.
+    # AVERAGES, whose properties hold gold's own notes, is never dropped. Its keys never change.
     if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
-        # What files tell of their columns, and how rows are clustered, goes by the definition.
+        # File statistics and clustering depend on the table's definition, so the table is created again.
         lake.drop(spark, table.table)
     lake.ensure(spark, [table.table])
 
 
 def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
-    """Has a batch that the rows are of change nothing, should it be repeated, as where Spark's note of it is lost."""
-    app_id = Generations(settings.checkpoint(GOLD), GOLD).present.app_id
+    """Makes Delta skip gold's last batch if it is repeated, for example because Spark lost its commit."""
+    app_id = Generations(settings.checkpoint(GOLD), GOLD).current.app_id
     if app_id is not None:
         last = Txn(app_id, next_batch(settings, GOLD) - 1)
         for txn in (last, last.second_write):
@@ -161,27 +166,32 @@ def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTabl
 
 
 def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
-    """The first row that is other than in the live table; None, too, where that was empty."""
+    """Returns the text of the first row that differs from the existing table.
+
+    It is None if no row differs, or the table is empty.
+    """
     if live.isEmpty():
         return None
     return compare_rows(product.table, product.row_keys, product.results, live, rows).first
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
-    """The table's rows for these changes, as gold itself computes them."""
+    """Returns the table's rows for these changes, computed as the stream computes them."""
     if isinstance(table, RollingAverage):
         return _averages(changes, table, declared)
     return _products(changes, table, declared)
 
 
 def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) -> DataFrame:
-    """As if all points had come in one batch."""
+    """Computes averages as if all points had come in one batch."""
     events = events_of(changes, declared, (*MARKS, "position", "offset"), numbers=True)
     columns = [*series.texts, "ts", "ordinal", "value", "position", "partition", "offset", *series.seq_order]
     points = with_seq_order(events).select(*map(quote, columns))
 
     def call(rows: pa.Table) -> pa.Table:
-        return pa.concat_tables(dense(emitted.rows) for emitted in recompute(points_of(series, rows), series))
+        return pa.concat_tables(
+            decode_dictionaries(emitted.rows) for emitted in recompute(points_of(series, rows), series)
+        )
 
     return map_groups(points, series.keys, GROUPS, call, series.ddl)
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.columns import repeated_names
 from sessionlake.settings.bounded_yaml import BoundedLoader, place_of
 
 _NAME, _WHEN = "name", "when"
@@ -60,7 +60,7 @@ def read_file(text: str, declared: Declared) -> tuple[list[Written], list[Proble
     read = [_read(node, None, declared, text) for node in listed.value]
     rules = [one for one in read if isinstance(one, Written)]
     problems = [problem for one in read if not isinstance(one, Written) for problem in one]
-    for name in twice(one.rule.name for one in rules):
+    for name in repeated_names(one.rule.name for one in rules):
         problems.append(_at(listed, f"two rules have the name {name}"))
     return rules, problems
 

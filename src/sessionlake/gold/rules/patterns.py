@@ -32,7 +32,7 @@ from sessionlake.gold.rules.tree import (
     PatternKind,
     selection,
 )
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import dictionary_codes
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -256,12 +256,12 @@ def _sort_ranks(column: pa.ChunkedArray) -> Int64s:
     """Returns numbers that sort like the column's values."""
     if pa.types.is_integer(column.type):
         return column.to_numpy().astype(np.int64)
-    code, distinct = codes(column)
+    code, distinct = dictionary_codes(column)
     rank = np.empty(len(distinct), np.int64)
     rank[pc.sort_indices(distinct).to_numpy()] = np.arange(len(distinct))
     return rank[code]
 
 
 def _map_to_int(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
-    code, distinct = codes(column)
+    code, distinct = dictionary_codes(column)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]

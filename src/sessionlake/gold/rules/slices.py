@@ -24,7 +24,7 @@ from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.rules.tree import Function, Selection, Window
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import dictionary_codes
 from sessionlake.protocol.types import Bools, Int64s
 
 MINUTE, HOUR, DAY = 1, 60, 1440
@@ -137,7 +137,9 @@ def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[st
     held = {name: list[Any]() for name in columns}
     for minutes, table in parts:
         # Joined to one text, because encoding each column by itself takes a fifth longer.
-        code, named = codes(pc.binary_join_element_wise(*(_as_texts(table[name]) for name in _SERIES), _SEPARATOR))
+        code, named = dictionary_codes(
+            pc.binary_join_element_wise(*(_as_texts(table[name]) for name in _SERIES), _SEPARATOR)
+        )
         known = np.array([numbers.setdefault(name, len(numbers)) for name in named.to_pylist()], np.int64)
         row.append(known[code])
         end.append(table[START].cast(pa.int64()).to_numpy() // _MINUTE_US + minutes)
@@ -161,7 +163,7 @@ def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     """Returns the column as texts. For numbers, each distinct value is formatted once."""
     if not pa.types.is_integer(column.type):
         return column
-    code, distinct = codes(column)
+    code, distinct = dictionary_codes(column)
     return distinct.cast(pa.string()).take(pa.array(code))
 
 
@@ -197,7 +199,7 @@ def series_in_window(series: pa.Table, of: Selection, metric: str) -> Bools:
 
 def map_distinct(column: pa.ChunkedArray, holds: Callable[[str], bool]) -> Bools:
     """Returns `holds` of each text in a column without nulls. It is called once per distinct text."""
-    code, distinct = codes(column)
+    code, distinct = dictionary_codes(column)
     return np.array([holds(value) for value in distinct.to_pylist()], np.bool_)[code]
 
 

@@ -1,6 +1,6 @@
-"""What SQL has of gold beside its tables: views, their function, `figures_with`, and `metrics_between(since, until)`.
+"""Creates gold's views and table functions for SQL, and defines `metrics_between(since, until)`.
 
-The last is every series over any range of time, out of the coarsest tiers that serve.
+`metrics_between` returns every series over any range of time, read from the coarsest tiers that fit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 METRICS_BETWEEN = "metrics_between"
-# The range's whole days, what else there is of whole hours, and of whole minutes; all of them those of UTC. Variances
-# are put together around the common mean, so that nothing cancels (Chan, Golub and LeVeque).
+# Reads the range's whole days (UTC), then the whole hours that are left, then the minutes. Variances are merged around
+# the common mean, so that nothing cancels (Chan, Golub and LeVeque).
 _BODY = """
 WITH parts AS (
   SELECT {columns} FROM {days} WHERE window_start >= {first_day} AND window_start < {end_day}
@@ -45,8 +45,8 @@ SELECT {keys}, sum(points) AS points, min(min) AS min, max(max) AS max, sum(sum)
   NOT coalesce(max(gone), false) AS whole
 FROM centered GROUP BY {keys}
 """
-# Up to where buckets are gone, by topic, and whether the first that is read of a tier is among them: nobody else tells
-# it to who asks a warehouse.
+# Where buckets have expired, by topic, and whether the first one that is read of a tier is among them. A query in a SQL
+# warehouse cannot learn that in any other way.
 _FLOORS = """SELECT topic, max(`limit`) FILTER (WHERE `table` = '{days}') AS day,
   max(`limit`) FILTER (WHERE `table` = '{hours}') AS hour, max(`limit`) FILTER (WHERE `table` = '{minutes}') AS minute
   FROM {retained} WHERE `limit` IS NOT NULL AND `table` IN ('{days}', '{hours}', '{minutes}') GROUP BY topic"""
@@ -67,12 +67,13 @@ _END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({funct
 
 
 def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
-    """Creates `metrics_between(since TIMESTAMP, until TIMESTAMP)` and returns its name.
+    """Creates the table function `metrics_between(since TIMESTAMP, until TIMESTAMP)` and returns its name.
 
-    `whole` says of a row whether all buckets that its range needs are there: where not, `query.metrics` refuses.
+    Its column `whole` is true if all buckets that the range needs exist. For a range with missing buckets,
+    `query.metrics` raises instead.
 
     Raises:
-        LakeError: it may not be created.
+        LakeError: The function may not be created.
     """
     answer = answer_by(METRICS_1M.keys, None)
     tiers = {"day": METRICS_1D, "hour": METRICS_1H, "minute": METRICS_1M}
@@ -101,12 +102,12 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
 
 
 def create_definitions(spark: SparkSession, lake: Lake) -> None:
-    """Creates gold's views and functions in a catalog, for SQL warehouses; elsewhere they are a session's own.
+    """Creates gold's views and functions in a catalog, for SQL warehouses. On a laptop each session creates its own.
 
-    Tables that they read and that are not there yet are created.
+    Tables that they read are created if they do not exist.
 
     Raises:
-        LakeError: they may not be created.
+        LakeError: They may not be created.
     """
     if not lake.storage.functions_persist:
         return

@@ -1,8 +1,8 @@
-"""A table function for SQL: `figures_with(topic, partition, offset)`, the rows of gold's tables that a message is in.
+"""Defines `figures_with(topic, partition, offset)`, which returns the rows of gold that a message is in.
 
-It says of a message what `history.explain` says of a row, and goes by the same: by what the message's changes set, as
-silver has them, as far as gold has taken them in. Averages alone are looked up in their tables: of each, how many
-points it is over.
+It answers for a message what `history.explain` answers for a row. It computes the rows' keys from the message's changes
+in silver, as far as gold has read them. Only averages are looked up in their tables, since a point alone does not say
+which later averages include it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FIGURES_WITH = "figures_with"
 _PARAMETERS = "of_topic STRING, of_partition INT, of_offset BIGINT"
-# All columns that tell rows of gold's tables apart; what a table has not, is null.
+# All key columns of gold's tables. A column that a table does not have is null.
 _KEYS = {
     "topic": "STRING",
     "session_id": "STRING",
@@ -44,8 +44,8 @@ _KEYS = {
     "offset": "BIGINT",
     "ordinal": "INT",
 }
-# What gold had taken in before it was emptied, it has not. What it had taken in when silver was rebuilt, and it was not
-# emptied, has the rebuild's number.
+# Batches before gold was last emptied do not count. If silver was rebuilt without emptying gold, everything that gold
+# had read then has the rebuild's batch number.
 _BODY = """
 WITH batches AS (
   {batches}
@@ -84,7 +84,7 @@ _START = """CASE WHEN ts BETWEEN {first} AND {last} AND try_subtract(ts, pmod(ts
     THEN timestamp_millis(ts - pmod(ts, {length}L)) END"""
 _KEPT = """LEFT ANTI JOIN {retained} AS r
   ON r.`table` = {table} AND r.topic = e.topic AND unix_millis(e.{window}) <= r.`limit`"""
-# The first rows from the point's own on, as many as have it among their points.
+# A point is part of the average in its own row, and in those of the rows after it whose `points` reach back to it.
 _AVERAGE = """SELECT {columns}, count(*) AS events FROM (
   SELECT {held}, t.points, row_number() OVER (PARTITION BY {whose} ORDER BY {order}) AS n
   FROM numbers AS e JOIN {table} AS own ON {own} JOIN {table} AS t ON {same} AND struct({order}) >= struct({place})
@@ -95,12 +95,13 @@ _ENRICHED = """SELECT {columns}, count(*) AS events FROM (
 
 
 def create_figures_with(spark: SparkSession, lake: Lake) -> str:
-    """Creates `figures_with(of_topic STRING, of_partition INT, of_offset BIGINT)` and returns its name.
+    """Creates the table function `figures_with` in `gold`, and returns its name.
 
-    Of tables that are not there yet, it has no rows.
+    Its parameters are `of_topic STRING, of_partition INT, of_offset BIGINT`. Tables of gold that do not exist yet are
+    left out.
 
     Raises:
-        LakeError: it may not be created.
+        LakeError: The function may not be created.
     """
     there = [table for table in tables_of(lake.settings) if lake.exists(spark, table.table)]
     columns = ", ".join(
@@ -128,7 +129,7 @@ def _body(lake: Lake, tables: list[GoldTable], there: list[str]) -> str:
 
 
 def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
-    """What a change set, one by one: as `changes.events_of` has it."""
+    """Returns the SQL of the values that changes set, one row each, as `changes.events_of` computes them."""
     structs = [
         f"named_struct('name', {sql_string(name)}, 'value', "
         f"CASE WHEN array_contains(_set, {sql_string(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
@@ -144,13 +145,16 @@ def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
 
 
 def _changes(lake: Lake, declared: tuple[str, ...] = ()) -> str:
-    """Silver's changes, their declared columns under names of ours: one may be called as the function is."""
+    """Returns the SQL of silver's changes, with internal names for the declared columns.
+
+    Otherwise a declared column could have the name of the function.
+    """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
     return subquery(lake.identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
 
 
 def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
-    """The rows of one table."""
+    """Returns the SQL of one table's rows."""
     keys = ", ".join(map(quote, table.row_keys))
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([sql_string(table.table), *own])

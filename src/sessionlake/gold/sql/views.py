@@ -1,4 +1,4 @@
-"""What SQL asks of silver's tables so often that it has a name: views, which hold nothing and so are never behind."""
+"""The SQL views of silver's tables. They store nothing, so they are always current."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class View:
     """A named query.
 
     Attributes:
-        columns: and what is in them.
-        reads: tables, by what the query calls them; `main` first.
-        sql: the query, in which tables' names stand in braces.
+        columns: Comments by column name.
+        reads: Tables by the names that stand for them in the query. The first one is the main table.
+        sql: The query, with the names of tables in braces.
     """
 
     comment: str
@@ -52,12 +52,12 @@ class View:
 
     @property
     def main(self) -> str:
-        """The table without which there is nothing to tell."""
+        """The table that the view cannot do without."""
         return next(iter(self.reads.values()))
 
 
-# All is of the session's present life, as the counts of `silver.sessions` are. Under `once` a gap is told twice: when
-# it shows, and when it was not filled in time.
+# All counts are of the session's current life, like those of `silver.sessions`. Under `once` a gap has two events: one
+# when it shows, and one when it was not filled in time.
 _SUMMARY = """
 WITH present AS (
   SELECT topic, partition, session_id, count(*) AS n FROM {rows} GROUP BY topic, partition, session_id
@@ -83,8 +83,8 @@ FROM {sessions}
   LEFT JOIN refused USING (topic, partition, session_id)
   LEFT JOIN missing USING (topic, partition, session_id)
 """
-# An hour is one of UTC, whatever the session's time zone. Since a rebuild, entries before it tell of tables replaced;
-# when it was committed says nothing of how soon messages came into silver.
+# Hours are in UTC, whatever the session's time zone. Ledger entries before a rebuild describe replaced tables, and the
+# commit time of the rebuild itself says nothing about how soon messages reached silver.
 _QUALITY = """
 WITH entries AS (
   SELECT app_id, batch_id, offsets, committed_at FROM {ledger} WHERE layer = '{silver}'
@@ -157,7 +157,7 @@ _SHORT = {
 
 DATA_QUALITY_SINCE = "data_quality_since"
 _FIRST_HOUR = _HOUR.format(f"{DATA_QUALITY_SINCE}.since")
-# By these, files are left out: a message is applied at stream time, which is its own timestamp's or later.
+# These conditions let Delta skip files. A message is applied at a stream time that is not before its own timestamp.
 _SINCE = {
     "since": f"kafka_timestamp >= {_FIRST_HOUR}",
     "m_since": f"m.timestamp >= {_FIRST_HOUR}",
@@ -167,24 +167,24 @@ _EVER = dict.fromkeys(_SINCE, "true")
 
 DEFINITIONS: dict[str, View] = {
     SESSION_SUMMARY: View(
-        "One row a session: what has become of it, in its present life",
+        "One row per session: state and counts of its current life",
         {
             "topic": "",
             "session_id": "",
             "status": "open, ended, expired or broken",
             "partition": "",
-            "first_ts": "least event time, ms",
-            "last_ts": "greatest event time, ms",
-            "duration_ms": "between the two",
+            "first_ts": "lowest event time, ms",
+            "last_ts": "highest event time, ms",
+            "duration_ms": "last_ts - first_ts",
             "ended_at": "event time of its end, or when it expired",
-            "last_kafka_timestamp": "of its last well-formed message; stream time then if that has none",
-            "rows": "of its table, now",
-            "messages": "applied",
-            "duplicates": "",
-            "gaps": "that its messages showed",
-            "lost": "messages that were missing in these gaps; under once, in those that were not filled in time",
-            "late": "quarantined since event time had passed them",
-            "quarantined": "its messages in silver.quarantine",
+            "last_kafka_timestamp": "of its last well-formed message; the stream time then if it has no timestamp",
+            "rows": "number of rows in its table now",
+            "messages": "number of applied messages",
+            "duplicates": "number of dropped duplicates",
+            "gaps": "number of gaps in its sequence",
+            "lost": "number of messages missing in these gaps; under once, only in gaps that were not filled in time",
+            "late": "number of messages quarantined because they were too late",
+            "quarantined": "number of its messages in silver.quarantine",
             "first_offset": "",
             "last_offset": "",
         },
@@ -192,20 +192,20 @@ DEFINITIONS: dict[str, View] = {
         _SUMMARY,
     ),
     DATA_QUALITY: View(
-        "One row a topic and hour of Kafka time (UTC): how much came, how soon, and what was wrong with it",
+        "One row per topic and hour of Kafka time (UTC): number of messages, freshness, and problems by kind",
         {
             "topic": "",
-            "hour": "in which it begins, UTC, by Kafka timestamp; 23:00 on 1969-12-31 has the messages without one",
-            "messages": "in bronze",
-            "waiting": "of these, not judged by silver yet",
-            "used": "applied, or held back until event time has passed them",
-            "duplicates": "dropped",
-            "quarantined": "in silver.quarantine",
-            "freshness_mean": "seconds from Kafka timestamp to silver's commit, of what has changes or is quarantined; "
-            "messages whose timestamp says no time, or one in the future, are left out",
-            "freshness_max": "the most of these",
-            "events": "silver.integrity_events by kind",
-            "reasons": "silver.quarantine by reason",
+            "hour": "start of the hour, UTC, by Kafka timestamp; messages without a timestamp are in 1969-12-31 23:00",
+            "messages": "number of messages in bronze",
+            "waiting": "number of these that silver has not judged yet",
+            "used": "number of messages applied, or held back until event time has passed them",
+            "duplicates": "number of dropped duplicates",
+            "quarantined": "number of messages in silver.quarantine",
+            "freshness_mean": "mean seconds from Kafka timestamp to silver's commit, over messages with changes and "
+            "quarantined ones; messages without a timestamp, or with one in the future, are left out",
+            "freshness_max": "maximum of the same seconds",
+            "events": "number of rows in silver.integrity_events by kind",
+            "reasons": "number of rows in silver.quarantine by reason",
         },
         {
             "messages": MESSAGES,
@@ -221,7 +221,7 @@ DEFINITIONS: dict[str, View] = {
 
 
 def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) -> None:
-    """Creates views, or says anew what they are: in a catalog they stay, on a laptop they are the session's."""
+    """Creates or replaces views: permanent ones in a catalog, temporary ones of the session on a laptop."""
     for name in views:
         view = DEFINITIONS[name]
         columns = ", ".join(f"{column} COMMENT {sql_string(said)}" for column, said in view.columns.items())
@@ -232,12 +232,13 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
 
 
 def create_quality_since(spark: SparkSession, lake: Lake) -> str:
-    """Creates `data_quality_since(since TIMESTAMP)`, the hours from that moment's on, and returns its name.
+    """Creates the table function `data_quality_since(since TIMESTAMP)` and returns its name.
 
-    A condition on the view's `hour` has all files read; this one those of that time.
+    It returns the view's rows from the hour of that moment on, and reads only the files of that time. A condition on
+    the view's `hour` would read all files.
 
     Raises:
-        LakeError: it may not be created.
+        LakeError: The function may not be created.
     """
     view = DEFINITIONS[DATA_QUALITY]
     fields = spark.sql(_query(spark, lake, view, _EVER)).schema.fields
@@ -252,9 +253,9 @@ def _query(spark: SparkSession, lake: Lake, view: View, since: Mapping[str, str]
 
 
 def _relation(spark: SparkSession, lake: Lake, table: str) -> str:
-    """The table for a query, less the declared columns, which could be called as a parameter or an alias of the query.
+    """Returns the table for use in a query, without the declared columns. A table that does not exist yet has no rows.
 
-    One that is not there yet has no rows.
+    A declared column could have the name of a parameter or an alias of the query.
     """
     own = [(name, sql) for name, sql in TABLES[table].columns if name != DECLARED]
     if not lake.exists(spark, table):

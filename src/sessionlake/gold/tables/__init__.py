@@ -1,1 +1,1 @@
-"""What gold notes of its tables."""
+"""What gold stores about its tables."""

@@ -1,8 +1,8 @@
-"""Products that are kept for a time: which of their buckets are gone, and how they go.
+"""Removes the expired buckets of products with a retention, and keeps track of where each table begins.
 
-Gold alone removes them, between its batches, and notes in `ops.retained` what goes before it does. From then on a batch
-passes over what comes for a bucket that is gone: a row is whole, or it is not there. Coarser tables are made of the
-batch, and not of finer ones' rows: they miss nothing.
+Only gold removes them, between batches. It stores in `ops.retained` what it will remove before it does so. From then
+on, a batch skips rows for expired buckets: a row is complete or does not exist. Coarser tables lose nothing by that:
+they are merged from the batch itself, not from the rows of finer tables.
 """
 
 from __future__ import annotations
@@ -36,38 +36,44 @@ from sessionlake.ledger.retained import (
     read_retained,
     record_retained,
 )
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import dictionary_codes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 Floors = Mapping[str, int]
-"""By topic, where a table begins: the first event time whose bucket is not gone, in ms. Of others all is there."""
+"""Where a table begins, by topic: the first event time whose bucket has not expired, in ms. A topic that is missing has
+lost nothing."""
 
-# Buckets go when some have been gone for so much of the time that they are kept.
+# Buckets are removed once the oldest is overdue by this fraction of the retention: not at every batch.
 _STEPS = 24
 
 
 def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
-    """Where tables begin of which something is gone."""
+    """Reads where tables begin; tables that have lost nothing are left out."""
     known = read_retained(reader, tables)
     return {table: _floors(known[table]) for table in tables if table in known}
 
 
 def slices_begin(reader: TableReader) -> Floors:
-    """Where the slices begin that rules are evaluated over: those of each length are there."""
+    """Returns where the time slices that rules read begin: the latest floor of all tiers."""
     return _latest(read_floors(reader, [tier.table for tier in TIERS]).values())
 
 
 def describe_floors(table: str, floors: Floors) -> str:
-    """Where a table begins, in words for people."""
+    """Describes where a table begins, as a sentence for users."""
     ends = sorted({f"{nearest_time(ms):%Y-%m-%d %H:%M:%SZ}" for ms in floors.values()})
     until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
-    return f"{table} is kept for a time: buckets before {until} are gone"
+    return f"{table} has a retention: buckets before {until} are gone"
 
 
 def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
-    """Rows, with `topic` and `window_start`, less those of buckets that are gone of any of several tables."""
+    """Filters rows to those whose bucket has expired in none of several tables.
+
+    Args:
+        rows: Rows with `topic` and `window_start`.
+        floors: Where each of the tables begins.
+    """
     from pyspark.sql import functions as F
 
     for one in filter(None, floors):
@@ -76,20 +82,20 @@ def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
 
 
 def without_expired_rows(rows: pa.Table, *floors: Floors) -> pa.Table:
-    """As `without_expired`, of rows in memory; a table that loses no rows needs no buckets."""
+    """Filters an Arrow table as `without_expired` filters a DataFrame; without floors, `window_start` is not needed."""
     floors = tuple(filter(None, floors))
     if not rows.num_rows or not floors:
         return rows
-    code, topics = codes(rows["topic"])
-    # A topic's rows begin where the tables that keep the least of it do.
+    code, topics = dictionary_codes(rows["topic"])
+    # A topic begins at the latest of its floors.
     begin = [max(one.get(topic, NEVER) for one in floors) for topic in topics.to_pylist()]
     return rows.filter(pa.array(starts(rows) >= np.array(begin, np.int64)[code]))
 
 
 def due_floors(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
-    """Where a product is to begin at these stream times, in ms, of topics.
+    """Returns where a product should begin at these stream times, in ms by topic.
 
-    A producer whose clock is ahead moves stream time with it: no more goes than by the clock here.
+    Stream time counts only up to this machine's clock. Otherwise a producer whose clock is ahead would expire too much.
     """
     if product.retention_ms is None or product.bucket_ms is None:
         return {}
@@ -98,10 +104,10 @@ def due_floors(product: Product | FinalTable, times: Mapping[str, int]) -> dict[
 
 
 def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
-    """Notes where tables begin, all at one place, whose rows are being written anew.
+    """Stores the same floors for several tables whose rows are being rewritten.
 
     Raises:
-        ClaimedError: rows are just being removed.
+        ClaimedError: Another process is removing rows.
     """
     known = read_retained(lake.reader(spark), tables)
     if any((_floors(known[table]) if table in known else {}) != dict(floors) for table in tables):
@@ -113,10 +119,10 @@ def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floor
 
 
 def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
-    """Where these tables begin, once what is due, or was to go when a process died, is removed.
+    """Removes what is due, or was about to be removed when a process died. Returns where these tables then begin.
 
     Args:
-        is_new: whether gold begins with tables that are empty.
+        is_new: Whether gold starts with empty tables.
     """
     if is_new:
         store_floors(spark, lake, [one.table for one in with_finals(products_of(lake.settings))], {})
@@ -127,30 +133,30 @@ def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *
 
 
 class Expiry:
-    """Follows, for the one gold that writes, where its products begin."""
+    """Keeps track, for the one gold process that writes, of where its products begin."""
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
         known = read_retained(lake.reader(spark), [one.table for one in self._products])
         self._floors = {one.table: _floors(known[one.table]) for one in self._products if one.table in known}
         self._looked: dict[str, dict[str, int]] = {}
-        # A process died: what it has noted may still be there.
+        # If a process died, rows that it was about to remove may still exist.
         self._pending = {one.table for one in self._products if one.table in known and known[one.table].pending}
 
     def floors(self, table: str) -> Floors:
-        """Where a table begins."""
+        """Returns where a table begins."""
         return self._floors.get(table, {})
 
     @property
     def slices_begin(self) -> Floors:
-        """Where the slices begin that rules are evaluated over."""
+        """Where the time slices that rules read begin."""
         return _latest(self.floors(tier.table) for tier in TIERS)
 
     def remove(self, spark: SparkSession, times: Mapping[str, int]) -> None:
-        """Removes buckets that are due; if somebody else removes rows just now, another time.
+        """Removes the buckets that are due. If another process is removing rows, they wait for a later call.
 
         Args:
-            times: stream times of topics, in ms.
+            times: Stream times by topic, in ms.
         """
         for product in self._products:
             looked, step = self._looked.setdefault(product.table, {}), (product.retention_ms or 0) // _STEPS
@@ -180,7 +186,7 @@ class Expiry:
         found = read_head(self._lake.reader(spark), table)
         if not count and not (found and found.pending):
             return
-        # Of what a process that died was about to remove, all is gone or nothing.
+        # A process that died has removed either all of its pending rows or none.
         removed = 0 if found is None else found.gone - (count if found.pending else 0)
         noted = replace(_retained_entry(table, now), removed=removed, pending=count)
         if count:
@@ -205,7 +211,7 @@ def _is_gone(floors: Floors) -> Column:
 
     pairs = [F.lit(part) for topic, ms in sorted(floors.items()) for part in (topic, nearest_time(ms))]
     floor = F.try_element_at(F.create_map(*pairs), F.col("topic"))
-    # By the last of all, files are left out that have no such row.
+    # The comparison with the highest floor lets Delta skip files that have no expired row.
     return (F.col(START) < F.lit(nearest_time(max(floors.values())))) & (F.col(START) < floor)
 
 

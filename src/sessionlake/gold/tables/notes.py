@@ -1,4 +1,4 @@
-"""The life of a table of gold: begun with all that gold has read, held to one logic, made anew."""
+"""What gold stores in table properties: which tables are complete, which it maintains, and the number of shards."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=GoldTable)
 LOGIC = "sessionlake.logic"
-"""Property of a table: what its rows rest on. It is set once the table has all that gold has read."""
+"""Property of a table: hash of the declaration that its rows were computed by. It is set once the table is complete,
+that is, has everything that gold has read."""
 _SHARDS = "sessionlake.goldShards"
 MAINTAINED = "sessionlake.products"
-"""Property of `gold.rolling_average`: the tables that gold keeps up, without `gold.`.
+"""Property of `gold.rolling_average`: names of the tables that gold maintains, without `gold.`.
 
-After gold was emptied, until it starts: all tables that were.
+From the emptying of gold until its next start, it names all tables that were maintained before.
 """
 
 
 def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
-    """Notes the number of shards in `gold.rolling_average` the first time, and compares it ever after.
+    """Stores the number of shards at the first start, and checks it at every later one.
 
-    Of other shards, series would not find their states.
+    With another number, series would not find their states.
 
     Raises:
-        LakeError: gold was built with another one.
+        LakeError: Gold was built with another number.
     """
     found = stored_shards(spark, lake)
     if found is None:
         store_shards(spark, lake, shards)
     elif found != shards:
         raise LakeError(
-            f"gold.shards is {shards}, but gold was built with {found}: set it back, or move its states with "
-            f"`sessionlake reshard {shards}`"
+            f"gold.shards is {shards}, but gold was built with {found}",
+            fix=f"Set it back, or move gold's states with `sessionlake reshard {shards}`",
         )
 
 
 def stored_shards(spark: SparkSession, lake: Lake) -> int | None:
-    """The number of shards that gold's states are of; None before it has begun."""
+    """Returns the number of shards that gold's states were written for; None before gold has started."""
     if not lake.exists(spark, AVERAGES):
         return None
     found = lake.storage.properties(spark, AVERAGES).get(_SHARDS)
@@ -54,30 +55,33 @@ def stored_shards(spark: SparkSession, lake: Lake) -> int | None:
 
 
 def store_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
-    """Notes the number of shards that gold's states are of."""
+    """Stores the number of shards that gold's states are written for."""
     lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
 
 
 def skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
-    """The products that gold did not keep up when it ran last: they have missed batches."""
+    """Returns the tables that gold did not maintain in its last run, and that therefore miss batches."""
     noted = maintained_names(spark, lake)
     if noted is None:
         return []
-    return [one for one in products if one.table != AVERAGES and one.name not in noted]  # that is never left out
+    return [one for one in products if one.table != AVERAGES and one.name not in noted]  # AVERAGES is always maintained
 
 
 def tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Those whose tables are not there, or not whole: gold died while it made them, or has left them out for a while.
+    """Returns the tables that must be rebuilt because they are missing or incomplete.
+
+    A table is incomplete if gold died while it rebuilt it, or if the configuration left the table out for a while.
 
     Raises:
-        LakeError: a table rests on other logic than its present one, or would begin later, made anew, than it does.
+        LakeError: A table was computed by another declaration than its present one, or would begin later after a
+            rebuild.
     """
     for product in products:
         found = _logic(spark, lake, product)
         if found not in (None, product.logic):
             raise LakeError(
-                f"{product.table} was made by other logic ({found}, now {product.logic}): "
-                f"`sessionlake rebuild {product.table}` makes it anew"
+                f"{product.table} was computed by another declaration (logic {found}, now {product.logic})",
+                fix=f"Run `sessionlake rebuild {product.table}`, which computes it again",
             )
     for product in skipped_tables(spark, lake, products):
         _refuse_cut(spark, lake, product)
@@ -86,25 +90,27 @@ def tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) ->
 
 
 def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Returns if a table that is to be made anew would lose none of the changes that it was made of."""
+    """Checks that a rebuild of a table would not lose any of the changes that it was computed from."""
     if _logic(spark, lake, product) is None or not lake.reader(spark).any(product.table):
         return
     try:
         require_all_changes(lake, spark)
     except LakeError as error:
         raise LakeError(
-            f"{error}. {product.table} was left out of the configuration for a while: made anew with what it missed, "
-            f"it would begin later. Leave it out, or have it so: `sessionlake rebuild {product.table} --shorten-gold`"
+            f"{error}",
+            why=f"The configuration left {product.table} out for a while. Rebuilt with what it missed, it would begin "
+            "later than now",
+            fix=f"Leave it out, or accept that: run `sessionlake rebuild {product.table} --shorten-gold`",
         ) from error
 
 
 def store_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Notes which products take in what comes from now on."""
+    """Stores which tables take part in gold's next batches."""
     store_maintained_names(spark, lake, (product.name for product in products))
 
 
 def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
-    """Switches the tables' change feeds on, and off, as the configuration has it."""
+    """Switches the tables' change data feeds on or off, as configured."""
     for table in with_finals(products):
         wanted = table.name in settings.gold.change_feed
         if wanted != (lake.storage.properties(spark, table.table).get(CHANGE_FEED) == "true"):
@@ -112,9 +118,9 @@ def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, produc
 
 
 def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Sets the tables' change feeds as configured, and has Delta refuse whatever would change a final row.
+    """Sets the tables' change data feeds, and makes tables of final rows append-only.
 
-    `forget` has had to open the tables of final rows; retention removes rows of those that it is configured for.
+    Forgetting a session makes the latter writable, so they are set again here. Those with a retention stay writable.
     """
     set_change_feeds(spark, lake, lake.settings, products)
     for final in finals_of(products):
@@ -123,27 +129,28 @@ def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[Gol
 
 
 def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Returns if these are all that gold keeps up: of another's states nothing would be known.
+    """Checks that these are all tables that gold maintains. The states of any other table could not be moved.
 
     Raises:
-        LakeError: naming one that is lacking, or is not whole.
+        LakeError: A maintained table is missing, or is incomplete.
     """
     names = {product.name for product in complete_tables(spark, lake, products)}
     lacking = sorted({*(maintained_names(spark, lake) or ())} - names)
     if lacking:
         raise LakeError(
-            f"gold keeps up {', '.join(lacking)}, which the configuration lacks, or has otherwise: put that back, or "
-            "run `sessionlake run gold --once` without it under the former gold.shards, then reshard"
+            f"gold maintains {', '.join(lacking)}, which the configuration lacks or declares differently",
+            fix="Restore its declaration. Or set gold.shards back, run `sessionlake run gold --once` without the "
+            "table, then reshard",
         )
 
 
 def complete_tables(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Those whose tables have all that gold has read, by their present logic."""
+    """Returns the tables that have everything that gold has read, computed by their present declaration."""
     return [product for product in products if _logic(spark, lake, product) == product.logic]
 
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Sees to it that a table that is being made anew is made anew if that does not come to its end."""
+    """Marks a table as incomplete, so that an interrupted rebuild is repeated at the next start."""
     if _logic(spark, lake, product) is not None:
         lake.set_property(spark, product.table, LOGIC, "")
 
@@ -155,13 +162,13 @@ def _logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | 
 
 
 def maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
-    """The names of the tables; None if gold has never noted them."""
+    """Returns the names of the tables that gold maintains; None if gold has never stored them."""
     noted = lake.storage.properties(spark, AVERAGES).get(MAINTAINED)
     return None if noted is None else noted.split(",") if noted else []
 
 
 def store_maintained_names(spark: SparkSession, lake: Lake, names: Iterable[str]) -> None:
-    """Notes the names of the tables that take in what comes from now on."""
+    """Stores the names of the tables that take part in gold's next batches."""
     wanted = sorted(names)
     if maintained_names(spark, lake) != wanted:
         lake.set_property(spark, AVERAGES, MAINTAINED, ",".join(wanted))

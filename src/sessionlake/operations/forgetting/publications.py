@@ -1,4 +1,7 @@
-"""Publications of a table that rows were removed from: they must have sent the tombstones before its history goes."""
+"""Publications of tables from which rows are removed.
+
+They must send the tombstones before the tables' history is removed.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,28 @@ from sessionlake.operations.maintenance import Reader, readers
 from sessionlake.publish.job import require_feed
 from sessionlake.publish.outlets import outlet_of
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
+from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOOK_SECONDS = 0.5
-# A publication that has begun to read a version plans the rest of it with its next trigger, if there is any.
+_POLL_SECONDS = 0.5
+# A publication that has started to read a version plans the rest of it at its next trigger. So no batch after this
+# number of triggers means that the version is read completely.
 _TRIGGERS = 3
 
 
 def publications(settings: Settings, table: str) -> list[Reader]:
-    """The publications of a table that have begun."""
+    """Returns the publications of a table that have started."""
     readings = readers(settings, table)
     return [reader for reader in readings if reader.begun and reader.name.startswith(f"publish-{table}-")]
 
 
-def refuse_given_up(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Returns if every publication of these tables that has begun can send what is to be removed from them.
+def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+    """Checks that every publication of these tables that has started can still send what will be removed.
 
     Raises:
-        LakeError: one could not; naming its checkpoint, for it may have been given up.
+        LakeError: A publication cannot. The text names its checkpoint, because it may have been abandoned.
     """
     settings = lake.settings
     for table in tables:
@@ -43,19 +47,20 @@ def refuse_given_up(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> N
                 require_feed(spark, lake, table)
             except SessionlakeError as error:
                 raise LakeError(
-                    f"forget: {reader.name} has yet to send that rows are removed, and cannot ({error}). Have it go on "
-                    f"first; or, if it was given up, remove {settings.checkpoint(reader.name)}"
+                    f"forget: {reader.name} must send the removal of the session's rows, and cannot ({error})",
+                    fix="Correct this first. If the publication is not used any more, remove "
+                    f"{settings.checkpoint(reader.name)}",
                 ) from error
 
 
 def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
-    """Returns when every publication has sent all up to the version of its table that has less rows.
+    """Waits until every publication has sent everything up to the removal of the session's rows.
 
     Args:
-        removals: tables, and these versions.
+        removals: For each table, the first version without the session's rows.
 
     Raises:
-        LakeError: one has not in time.
+        LakeError: A publication has not sent it in time.
     """
     deadline = time.monotonic() + seconds
     for table, version in removals.items():
@@ -64,27 +69,32 @@ def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> Non
                 if time.monotonic() > deadline:
                     topic = reader.name.removeprefix(f"publish-{table}-")
                     raise LakeError(
-                        f"{reader.name} has yet to send what changed until the session's rows were removed: run "
-                        f"`sessionlake publish {table} --topic {topic} --once`, or, if it was given up, remove "
-                        f"{settings.checkpoint(reader.name)}; then `sessionlake forget` again, which goes on from there"
+                        f"forget: {reader.name} has not yet sent the removal of the session's rows",
+                        fix=f"Run `sessionlake publish {table} --topic {topic} --once`, or, if the publication is not "
+                        f"used any more, remove {settings.checkpoint(reader.name)}. Then run `sessionlake forget "
+                        "--resume`, which continues from here",
                     )
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
 
 
 def first_needed(settings: Settings, table: str, removal: int) -> int | None:
-    """The oldest version of the table's log that its publications go on with; None if there are none.
+    """Returns the oldest version in the table's log that its publications still need; None if it has no publications.
 
-    Of what was before the removal, which the last batch of one may have begun with, nothing can stay.
+    Versions before the removal cannot be kept, even if the last batch of a publication started there.
 
     Args:
-        removal: the version from which on the session's rows are gone.
+        removal: The first version without the session's rows.
     """
-    known = [(reader.since, reader.needs or 0) for reader in publications(settings, table) if reader.since is not None]
-    return min((min(since, max(needs, removal)) for since, needs in known), default=None)
+    known = [
+        (reader.since, reader.oldest_needed or 0)
+        for reader in publications(settings, table)
+        if reader.since is not None
+    ]
+    return min((min(since, max(oldest, removal)) for since, oldest in known), default=None)
 
 
 def _has_sent(settings: Settings, name: str, version: int) -> bool:
-    """Whether it is past the version, or has begun with it and finds no more."""
+    """Returns True if the publication is past the version, or has started to read it and finds nothing more."""
     since, index, batch = _place(settings, name)
     if since > version:
         return True
@@ -95,10 +105,10 @@ def _has_sent(settings: Settings, name: str, version: int) -> bool:
 
 
 def _place(settings: Settings, name: str) -> tuple[int, int, int]:
-    """Version and place in it that a publication has come to, and its last batch; -1 where that is not known."""
+    """Returns the version that a publication reads, its position in it, and its last batch; -1 for what is unknown."""
     checkpoint = Path(settings.checkpoint(name))
     batch = last_committed(checkpoint)
     if batch is None or batch != last_planned(checkpoint):
         return -1, -1, -1
-    place = read_to(checkpoint, batch)
-    return (-1, -1, batch) if place.at_first else (place.version, place.index, batch)
+    place = read_delta_offset(checkpoint, batch)
+    return (-1, -1, batch) if place.in_initial_snapshot else (place.version, place.index, batch)

@@ -1,4 +1,4 @@
-"""What a receipt says beside what was removed: the search through what is left, and what is for others to remove."""
+"""The receipt's parts about what remains: the result of the search, and what others must remove."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ from sessionlake.streaming.operation import FORGET
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The embedded broker's own files: Kafka is the source.
+# The folder of the embedded broker. It is not searched, because Kafka is the source and not part of the lake.
 _BROKER = "kafka"
-# How the names of types begin that can have a text in them.
+# Types whose values can contain text begin with one of these.
 _WITH_TEXT = ("string", "binary", "array", "map", "struct")
 
 
-def proof(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
-    """What was searched for the session's id, where it still stands, and which files could not be read."""
+def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
+    """Searches the lake for the session's id.
+
+    Returns what was searched, where it was found, and which files were unreadable.
+    """
     settings = lake.settings
     beside = Path(settings.checkpoint(""))
     folders = [settings.home] if beside.is_relative_to(settings.home) else [settings.home, beside]
     searched = [search(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
-    # The note of what is left to do names it, and is removed when all is done.
-    own = FORGET.file(settings).name
-    found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != own})
-    asked: list[str] = []
+    # The journal of this forgetting names the session, and is removed at the end.
+    journal = FORGET.file(settings).name
+    found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
+    tables: list[str] = []
     if lake.storage.needs_spark:
-        asked = [table for table in (*TABLES, *settings.own_tables) if lake.exists(spark, table)]
-        found += [f"{table}, column {name}" for table in asked for name in _columns_with(spark, lake, table, session)]
+        tables = [table for table in (*TABLES, *settings.own_tables) if lake.exists(spark, table)]
+        found += [f"{table}, column {name}" for table in tables for name in _columns_with(spark, lake, table, session)]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)
     unread = sorted({place for part in searched for place in part.unread})
-    return {"files": files, "bytes": size, "tables": len(asked), "found": found, "unread": unread}
+    return {"files": files, "bytes": size, "tables": len(tables), "found": found, "unread": unread}
 
 
 def _columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> list[str]:
-    """The columns of a table in whose values the id stands by itself, however deep."""
+    """Returns the columns of a table whose values contain the id, at any depth."""
     from pyspark.sql import functions as F
 
     rows, text = lake.read(spark, table), pattern(session)
@@ -58,48 +61,48 @@ def _columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> 
 def _of_source(settings: Settings, topic: str) -> str:
     if settings.bronze.archive is not None and settings.bronze.source is SourceKind.ARCHIVE:
         return (
-            f"the archives in {settings.bronze.archive.path} that have the session's messages, until they are removed; "
-            "of those that are yet to be taken, they are erased as they arrive"
+            f"the archives in {settings.bronze.archive.path} that have the session's messages, until you remove them. "
+            "If bronze reads more of them, it erases these messages on arrival"
         )
     if settings.bronze.source is SourceKind.KINESIS:
         return f"Kinesis: stream {topic} holds the session's messages until its retention removes them"
     return (
         f"Kafka: topic {topic} of {settings.kafka.bootstrap_servers} holds the session's messages until its retention "
-        "removes them; read once more, they are erased as they arrive. Of a compacted topic, its producer removes them "
-        "with a tombstone"
+        "removes them. If bronze reads them again, it erases them on arrival. In a compacted topic, its producer must "
+        "remove them with a tombstone"
     )
 
 
 def _unknown(spark: SparkSession, lake: Lake) -> list[str]:
-    """Gold's tables that the configuration leaves out: they are not emptied, and may be of the session."""
+    """Returns gold's tables that are not in the configuration. They are not emptied, and may contain the session."""
     known = {*TABLES, *lake.settings.own_tables}
     return [table for table in lake.storage.tables(spark, GOLD) if table not in known]
 
 
-def remains(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
-    """What is left to others, in sentences."""
+def left_to_others(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
+    """Returns, in sentences, where data of the session remains outside the lake's control."""
     settings = lake.settings
     left = [
         _of_source(settings, topic),
         "whatever was copied out of the lake: backups, exports, reports, answers to queries",
     ]
     left += [
-        f"{reader.name}: the tombstones are sent; its topic drops the rows before them when Kafka compacts it"
+        f"{reader.name}: the tombstones are sent. Its topic drops the earlier rows when Kafka compacts it"
         for table in outlets(settings)
         for reader in publications(settings, table)
     ]
     left += [
-        f"{table}: the configuration does not name it, so it keeps what it has of the session, figures among that, and "
-        "its history: drop it"
+        f"{table}: the table is not in the configuration, so its rows, figures and history may still contain the "
+        "session. Drop it"
         for table in _unknown(spark, lake)
     ]
     if settings.catalog is not None:
         left.append(
-            "the tables' logs: entries of before name the session in statistics, until the platform cleans them up "
+            "the tables' logs: older entries contain the session in statistics, until the platform removes them "
             "(delta.logRetentionDuration)"
         )
         left.append(
-            "tables that `verify` and `rebuild` have made beside the lake's and dropped: a catalog that can restore "
-            "dropped tables keeps their files until that time is over (Unity Catalog: UNDROP, some 7 days)"
+            "staging tables that `verify` and `rebuild` have created and dropped: a catalog that can restore dropped "
+            "tables keeps their files for a time (Unity Catalog: UNDROP, about 7 days)"
         )
     return left

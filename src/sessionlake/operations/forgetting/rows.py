@@ -1,4 +1,4 @@
-"""The rows of one session in the lake's tables: counted, removed, or, in bronze, blanked."""
+"""The rows of one session in the lake's tables: counted, removed, or erased in bronze."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import erase_messages, remove_rows
+from sessionlake.delta.commit import erase_session_rows, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -34,32 +34,38 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import stopped_at
-from sessionlake.streaming.manifest import note_going_on
+from sessionlake.streaming.manifest import clear_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 Session = tuple[str, str]
-"""Topic and id."""
+"""Topic and id of a session."""
 _APPENDED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, SNAPSHOTS, SNAPSHOT_INDEX, PROCESSOR_ERRORS, DECISIONS)
 MERGED = (ROWS, SESSIONS)
-"""Rows of these change."""
+"""Tables whose rows are changed by MERGE. All others are only appended to."""
 _NAMING = (MESSAGES, SESSIONS, CHANGES, QUARANTINE, EVENTS, PROCESSOR_ERRORS, DECISIONS)
-"""Tables that tell which topics a session is in: what has only broken messages is no more than in quarantine."""
+"""The tables in which a session's topics are looked up.
+
+A session with only malformed messages is in quarantine alone.
+"""
 _MARKED = (*MERGED, RETAINED)
-"""Of these tables, files can have rows that are marked as gone: they are written anew, whatever rows there are."""
-BOOKS = (LEDGER, POSITIONS, RETAINED)
-"""What the lake notes of itself, and sessions in it."""
+"""Tables whose files can have rows that are marked as deleted.
+
+Their files are rewritten, even if no live row is removed.
+"""
+BOOKKEEPING = (LEDGER, POSITIONS, RETAINED)
+"""The lake's tables about itself, which can name sessions."""
 
 
 def tables_of(spark: SparkSession, lake: Lake) -> list[str]:
-    """The tables there are, beside bronze, that rows of a session are removed from."""
+    """Returns the existing tables, other than bronze, from which a session's rows are removed."""
     own = [processor.into for processor in lake.settings.processors]
     return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *own]) if lake.exists(spark, table)]
 
 
 def topics_of(reader: TableReader, session: str) -> list[str]:
-    """The topics with a session of this id, by its messages, and, where these are gone, by what was made of them."""
+    """Returns the topics that have a session of this id, by its messages or by what was made of them."""
     found: set[str] = set()
     for table in _NAMING:
         own = SessionRows.of(table, "", session)
@@ -69,19 +75,19 @@ def topics_of(reader: TableReader, session: str) -> list[str]:
 
 
 def offsets_of(reader: TableReader, session: Session) -> list[OffsetRange]:
-    """Where the session's messages are in bronze: between which offsets of each partition, and how many."""
+    """Returns, for each partition, the first and last offset of the session's messages in bronze, and their number."""
     own = ("topic", eq, session[0]), ("key", eq, session[1].encode())
     parts = [pa.Table.from_batches([part]) for part in reader.batches(MESSAGES, *own, columns=["partition", "offset"])]
     if not parts:
         return []
-    told = [("offset", how) for how in ("min", "max", "count")]
-    found = pa.concat_tables(parts).group_by("partition").aggregate(told)
+    aggregates = [("offset", function) for function in ("min", "max", "count")]
+    found = pa.concat_tables(parts).group_by("partition").aggregate(aggregates)
     rows = sorted(found.to_pylist(), key=lambda row: row["partition"])
     return [OffsetRange(session[0], r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
 def counts_of(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
-    """How many rows of the session each table has."""
+    """Returns the number of the session's rows in each table."""
     own = {table: SessionRows.of(table, *session) for table in tables_of(spark, lake)}
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in own.items()}
 
@@ -95,32 +101,32 @@ def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> Non
         remove_rows(spark, lake, table, rows)
 
 
-def blank(spark: SparkSession, lake: Lake, session: Session) -> None:
-    """Leaves of the session's messages in bronze only where and when they were."""
+def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
+    """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
     rows = SessionRows.of(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
-        erase_messages(spark, lake, MESSAGES, rows)
+        erase_session_rows(spark, lake, MESSAGES, rows)
 
 
-def clean_books(spark: SparkSession, lake: Lake, session: Session) -> None:
-    """Takes the session out of what the lake notes of itself."""
+def clean_bookkeeping(spark: SparkSession, lake: Lake, session: Session) -> None:
+    """Removes the session from the ledger, its sums, and the records of retention."""
     for table in (LEDGER, POSITIONS):
-        _without_decisions(spark, lake, table, session)
-    # Rows of no session have an empty text: there is none of that id.
+        _remove_decisions(spark, lake, table, session)
+    # In `ops.retained` an empty session id means that the row is of no session.
     if session[1] and lake.exists(spark, RETAINED):
         remove(spark, lake, RETAINED, session)
 
 
-def clean_notes(settings: Settings, layers: list[str], session: Session) -> None:
-    """Removes the notes of where layers stopped, if it was at this session."""
+def clean_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
+    """Removes the notes that say where layers stopped, if they stopped at this session."""
     for layer in layers:
         stop = stopped_at(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
-            note_going_on(settings, layer)
+            clear_stop(settings, layer)
 
 
-def _without_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
-    """Takes the decisions about the session out of what batches noted of them."""
+def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
+    """Removes the decisions about the session from the entries of batches."""
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, table):

@@ -1,8 +1,10 @@
-"""Whether a text is anywhere in a home's files, whatever they are: the proof that nothing of a session is left.
+"""Searches all files of a home for a text: the proof that nothing of a session is left.
 
-Parquet files are searched value by value, deleted rows and all columns among them; Spark's state files after they are
-unpacked; states by the values of the Arrow tables in them; all others as bytes. A text counts as found where it stands
-by itself, so that `17` is not found in `2017`; and so does what JSON makes of it, and JSON of that.
+Parquet files are searched value by value, in all columns and including deleted rows. Spark's state files are
+decompressed first, and the Arrow tables in states are searched by their values. All other files are searched as bytes.
+
+A text is found only where no letter, digit, `-` or `_` is next to it, so `17` is not found in `2017`. Its JSON escapes,
+and the escapes of these, are found as well.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ import pyarrow.parquet as pq
 
 _BETWEEN = r"[^0-9A-Za-z_\-]"
 _ESCAPED = r"\\[bfnrt]|\\u[0-9a-fA-F]{4}"
-"""How a character before it may stand in JSON."""
+"""An escaped character that can come before the text in JSON."""
 _BLOCK = b"LZ4Block"
 _HEAD = 21
-"""Of a block of lz4-java: magic, a token, compressed and original length, checksum."""
+"""Length of a block's header in lz4-java: magic, token, compressed and original length, checksum."""
 _RAW = 0x10
 _BEGIN = re.compile(rb"(?=\xff{4}(.{4}))", re.DOTALL)
-"""Of an Arrow stream: a mark, and the length of what follows."""
+"""Start of an Arrow stream: a marker, and the length of what follows."""
 _PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where the text stands.
+class Match:
+    """A place that contains the text.
 
     Attributes:
-        place: the file, within the folder that was searched.
-        column: of a Parquet file; None in any other.
-        values: how many values have it; in other files, 1.
+        place: The file, relative to the folder that was searched.
+        column: The column of a Parquet file; None in other files.
+        values: The number of values with the text; 1 in other files.
     """
 
     place: str
@@ -49,24 +51,25 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Searched:
-    """The outcome.
+class SearchResult:
+    """The result of a search.
 
     Attributes:
-        files: how many were searched.
-        size: their bytes.
-        found: where the text is.
-        unread: Parquet files that cannot be read, as those that were cut off: what they have packed was not searched.
+        files: The number of files searched.
+        size: Their bytes.
+        found: The places that contain the text.
+        unread: Parquet files that cannot be read, for example because they are incomplete. Their compressed data was
+            not searched.
     """
 
     files: int
     size: int
-    found: tuple[Found, ...]
+    found: tuple[Match, ...]
     unread: tuple[str, ...] = ()
 
 
 def pattern(text: str) -> str:
-    """A regular expression, of Python's, Java's or RE2, for where a text stands by itself."""
+    """Returns a regular expression that finds a text, valid in Python, Java and RE2."""
     forms = {text}
     for ascii_only in (True, False):
         inner = text
@@ -76,14 +79,14 @@ def pattern(text: str) -> str:
     return rf"(?s)(?:^|{_BETWEEN}|{_ESCAPED})(?:{'|'.join(map(re.escape, sorted(forms)))})(?:$|{_BETWEEN})"
 
 
-def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> Searched:
-    """Searches all files of a folder.
+def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> SearchResult:
+    """Searches all files of a folder for a text.
 
     Args:
-        leave_out: folders directly in it that are not searched.
+        leave_out: Names of sub-folders that are not searched.
     """
     files = size = 0
-    found: list[Found] = []
+    found: list[Match] = []
     unread: list[str] = []
     for file in sorted(folder.rglob("*")):
         place = file.relative_to(folder)
@@ -91,19 +94,22 @@ def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> Searched
             continue
         files, size = files + 1, size + file.stat().st_size
         hits, read = _found_in(file, text)
-        found += [Found(str(place), column, values) for column, values in hits]
+        found += [Match(str(place), column, values) for column, values in hits]
         unread += [] if read else [str(place)]
-    return Searched(files, size, tuple(found), tuple(unread))
+    return SearchResult(files, size, tuple(found), tuple(unread))
 
 
 def _found_in(file: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
-    """In which columns of a file the text is, in how many values; and whether what it has packed could be read."""
-    # Also under a name that it has until it is whole. Checksums beside it have its name, too.
+    """Searches one file.
+
+    Returns column and number of values for each hit, and False if its compressed data is unreadable.
+    """
+    # Also finds incomplete files, which have another suffix. Checksum files have `.parquet` in their names, too.
     packed = ".parquet" in file.name and file.suffix != ".crc" and file.stat().st_size > 0
     if packed:
         try:
             return [*_in_parquet(file, text)], True
-        except (pa.ArrowException, OSError):  # cut off as it was written
+        except (pa.ArrowException, OSError):  # the file is incomplete
             pass
     return [(None, 1)] if any(_in_bytes(piece, text) for piece in _pieces(file)) else [], not packed
 
@@ -120,7 +126,7 @@ def _in_parquet(file: Path, text: str) -> Iterator[tuple[str, int]]:
 
 
 def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
-    """The texts and bytes in a batch, however deep, by the names of the columns that they are in."""
+    """Yields the texts and bytes in a batch, at any depth, with the names of their columns."""
     waiting = list(zip(batch.schema.names, batch.columns, strict=True))
     while waiting:
         name, column = waiting.pop()
@@ -138,7 +144,7 @@ def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """A file's bytes, unpacked, in pieces that overlap by more than any text is long."""
+    """Yields a file's bytes, decompressed, in pieces. Neighbours overlap by more than the longest session id."""
     with file.open("rb") as source:
         before = b""
         while piece := source.read(_PIECE_BYTES):
@@ -154,7 +160,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _unpacked(packed: bytes) -> Iterator[bytes]:
-    """The blocks of a stream of lz4-java, which Spark writes state files with."""
+    """Yields the decompressed blocks of an lz4-java stream, the format of Spark's state files."""
     codec, place = pa.Codec("lz4_raw"), 0
     while packed.startswith(_BLOCK, place):
         token = packed[place + len(_BLOCK)]
@@ -166,13 +172,13 @@ def _unpacked(packed: bytes) -> Iterator[bytes]:
 
 
 def _arrow_in(stored: bytes) -> Iterator[bytes]:
-    """The texts of the Arrow streams in a state, whose columns may be compressed."""
-    whole = pa.py_buffer(stored)
+    """Yields the texts of the Arrow streams in a state, whose columns may be compressed."""
+    buffer = pa.py_buffer(stored)
     for begin in _BEGIN.finditer(stored):
         if not 0 < int.from_bytes(begin[1], "little") < len(stored):
-            continue  # numbers that look like one
+            continue  # numbers that only look like the start of a stream
         try:
-            table = pa.ipc.open_stream(whole.slice(begin.start())).read_all()
+            table = pa.ipc.open_stream(buffer.slice(begin.start())).read_all()
         except (pa.ArrowException, OSError):
             continue
         for batch in table.to_batches():

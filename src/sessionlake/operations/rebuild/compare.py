@@ -1,4 +1,4 @@
-"""Two silvers compared: a hash a session and table, and for the first that differs, the first difference."""
+"""Compares the tables of two silvers by a hash for each session and table, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.values import rows_of
 from sessionlake.ledger.retained import by_table, expired_rows, limits_frame, read_heads
-from sessionlake.operations.rebuild.compare_states import VerifiedStates
+from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import internal, quote
 from sessionlake.settings.model import Settings
@@ -21,7 +21,7 @@ from sessionlake.settings.model import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What tells the rows of one session apart.
+# The columns that identify a row within its session.
 COMPARED: dict[str, tuple[str, ...]] = {
     CHANGES: ("_position", "ordinal"),
     ROWS: ("row_id",),
@@ -37,54 +37,57 @@ _SIDE = internal("side")
 
 
 @dataclass(frozen=True)
-class Verified:
-    """The outcome.
+class TablesComparison:
+    """The result of a comparison.
 
     Attributes:
-        sessions: how many there are on either side; messages without a session count as one a topic.
-        tables: names of the tables that differ.
-        different: how many sessions differ in some table.
-        first: the first difference, by table, topic, partition and session; None if there is none.
-        states: how the states compare; None if they were not asked for.
-        cut: of which tables what is old was not compared, and why.
+        sessions: The number of sessions on either side. Messages without a session count as one session per topic.
+        tables: The tables that differ.
+        different: The number of sessions that differ in some table.
+        first_difference: The first difference, ordered by table, topic, partition and session; None if there is none.
+        states: The result for the states; None if they were not compared.
+        not_compared: For each table whose old rows were not compared, a text that says why.
     """
 
     sessions: int
     tables: frozenset[str]
     different: int
-    first: str | None
-    states: VerifiedStates | None = None
-    cut: tuple[str, ...] = ()
+    first_difference: str | None
+    states: StatesComparison | None = None
+    not_compared: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
-        """Whether everything that was compared is equal."""
-        return self.first is None and (self.states is None or self.states.first is None)
+        """True if everything that was compared is equal."""
+        return self.first_difference is None and (self.states is None or self.states.first_difference is None)
 
 
-def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
-    """Compares the live tables with those that a replay has left beside them: of cut ones, what is left for sure."""
+def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> TablesComparison:
+    """Compares the live tables with the staging tables that a replay has filled.
+
+    In tables from which retention has removed rows, only rows that are certainly left are compared.
+    """
     beside = Lake(settings).staging()
     cut = read_heads(lake.reader(spark))
-    noted = by_table(cut)
+    recorded = by_table(cut)
 
     def left(of: Lake, table: str) -> DataFrame:
         rows = of.read_small_in_memory(spark, table)
-        if table not in noted:
+        if table not in recorded:
             return rows
-        up_to = limits_frame(spark, lake, noted[table].table).alias("s")
+        up_to = limits_frame(spark, lake, recorded[table].table).alias("s")
         return rows.alias("t").join(up_to, expired_rows(table).condition(), "left_anti")
 
     found = compare(lambda table: left(lake, table), lambda table: left(beside, table))
-    return replace(found, cut=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))
+    return replace(found, not_compared=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))
 
 
-def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:
-    """Compares the tables, row for row in any order, apart from the batches that wrote the rows.
+def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> TablesComparison:
+    """Compares tables row by row, in any order, ignoring which batches wrote the rows.
 
     Args:
-        live: the present tables by name.
-        built: the tables as they should be.
+        live: Returns a live table by its name.
+        built: Returns a table as it should be.
     """
     from pyspark.sql import functions as F
 
@@ -99,28 +102,28 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
     ).collect()[0]
     tables = frozenset(names)
     if not tables:
-        return Verified(sessions, tables, 0, None)
+        return TablesComparison(sessions, tables, 0, None)
     first = wrong.orderBy("table", *SESSION).first()
     assert first is not None  # noqa: S101 - there are tables
     place = (first["table"], *(first[name] for name in SESSION))
-    return Verified(sessions, tables, different, _first_difference(live, built, *place))
+    return TablesComparison(sessions, tables, different, _first_difference(live, built, *place))
 
 
 def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
-    """A hash of each row of each table: `table`, `SESSION`, `side` and `hash`."""
+    """Returns a hash of each row of each table: `table`, `SESSION`, `side` and `hash`."""
     from pyspark.sql import functions as F
 
     found: DataFrame | None = None
     for table in COMPARED:
         rows = read(table).drop(BOOKKEEPING)
-        columns = [quote(name) for name in sorted(rows.columns)]  # a column added later stands last
-        # Hashing skips nulls: which values are null is hashed as well.
+        columns = [quote(name) for name in sorted(rows.columns)]  # tables can have columns in different orders
+        # `xxhash64` ignores nulls, so which values are null is hashed as well.
         nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
         row = F.xxhash64(*columns, nulls).cast("decimal(38,0)")
         part = rows.select(F.lit(table).alias("table"), *SESSION, F.lit(side).alias("side"), row.alias("hash"))
         found = part if found is None else found.unionByName(part)
     if found is None:
-        raise ValueError("nothing to compare")
+        raise ValueError("there are no tables to compare")
     return found
 
 
@@ -145,10 +148,10 @@ def _first_difference(
     named = "".join(f", {name} {first[name]!r}" for name in keys)
     where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
     if first[_SIDE] == "found":
-        return f"{where}: should not be there"
+        return f"{where}: the row should not exist"
     other = next((row for row in others if row[_SIDE] == "found" and _same_key(row, first, keys)), None)
     if other is None:
-        return f"{where}: missing"
+        return f"{where}: the row is missing"
     column = next(name for name in expected.columns if not _equal(first[name], other[name]))
     return f"{where}, {column}: found {other[column]!r}, expected {first[column]!r}"
 

@@ -1,4 +1,4 @@
-"""The stream's state compared with a rebuilt one: shard by shard, session by session."""
+"""Compares the stream's states with rebuilt ones, session by session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import last_batches, state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_planned, way_on
+from sessionlake.streaming.checkpoint import last_planned, recovery_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,62 +25,65 @@ _COMPARED_SCHEMA = "shard int, sessions bigint, difference string"
 
 
 @dataclass(frozen=True)
-class VerifiedStates:
-    """The outcome.
+class StatesComparison:
+    """The result of a comparison.
 
     Attributes:
-        sessions: how many were compared.
-        first: the first difference, by shard; None if there is none.
-        skipped: why nothing was compared; None if it was.
+        sessions: The number of sessions compared.
+        first_difference: The first difference, ordered by shard; None if there is none.
+        skipped: Why nothing was compared; None if the states were compared.
     """
 
     sessions: int
-    first: str | None = None
+    first_difference: str | None = None
     skipped: str | None = None
 
 
-def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame | None) -> VerifiedStates:
-    """Compares what the stream goes on from with what it should be.
+def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame | None) -> StatesComparison:
+    """Compares the states from which the stream resumes with rebuilt ones.
 
-    One task has one shard's two states in memory at a time.
+    A task holds the two states of one shard in memory at a time.
 
     Args:
-        rebuilt: the states after the same messages, `shard int, chunk binary`; None if there are none.
+        rebuilt: The states after the same messages, `shard int, chunk binary`; None if there are none.
 
     Raises:
-        LakeError: there is no state, though the ledger has batches.
+        LakeError: There are no states, although the ledger has batches.
     """
     from pyspark.sql import functions as F
 
     why_not = _why_not(spark, settings)
     if rebuilt is None or why_not is not None:
-        return VerifiedStates(0, skipped=why_not or "there is no message yet")
+        return StatesComparison(0, skipped=why_not or "there is no message yet")
     found = state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
     both = found.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
     compared = both.groupBy("shard").applyInPandas(_comparing(settings.capture.declared), _COMPARED_SCHEMA)
     shards = sorted(compared.collect(), key=lambda row: row["shard"])
     differ = (f"shard {row['shard']}, {row['difference']}" for row in shards if row["difference"] is not None)
-    return VerifiedStates(sum(row["sessions"] for row in shards), next(differ, None))
+    return StatesComparison(sum(row["sessions"] for row in shards), next(differ, None))
 
 
 def _why_not(spark: SparkSession, settings: Settings) -> str | None:
-    """Why the two cannot be compared: they are of other messages, or each session is elsewhere in them."""
-    made, configured = handover.shards(settings), settings.silver.shards
-    if made not in (None, configured):
-        return f"they are of {made} shards, and silver.shards is {configured}"
+    """Returns why the states cannot be compared; None if they can. They may be of different messages or shards."""
+    present, configured = handover.shard_count(settings), settings.silver.shards
+    if present not in (None, configured):
+        return f"they have {present} shards, but silver.shards is {configured}"
     of_states, last = last_batches(spark, settings)
     if of_states < 0 <= last != last_planned(settings.checkpoint(SILVER)):
-        raise LakeError(f"silver has taken in batches, but its checkpoint holds no state. {way_on(SILVER)}")
+        raise LakeError("silver has processed batches, but its checkpoint holds no state", fix=recovery_hint(SILVER))
     if of_states < 0:
-        died = ", and silver has not ended its first batch: run `sessionlake run silver --once`"
-        return f"there is none yet{'' if last < 0 else died}"
+        died = ", and silver has not finished its first batch: run `sessionlake run silver --once`"
+        return f"there are none yet{'' if last < 0 else died}"
     if of_states != last:
         return f"they are of batch {of_states}, and the ledger's last is {last}: run `sessionlake run silver --once`"
     return None
 
 
 def _comparing(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
-    """A function of one shard's rows `shard, chunk, is_rebuilt`, which gives one row of `_COMPARED_SCHEMA`."""
+    """Returns a function that compares the two states of one shard.
+
+    It takes rows `shard, chunk, is_rebuilt`, and returns one row of `_COMPARED_SCHEMA`.
+    """
 
     def state(stored: pd.Series[Any]) -> ShardState:
         return ShardState.decode(bytes(stored.iloc[0]) if len(stored) else None, columns)
@@ -89,9 +92,9 @@ def _comparing(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.Dat
         rebuilt = state(rows.loc[rows["is_rebuilt"], "chunk"])
         try:
             difference = first_difference(state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
-            told = None if difference is None else str(difference)
-        except LakeError as error:  # a state that cannot be read is not as it should be
-            told = str(error)
-        return pd.DataFrame([{"shard": int(key[0]), "sessions": len(rebuilt.cursors), "difference": told}])
+            text = None if difference is None else str(difference)
+        except LakeError as error:  # a state that cannot be read counts as different
+            text = str(error)
+        return pd.DataFrame([{"shard": int(key[0]), "sessions": len(rebuilt.cursors), "difference": text}])
 
     return compared

@@ -1,4 +1,4 @@
-"""What ends when tables are replaced: the query that wrote them, and what was computed from them."""
+"""What ends when tables are replaced: the query that wrote them, and the gold that was computed from them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.guards import FILLED
-from sessionlake.streaming.stores import aside_of, put_aside
+from sessionlake.streaming.guards import EVIDENCE_TABLES
+from sessionlake.streaming.stores import archive_folders, archived_path
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 
 def gold_tables(settings: Settings) -> tuple[str, ...]:
-    """All that gold writes."""
+    """Returns all tables that gold writes."""
     standard = (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, LATE_POINTS, *PRODUCTS)
     return (*standard, *settings.gold.own_tables, LOOKUP_FAILURES, *RULE_RESULTS)
 
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
-    """What a process that stands still has yet to commit of a query that ends here must not come into the tables."""
+    """Keeps a query that ends here from committing to these tables later, for example from a process that hangs."""
     token = lake.storage.token(layer)
     if token:
         for app_id in _query_ids(spark, lake, layer):
@@ -58,9 +58,12 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
 
 
 def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
-    """Of the checkpoint's query, or, where that cannot be told, of those that the ledger names."""
+    """Returns the id of the checkpoint's query.
+
+    If the checkpoint does not say it, returns those that the ledger names.
+    """
     try:
-        app_id = Generations(lake.settings.checkpoint(layer), layer).present.app_id
+        app_id = Generations(lake.settings.checkpoint(layer), layer).current.app_id
     except LakeError:
         app_id = None
     if app_id is not None:
@@ -70,15 +73,15 @@ def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
 
 
 def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
-    """Whether gold has begun, and has changes to read yet, or a batch that it has not finished.
+    """Returns True if gold has started, and has changes to read or an unfinished batch.
 
-    Some of its steps look such changes up by the numbers of silver's batches.
+    Gold looks up such changes by the numbers of silver's batches, which a rebuild of silver changes.
     """
     checkpoint = settings.checkpoint(GOLD)
     if last_planned(Path(checkpoint)) is not None and last_committed(checkpoint) is None:
         return True
     try:
-        version = handover.taken_in(settings, GOLD)
+        version = handover.last_version_read(settings, GOLD)
         return version is not None and lake.read(spark, CHANGES, version).count() != lake.read(spark, CHANGES).count()
     except LakeError:
         return True
@@ -87,25 +90,26 @@ def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
 def reset_gold(
     spark: SparkSession, settings: Settings, lake: Lake, name: str, batch: int, started_at: datetime
 ) -> None:
-    """Empties gold, which is then computed anew when it runs next. Repeatable after a crash.
+    """Empties gold, so that its next run computes it again. Can be repeated after a crash.
 
-    Until all is empty, gold does not start: its checkpoint is new, and the ledger has its batches; or, where it was
-    emptied before and has none since, tables that every batch fills, which come last, are filled.
+    Gold cannot start before all its tables are empty. At first its checkpoint is new while the ledger still has its
+    batches. If it was emptied before and has no batches since, the tables that every batch fills prevent the start. So
+    these are emptied last.
 
     Args:
-        name: of what empties it.
+        name: The name of the operation that empties gold.
     """
     checkpoint = Path(settings.checkpoint(GOLD))
-    known = sorted(gold_tables(settings), key=FILLED[GOLD].__contains__)
+    known = sorted(gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
-    handed = handover.folder(settings, GOLD)
-    begins = checkpoint.exists() and not aside_of(checkpoint, name).exists()
+    handed = handover.active_folder(settings, GOLD)
+    begins = checkpoint.exists() and not archived_path(checkpoint, name).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)
-    put_aside(spark, lake, [checkpoint, handed] if begins else [handed], name)
+    archive_folders(spark, lake, [checkpoint, handed] if begins else [handed], name)
     fault_point("after:gold.aside")
     if AVERAGES in known:
-        # What is configured again later, and is not emptied here, is then made anew.
+        # A table that is not configured now stays as it is. If it is configured again later, gold rebuilds it.
         store_maintained_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
     txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
     for table in known:

@@ -1,4 +1,4 @@
-"""What a rebuild of silver asks before it begins: whether bronze has what is named, and sessions can be kept."""
+"""The checks before a rebuild of silver: whether bronze has the named sessions, and whether others can be kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED, Selection
 from sessionlake.silver.states import last_batches
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming import handover
-from sessionlake.streaming.manifest import refuse_half_committed
+from sessionlake.streaming.manifest import require_finished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 def require_kept_sessions(
     spark: SparkSession, lake: Lake, version: int, selection: Selection, columns: str | None
 ) -> None:
-    """Returns if some sessions can be rebuilt while all others stay as they are.
+    """Checks that some sessions can be rebuilt while all others stay as they are.
 
     Args:
-        version: of bronze.
-        selection: the sessions to rebuild.
-        columns: what of the tables' columns is not as it is declared.
+        version: The version of bronze.
+        selection: The sessions to rebuild.
+        columns: How the tables' columns differ from the declared ones; None if they do not.
 
     Raises:
-        UsageError: bronze has no message of one that is named.
-        LakeError: columns differ, rows were removed, a batch is half committed, or silver has not read all of bronze.
+        UsageError: Bronze has no message of a session that is named.
+        LakeError: Columns differ, rows were removed, a batch is half committed, or silver has not read all of bronze.
     """
     _require_columns(columns)
     _require_uncut(lake.reader(spark))
-    refuse_half_committed(lake.settings, SILVER)
+    require_finished_batch(lake.settings, SILVER)
     _require_known(spark, lake, version, selection)
-    handover.refuse_other_shards(lake.settings)
-    require_level(spark, lake, version)
+    handover.refuse_changed_shards(lake.settings)
+    require_silver_current(spark, lake, version)
 
 
 def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Selection) -> None:
-    """Refuses a topic, or a session, that bronze has no message of: it is misspelt.
+    """Refuses a topic or session of which bronze has no message, because its name is probably wrong.
 
     Raises:
-        UsageError: naming what is unknown.
+        UsageError: The text names what is unknown.
     """
     from pyspark.sql import functions as F
 
@@ -56,67 +56,89 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     of_topic = source if selection.topic is None else source.where(F.col("topic") == selection.topic)
     where = "" if selection.topic is None else f" of topic {selection.topic}"
     if of_topic.isEmpty():
-        raise UsageError(f"{MESSAGES}@v{version} has no message{where}")
+        raise UsageError(
+            f"rebuild silver: {MESSAGES}@v{version} has no message{where}", fix="Check the topic's name in ops.topics"
+        )
     keys = [session.encode() for session in selection.sessions]
     found = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
     known = {bytes(row["key"]) for row in found}
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
-            raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
+            raise UsageError(
+                f"rebuild silver: {MESSAGES}@v{version} has no message of session {session!r}{where}",
+                fix="Check its id: silver.sessions lists all sessions",
+            )
 
 
 def version_of(spark: SparkSession, lake: Lake, version: int | None) -> int:
-    """The version of bronze to build from."""
+    """Returns the version of bronze to build from; None means the latest.
+
+    Raises:
+        LakeError: Bronze has no such version.
+    """
     latest = lake.latest_version(spark, MESSAGES)
     if version is not None and not 0 <= version <= latest:
-        raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
+        raise LakeError(
+            f"rebuild silver: {MESSAGES} has no version {version}", fix=f"Choose a version from 0 to {latest}"
+        )
     return latest if version is None else version
 
 
 def _require_columns(other: str | None) -> None:
-    """Sessions that stay have their values in the columns that the tables have.
+    """Checks that the tables have the declared columns, in which the kept sessions have their values.
 
     Raises:
-        LakeError: other ones are declared.
+        LakeError: Other columns are declared.
     """
     if other is not None:
-        raise LakeError(f"{other}: sessions cannot be rebuilt one by one into other columns; rebuild everything")
+        raise LakeError(
+            f"{other}, so single sessions cannot be rebuilt",
+            why="The sessions that are kept would lack the new columns",
+            fix="Run `sessionlake rebuild silver` without --topic and --sessions",
+        )
 
 
 def _require_uncut(reader: TableReader) -> None:
-    """What is gone is noted of tables, not of the sessions that would be whole again.
+    """Checks that retention has removed no rows of silver. It records that for whole tables, not for single sessions.
 
     Raises:
-        LakeError: retention has removed rows of silver.
+        LakeError: Retention has removed rows of silver.
     """
     cut = [found for table, found in sorted(read_heads(reader).items()) if table in REPLAYED]
     if cut:
-        raise LakeError(f"{cut[0].summary}: sessions cannot be rebuilt one by one; rebuild everything")
+        raise LakeError(
+            f"{cut[0].summary}, so single sessions cannot be rebuilt",
+            why="Rebuilt sessions would be complete, although the table is recorded as shortened",
+            fix="Run `sessionlake rebuild silver` without --topic and --sessions",
+        )
 
 
-def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
-    """Only a silver that has taken in all of bronze, silences too, can keep sessions and have others rebuilt.
+def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:
+    """Checks that silver has read all of bronze, including silences.
+
+    Only then can its states and the rebuilt ones be combined.
 
     Raises:
-        LakeError: it has not.
+        LakeError: Silver has not read all of bronze, or has read more than it holds.
     """
     from pyspark.sql import functions as F
 
     of_states, last = last_batches(spark, lake.settings)
     if of_states != last:
         raise LakeError(
-            "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
+            "silver has not finished its last batch",
+            fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",
         )
     bronze = lake.read(spark, MESSAGES, version)
     last_offsets = without_silences(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
     held = {(row[0], row[1]): row[2] for row in last_offsets}
     gone = {place: at.last_removed for place, at in beginnings(lake.reader(spark)).items()}
     ends = OffsetLog.load(spark, lake, SILVER).last_offsets
-    # Of a topic-partition that retention has emptied there is nothing to take in.
-    taken_in = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
+    # A topic-partition that retention has emptied has nothing to read.
+    read = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
     unread = unread_silences(spark, lake.settings, SILVER, ends)
-    if held != taken_in or not unread.isdisjoint(silences_in(bronze)):
+    if held != read or not unread.isdisjoint(silences_in(bronze)):
         raise LakeError(
-            f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
-            "one: run `sessionlake run silver --once` first, or rebuild everything"
+            f"silver has not read exactly what {MESSAGES}@v{version} holds, so single sessions cannot be rebuilt",
+            fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",
         )

@@ -1,8 +1,8 @@
-"""`sessionlake rebuild processor:NAME`: its table made of all of bronze once more, by the class as it is now.
+"""`sessionlake rebuild processor:NAME`: makes a processor's table again from all of bronze, with the present code.
 
-It is made beside the live table, compared with it, and published in one commit; the stream goes on from the states
-that this has left. What it replaces stays reachable by time travel. A publication that was interrupted is finished by
-running the command again; until then the processor refuses to start.
+The new table is built beside the live one, compared with it, and published in one commit. The stream then resumes from
+the states that the rebuild leaves. Delta's time travel still reads the former table. If the publication is interrupted,
+the same command finishes it; until then the processor does not start.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.endings import retire_query
-from sessionlake.operations.rebuild.publishing import Plan, bronze_ledger_entry, finish, numbered, replace, stored
-from sessionlake.operations.rebuild.replay import is_small, require_whole_bronze
+from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
+from sessionlake.operations.rebuild.replay import is_small, require_complete_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.job import fold_of, load, processor_settings, row_ddl, table_schema
@@ -40,9 +40,9 @@ from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, building, require_uninterrupted
+from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
 from sessionlake.streaming.operation import rebuild_of
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,19 +50,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEYS = (*SESSION, "_position", "ordinal")
-"""What tells a processor's records apart."""
+"""The columns that identify a processor's record."""
 
 
 @dataclass(frozen=True)
-class RebuiltProcessor:
-    """The outcome.
+class ProcessorRebuild:
+    """The result of a rebuild.
 
     Attributes:
-        table: the processor's.
-        version: of bronze.
-        messages: how many were taken in.
-        behind: how many of these the processor had not taken in before.
-        different: how the table before it compares; None if it finished an interrupted publication.
+        table: The processor's table.
+        version: The version of bronze.
+        messages: The number of messages read.
+        behind: How many of these the processor had not read before.
+        different: How the former table differs; None if an interrupted publication was finished.
     """
 
     table: str
@@ -79,41 +79,40 @@ def rebuild(
     *,
     slice_messages: int | None = None,
     start_over: bool = False,
-) -> RebuiltProcessor:
-    """Puts what the class makes of all of bronze in the place of the processor's table.
+) -> ProcessorRebuild:
+    """Replaces the processor's table by one that the present code makes from all of bronze.
 
-    One that was interrupted while it was published is finished instead.
+    If a rebuild was interrupted while it was published, finishes that one instead.
 
     Args:
-        start_over: makes it again all the same.
+        start_over: Build everything again instead of finishing an interrupted rebuild.
 
     Raises:
-        LakeError: bronze lacks messages that retention has removed, or judging stops. Nothing was changed.
-        ProcessorError: the class failed, under `fail`. Nothing was changed.
+        LakeError: Retention has removed messages of bronze, or judging stops at a violation. Nothing was changed.
+        ProcessorError: The processor's code failed under `fail`. Nothing was changed.
     """
     work = _Rebuild(spark, settings, name, slice_messages)
     with interpreted(spark, when=is_small(spark, work.lake)):
-        return work.done(start_over=start_over)
+        return work.run(start_over=start_over)
 
 
 def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
-    """Gives up a rebuild that was interrupted before it replaced the table. The processor must be claimed.
+    """Cancels an interrupted rebuild that has not replaced the table yet. The processor must be claimed.
 
     Raises:
-        UsageError: none was interrupted.
-        LakeError: the table was replaced, or that cannot be told.
+        UsageError: No rebuild was interrupted.
+        LakeError: The table was replaced already, or its state is unknown.
     """
     _Rebuild(spark, settings, name, None).cancel()
 
 
 def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
-    """How the table would differ if the class as it is now had made it, of the history that the processor has read.
-
-    Nothing is changed.
+    """Compares the table with one that the present code makes from the same messages. Nothing is changed.
 
     Raises:
-        LakeError: as `rebuild`, or one was interrupted: what it has yet to publish is where this would be made.
-        ProcessorError: likewise.
+        LakeError: Retention has removed messages of bronze, judging stops at a violation, or a rebuild was interrupted.
+            Its unpublished tables would be overwritten here.
+        ProcessorError: The processor's code failed under `fail`.
     """
     own = processor_settings(settings, name)
     require_uninterrupted(settings, own.layer)
@@ -127,26 +126,26 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
         return found
 
 
-def made_beside(name: str) -> tuple[str, str]:
-    """The tables that a processor's records and errors are made in, which are its own.
+def staging_tables(name: str) -> tuple[str, str]:
+    """Returns the staging tables of a processor's records and errors.
 
-    Of the schemas, only silver and ops have one beside them.
+    Only the schemas silver and ops can have staging tables.
     """
     return f"silver.records_of_{name}", f"silver.errors_of_{name}"
 
 
 class _Rebuild:
-    """One processor's, with the tables that it is built in beside the live ones."""
+    """The rebuild of one processor, with its staging tables."""
 
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
         self.own: ProcessorSettings = processor_settings(settings, name)
         self._operation = rebuild_of(self.own)
         self._processor = load(settings, name)
-        self._made, self._failed = made_beside(name)
-        self._tables = {ProcessorOutput.RECORDS: self._made, ProcessorOutput.ERRORS: self._failed}
+        self._records, self._errors = staging_tables(name)
+        self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
         records, errors = table_schema(self.own, self._processor.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
-        self.lake = Lake(settings, {self.own.into: records, self._made: records, self._failed: errors})
+        self.lake = Lake(settings, {self.own.into: records, self._records: records, self._errors: errors})
         self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
         if not self.lake.exists(spark, self.own.into):
             self.lake.ensure(spark, [self.own.into])
@@ -156,36 +155,40 @@ class _Rebuild:
         self._version = -1
 
     def cancel(self) -> None:
-        """Cancels what was interrupted, if it has replaced nothing."""
+        """Cancels an interrupted rebuild that has replaced nothing."""
         own = self.own
         publishing.cancel(self._spark, self.lake, self._operation, own.layer, [own.into], self.clear)
 
-    def done(self, *, start_over: bool = False) -> RebuiltProcessor:
-        """Makes and publishes it, or finishes what was interrupted."""
+    def run(self, *, start_over: bool = False) -> ProcessorRebuild:
+        """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, own = self._settings, self.own
-        require_uninterrupted(settings, own.layer, but=[self._operation], from_bronze=True)
+        require_uninterrupted(settings, own.layer, except_for=[self._operation], from_bronze=True)
         journal = None if start_over else Journal.read(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
-            return RebuiltProcessor(own.into, journal.inputs.version, journal.inputs.counts["messages"])
+            return ProcessorRebuild(own.into, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
         ends = OffsetLog.load(self._spark, self.lake, own.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
-        with building(settings, self._operation, version):
+        with record_building(settings, self._operation, version):
             self.replay(version)
             found = self.difference()
             plan = self._plan(started)
-            publishing.prepare(settings, own.layer, plan, stored(self._states))
+            publishing.prepare(settings, own.layer, plan, states_by_shard(self._states))
             self.lake.storage.require_claims()
         self._publish(Journal.begin(settings, self._operation, plan))
         behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
-        return RebuiltProcessor(own.into, plan.version, plan.counts["messages"], behind, found)
+        return ProcessorRebuild(own.into, plan.version, plan.counts["messages"], behind, found)
 
     def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
-        """Fills the tables beside from a version of bronze; by `ends` up to these offsets alone."""
+        """Fills the staging tables from a version of bronze.
+
+        Args:
+            ends: The last offset to read of each topic-partition; None means all messages.
+        """
         spark, own = self._spark, self.own
-        require_whole_bronze(self.lake.reader(spark), own.into)
-        refuse_set_back(spark, self.lake, [MESSAGES, RETAINED])
+        require_complete_bronze(self.lake.reader(spark), own.into)
+        refuse_restored(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
         self._beside.ensure(spark, self._tables.values())
         self._version = version
@@ -194,7 +197,7 @@ class _Rebuild:
         slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, own.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
-        for part in slices.folded(spark, self._settings, source, fold_of(spark, self.lake, self._processor)):
+        for part in slices.fold(spark, self._settings, source, fold_of(spark, self.lake, self._processor)):
             refuse_failures(own.name, part.reports)
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
@@ -206,12 +209,12 @@ class _Rebuild:
         self._partitions = total([ShardReport(partitions, {})])
 
     def difference(self) -> Difference:
-        """How what was made differs from the live table."""
+        """Compares the staging table with the live table."""
         spark = self._spark
-        return difference(self.lake.read(spark, self.own.into), self._beside.read(spark, self._made), KEYS)
+        return difference(self.lake.read(spark, self.own.into), self._beside.read(spark, self._records), KEYS)
 
     def clear(self) -> None:
-        """Removes the tables beside."""
+        """Removes the staging tables."""
         for table in self._tables.values():
             self._beside.drop(self._spark, table)
 
@@ -221,7 +224,7 @@ class _Rebuild:
         return Plan.of(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
     def _newest_error(self) -> int | None:
-        """The last batch that the processor has errors of, which may have died before its ledger row."""
+        """Returns the last batch of which the processor has stored errors. It may have died before its ledger entry."""
         from pyspark.sql import functions as F
 
         errors = self.lake.read(self._spark, PROCESSOR_ERRORS).where(F.col("processor") == self.own.name)
@@ -232,26 +235,26 @@ class _Rebuild:
         spark, own, lake, plan = self._spark, self.own, self.lake, journal.inputs
         handover.require_prepared(self._settings, plan.rebuild, own.layer, self._operation.damaged)
         retire_query(spark, lake, own.layer, [own.into])
-        told = journal.take(own.into, lambda: self._replace(plan))
-        journal.take(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
-        output = TableOutput(own.into, told["version"], told["rows"])
-        Ledger(lake).write(spark, bronze_ledger_entry(own.layer, plan, [output], config_hash_of(self._settings, own)))
+        replaced = journal.run_step(own.into, lambda: self._replace(plan))
+        journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
+        output = TableOutput(own.into, replaced["version"], replaced["rows"])
+        Ledger(lake).write(spark, ledger_entry(own.layer, plan, [output], config_hash_of(self._settings, own)))
         finish(spark, lake, own.layer, journal, self.clear)
 
     def _replace(self, plan: Plan) -> dict[str, int]:
-        """Puts the rebuilt records in the place of the live ones; returns the version and the number of rows."""
+        """Replaces the live records by the rebuilt ones. Returns the table's version and number of rows."""
         spark, own, lake = self._spark, self.own, self.lake
-        rows = numbered(self._beside.read(spark, self._made), plan.batch)
-        columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
+        rows = with_batch(self._beside.read(spark, self._records), plan.batch)
+        columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._records)
         replace(spark, lake, own.into, rows, plan, config_hash_of(self._settings, own), columns=columns)
         return {"version": lake.latest_version(spark, own.into), "rows": rows.count()}
 
     def _publish_errors(self, plan: Plan) -> None:
-        """Puts the errors in the place of the processor's own; the table has those of others, too, who go on."""
+        """Replaces the processor's rows in the table of errors. Other processors may write to the table meanwhile."""
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.own.name], LIMIT: [plan.batch - 1]})
         former = Expired(("processor",), "_batch", limits, {})
         if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
-        errors = numbered(self._beside.read(spark, self._failed), plan.batch)
+        errors = with_batch(self._beside.read(spark, self._errors), plan.batch)
         append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second_write)

@@ -1,4 +1,4 @@
-"""How a rebuild of silver, or of a processor, replaces tables and states: the same steps, in the same journal."""
+"""Publishes a rebuild of silver or of a processor: replaces tables and states in journalled steps."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class Plan(msgspec.Struct):
-    """What a rebuild publishes: decided before it replaces anything.
+    """What a rebuild publishes, decided before it replaces anything.
 
     Attributes:
-        rebuild: names it.
-        version: of bronze.
-        batch: the number that it has among the layer's batches.
-        ranges: topic, partition, first and last offset of what it took in, and the number of messages.
-        counts: what became of the messages, as the ledger names it.
-        changed: the tables of silver that differ from the live ones.
-        gold_is_behind: whether gold has yet to read some of the live changes.
+        version: The version of bronze.
+        batch: The number of the rebuild among the layer's batches.
+        ranges: Topic, partition, first and last offset of what was read, and the number of messages.
+        counts: The numbers of applied, duplicate and other messages, by the names of the ledger's columns.
+        changed: The tables of silver that differ from the live ones.
+        gold_is_behind: True if gold has not read all live changes.
+        rebuild: The id of the rebuild.
     """
 
     version: int
@@ -53,29 +53,32 @@ class Plan(msgspec.Struct):
 
     @classmethod
     def of(cls, version: int, batch: int, started: datetime, partitions: Sequence[PartitionCounts]) -> Plan:
-        """The plan of a rebuild that took in these topic-partitions."""
+        """Returns the plan of a rebuild that has read these topic-partitions."""
         ranges = [(r.topic, r.partition, r.first, r.last, r.messages) for r in ranges_of(partitions)]
         return cls(version, batch, started, ranges, counts_of(partitions))
 
     @property
     def txn(self) -> Txn:
-        """The transaction by which tables are replaced."""
+        """The transaction that replaces the tables."""
         return Txn(f"{REBUILD}{self.rebuild}", self.batch)
 
     @property
     def empties_gold(self) -> bool:
-        """Whether gold is computed anew: of other rows, or since what it has yet to read has other numbers now."""
+        """True if gold must be computed again.
+
+        That is so if silver's rows have changed, or if changes that gold has not read now have other batch numbers.
+        """
         return bool(self.changed) or self.gold_is_behind
 
 
 def prepare(settings: Settings, layer: str, plan: Plan, states: Iterable[tuple[int, bytes]]) -> None:
-    """Writes the states that the layer's stream goes on from once the rebuild is published."""
+    """Writes the states from which the layer's stream will resume once the rebuild is published."""
     begin = Handover(plan.version, plan.batch + 1, settings.silver.shards, plan.rebuild)
     handover.prepare(settings, begin, states, layer)
 
 
-def stored(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
-    """States by shard, one at a time.
+def states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
+    """Yields shard and state, one at a time.
 
     Args:
         states: `shard int, chunk binary`; None if there are none.
@@ -87,25 +90,29 @@ def stored(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
 def replace(
     spark: SparkSession, lake: Lake, table: str, rows: DataFrame, plan: Plan, by: str, *, columns: bool
 ) -> None:
-    """Puts rows in the place of a table's, in one commit that says by which code and configuration.
+    """Replaces a table's rows in one commit, which records the version of the code and of the configuration.
 
     Args:
-        by: hash of the configuration.
-        columns: whether the columns are replaced, too.
+        by: The hash of the configuration.
+        columns: True to replace the columns as well.
     """
-    told = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
-    lake.overwrite(spark, table, rows, plan.txn, json.dumps(told), columns=columns)
+    origin = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
+    lake.overwrite(spark, table, rows, plan.txn, json.dumps(origin), columns=columns)
 
 
-def numbered(rows: DataFrame, batch: int) -> DataFrame:
-    """Rows with the number of the batch that they come by."""
+def with_batch(rows: DataFrame, batch: int) -> DataFrame:
+    """Sets the column `_batch` of all rows to a batch's number."""
     from pyspark.sql import functions as F
 
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
 
 
-def bronze_ledger_entry(layer: str, plan: Plan, outputs: Sequence[TableOutput], by: str) -> LedgerEntry:
-    """The ledger's entry of the rebuild, by the hash of its configuration."""
+def ledger_entry(layer: str, plan: Plan, outputs: Sequence[TableOutput], by: str) -> LedgerEntry:
+    """Returns the rebuild's entry for the ledger.
+
+    Args:
+        by: The hash of the configuration.
+    """
     return LedgerEntry(
         layer=layer,
         txn=plan.txn,
@@ -120,20 +127,20 @@ def bronze_ledger_entry(layer: str, plan: Plan, outputs: Sequence[TableOutput], 
 
 
 def finish(spark: SparkSession, lake: Lake, layer: str, journal: Journal[Plan], clear: Callable[[], None]) -> None:
-    """Has the layer's stream go on from the rebuilt states, and ends the rebuild.
+    """Lets the layer's stream resume from the rebuilt states, and ends the rebuild.
 
     Args:
-        clear: removes the tables that it was built in.
+        clear: Removes the staging tables.
     """
     settings, plan = lake.settings, journal.inputs
     lake.ensure_version_after(spark, MESSAGES, plan.version)
 
     def swap() -> None:
         lake.storage.require_claims()
-        handover.swap(spark, settings, plan.rebuild, layer)
+        handover.activate(spark, settings, plan.rebuild, layer)
         discard(settings, layer)
 
-    journal.take("swap", swap)
+    journal.run_step("swap", swap)
     journal.end()
     clear()
 
@@ -146,27 +153,31 @@ def cancel(
     tables: Iterable[str],
     clear: Callable[[], None],
 ) -> None:
-    """Cancels a rebuild that was interrupted before it replaced a table.
+    """Cancels an interrupted rebuild that has not replaced a table yet.
 
     Args:
-        tables: those that it replaces.
-        clear: removes the tables that it was built in.
+        tables: The tables that the rebuild replaces.
+        clear: Removes the staging tables.
 
     Raises:
-        UsageError: none was interrupted.
-        LakeError: a table was replaced, or the query that wrote it was ended for it.
+        UsageError: No rebuild was interrupted.
+        LakeError: A table was replaced already, or the query that wrote it was ended.
     """
     journal, command = Journal.read(lake.settings, operation, Plan), operation.finish
     if journal is None:
-        raise UsageError(f"{command} --cancel: no rebuild was interrupted, so there is nothing to give up")
+        raise UsageError(
+            f"{command} --cancel: no rebuild was interrupted, so there is nothing to cancel",
+            fix=f"Run `sessionlake {command}` to start a rebuild",
+        )
     txn = journal.inputs.txn
     replaced = [table for table in tables if lake.exists(spark, table) and lake.storage.has_commit(table, txn)]
     if lake.storage.token(layer) or replaced:
         what = f"{', '.join(replaced)} was replaced already" if replaced else f"the query of {layer} was ended for it"
         raise LakeError(
-            f"{command} --cancel: {what}, which cannot be undone: run `sessionlake {command}`, which finishes it, or "
-            f"`sessionlake {command} --start-over`, which builds everything again"
+            f"{command} --cancel: {what}, which cannot be undone",
+            fix=f"Run `sessionlake {command}`, which finishes it, or `sessionlake {command} --start-over`, which "
+            "builds everything again",
         )
-    journal.end()  # first: without the states beside it, the publication must not go on
+    journal.end()  # first, because the publication cannot be finished once the prepared states are discarded
     handover.discard_prepared(lake.settings, layer)
     clear()

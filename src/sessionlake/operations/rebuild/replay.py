@@ -1,8 +1,8 @@
-"""Silver computed a second time from bronze, beside the live tables: in batch, slice after slice in offset order.
+"""Computes silver again from bronze, in batch, into staging tables beside the live ones.
 
-The fold is a pure function of state and messages, so it needs no stream: a slice is a range of offsets of every
-topic-partition, whatever files they are in, and hands its state to the next. Memory is bounded by the slice, and by the
-changes of the session that has the most: its table is told in one piece.
+The fold is a pure function of state and messages, so it needs no stream. Bronze is read in slices: each is a range of
+offsets of every topic-partition, and passes its states to the next. So memory is bounded by the size of a slice, and by
+the changes of the largest session, whose table is computed in one piece.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame, map_batches
 from sessionlake.streaming.folded import Folded
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX)
-# What one Python worker reduces at a time.
+# How many changes one Python worker reduces at a time.
 _TASK_CHANGES = 500_000
 _LAST_SLICE = 2**31
 _LAYER = "a rebuild of silver"
@@ -73,14 +73,14 @@ _LAYER = "a rebuild of silver"
 
 @dataclass(frozen=True)
 class Selection:
-    """Sessions: all, those of a topic, or those with one of some ids."""
+    """A choice of sessions: all, those of a topic, or those with certain ids."""
 
     topic: str | None = None
     sessions: tuple[str, ...] = ()
 
     @property
     def everything(self) -> bool:
-        """Whether no session is left out."""
+        """True if all sessions are chosen."""
         return self.topic is None and not self.sessions
 
     def __str__(self) -> str:
@@ -88,12 +88,15 @@ class Selection:
         return who if self.topic is None else f"{who} of topic {self.topic}"
 
     def __call__(self, topic: str, partition: int, session: str) -> bool:
-        """Whether it has this session: with an id, it has the sessions of all partitions that have it."""
+        """Returns True if the session is chosen. A chosen id means its sessions in all partitions."""
         del partition
         return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
 
     def rows(self) -> Column:
-        """Its rows in a table; a message without a session is in no selection but everything, or its whole topic."""
+        """Returns a condition for the chosen rows of a table.
+
+        A message without a session is only chosen with everything, or with its whole topic.
+        """
         from pyspark.sql import functions as F
 
         of_topic = F.lit(col=True) if self.topic is None else F.col("topic") == self.topic
@@ -102,13 +105,13 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What a replay took in.
+class ReplayResult:
+    """The result of a replay.
 
     Attributes:
-        version: of bronze.
-        partitions: the counts of every topic-partition.
-        states: the shards' final states: `shard int, chunk binary`.
+        version: The version of bronze.
+        partitions: The counts of each topic-partition.
+        states: The final states of the shards, `shard int, chunk binary`; None if bronze has no message.
     """
 
     version: int
@@ -117,52 +120,56 @@ class Replayed:
 
 
 def require_silver(spark: SparkSession, settings: Settings) -> Lake:
-    """The lake, with all tables that a replay has to do with.
+    """Returns the lake, with all tables that a replay needs.
 
     Raises:
-        LakeError: there is no silver in it, or its tables have columns that are not declared so.
+        LakeError: The lake has no silver, or its tables do not have the declared columns.
     """
-    lake = _begun(spark, settings)
+    lake = _require_started(spark, settings)
     lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
     return lake
 
 
-def to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
-    """As `require_silver`, for who replaces the tables, and their columns with them.
+def lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
+    """Returns the lake for an operation that replaces silver's tables, even if their columns are not the declared ones.
 
     Returns:
-        The lake, and what of the columns is not as it is declared: such tables are left as they are.
+        The lake, and how the columns differ; None if they do not. Tables with other columns are left unchanged.
     """
-    lake = _begun(spark, settings)
+    lake = _require_started(spark, settings)
     other = lake.find_column_conflict(spark, REPLAYED)
     silver = [table for table in REPLAYED if other is None or not lake.exists(spark, table)]
     lake.ensure(spark, [*silver, DECISIONS, LEDGER])
     return lake, other
 
 
-def _begun(spark: SparkSession, settings: Settings) -> Lake:
+def _require_started(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
-        raise LakeError(f"there is no silver in {settings.place} yet: run `sessionlake run all`")
+        raise LakeError(f"there is no silver in {settings.place} yet", fix="Run `sessionlake run all`")
     return lake
 
 
-def require_whole_bronze(reader: TableReader, what: str = "silver") -> None:
-    """A session of which messages are gone would be built as if they had never come, and time would begin later.
+def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
+    """Checks that bronze still has all its messages.
+
+    Without the first ones, sessions and stream time would start later.
 
     Raises:
-        LakeError: retention has removed messages.
+        LakeError: Retention has removed messages.
     """
     gone = sorted(beginnings(reader).items())
     if gone:
-        more = f", and {len(gone) - 1} more begin later" if len(gone) > 1 else ""
+        more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
-            f"{describe_beginning(*gone[0])}{more}: {what} cannot be built from what is left. Nothing was changed"
+            f"{describe_beginning(*gone[0])}{more}",
+            why=f"So {what} cannot be built from what is left. Nothing was changed",
+            fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
 
 
 def is_small(spark: SparkSession, lake: Lake) -> bool:
-    """Whether all of bronze is replayed, compared and published before code for it would be written."""
+    """Returns True if bronze is so small that Spark would need longer to generate code than to process it without."""
     few = lake.limits.few_messages
     return few > 0 and lake.reader(spark).count(MESSAGES) <= few
 
@@ -174,22 +181,22 @@ def replay(
     version: int,
     ends: Mapping[TopicPartition, int] | None = None,
     slice_messages: int | None = None,
-) -> Replayed:
+) -> ReplayResult:
     """Fills the staging tables from bronze.
 
     Args:
-        version: of bronze to read.
-        ends: last offset to take in of each topic-partition; all others are left out. By default everything.
-        slice_messages: see `Slices`.
+        version: The version of bronze to read.
+        ends: The last offset to read of each topic-partition; others are left out. None means all messages.
+        slice_messages: About how many messages a slice has; None means the default of `Slices`.
 
     Raises:
-        LakeError: retention has removed messages, or bronze was set back; or, under `fail`, at a place that nobody has
-            decided about.
-        OffsetHoleError: bronze lacks messages, or has some more than once.
+        LakeError: Retention has removed messages, bronze was restored to an older version, or under `fail` a violation
+            has no decision.
+        OffsetHoleError: Bronze lacks messages, or has some twice.
     """
     lake = Lake(settings)
-    require_whole_bronze(lake.reader(spark))
-    refuse_set_back(spark, lake, [MESSAGES, RETAINED])
+    require_complete_bronze(lake.reader(spark))
+    refuse_restored(spark, lake, [MESSAGES, RETAINED])
     decided = binding_decisions(lake.reader(spark))
     _empty(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
@@ -198,7 +205,7 @@ def replay(
     slices = Slices("a rebuild of silver", SilverOutput.REPORT, read_report, ends, slice_messages, unread=unread)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
-    for part in slices.folded(spark, settings, source, fold):
+    for part in slices.fold(spark, settings, source, fold):
         _append(spark, settings, source, part.folded, part.reports, part.number)
         partitions += part.partitions
         states = part.states
@@ -206,7 +213,7 @@ def replay(
     _fill_sessions(spark, settings)
     _fill_splits(spark, settings)
     _fill_snapshots(spark, settings)
-    return Replayed(version, tuple(total([ShardReport(partitions, {})])), states)
+    return ReplayResult(version, tuple(total([ShardReport(partitions, {})])), states)
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:
@@ -217,7 +224,7 @@ def clear(spark: SparkSession, settings: Settings) -> None:
 
 
 def _empty(spark: SparkSession, beside: Lake) -> None:
-    """Fresh staging tables."""
+    """Creates the staging tables again, empty."""
     for table in REPLAYED:
         beside.drop(spark, table)
     beside.ensure(spark, REPLAYED)
@@ -241,12 +248,12 @@ def _append(
             rows = with_messages(source, as_frame(spark, rows), reports)
         append(spark, beside, table, rows, txn)
         found = beside.last_commit(spark, table).rows
-        if found not in (0, count):  # none are a compaction's, come since
-            raise LakeError(f"{table}: a rebuilt slice of {count} rows left {found}; report a fault of sessionlake")
+        if found not in (0, count):  # 0 if the latest commit is a compaction
+            raise LakeError(f"{table}: {found} rows were written of a rebuilt slice of {count}", fix="Report this bug")
 
 
 def _fill_rows(spark: SparkSession, settings: Settings) -> None:
-    """The tables of all sessions out of all their changes."""
+    """Computes the tables of all sessions from all their changes."""
     from pyspark.sql import functions as F
 
     beside, columns = Lake(settings).staging(), settings.capture.declared
@@ -269,7 +276,7 @@ def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
 
 
 def _fill_splits(spark: SparkSession, settings: Settings) -> None:
-    """Records the ids that occur in several partitions."""
+    """Adds an event for each session id that occurs in several partitions."""
     from pyspark.sql import functions as F
 
     beside = Lake(settings).staging()
@@ -283,11 +290,11 @@ def _fill_splits(spark: SparkSession, settings: Settings) -> None:
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
-    """The tables at all cuts out of all changes."""
+    """Computes the whole tables at all cuts from all changes."""
     beside = Lake(settings).staging()
     cuts, changes = (beside.reader(spark).count(table) for table in (CUTS, CHANGES))
     if cuts:
-        whole, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
-        made = SnapshotSource(spark, beside, settings).of(whole, cuts, tasks)
+        all_batches, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
+        made = SnapshotSource(spark, beside, settings).of(all_batches, cuts, tasks)
         append(spark, beside, SNAPSHOTS, made.rows, Txn("rebuild", 0))
         append(spark, beside, SNAPSHOT_INDEX, made.index, Txn("rebuild", 0))

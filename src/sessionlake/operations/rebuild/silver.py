@@ -1,8 +1,8 @@
-"""`sessionlake rebuild silver`: silver from bronze once more, in the place of the live tables.
+"""`sessionlake rebuild silver`: builds silver again from bronze, and replaces the live tables.
 
-A rebuild is built beside the live tables, then published table by table, each in one commit that says by which code and
-configuration; its ledger row comes last. What it replaces stays reachable by time travel. An interrupted publication is
-finished by running the command again; until then the stream refuses to start.
+The new tables are built in staging tables. Then they are published one after another, each in one commit that records
+the version of the code and of the configuration. The ledger entry comes last. Delta's time travel still reads the
+former tables. If the publication is interrupted, the same command finishes it; until then the stream does not start.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_
 from sessionlake.ledger.progress import last_batch
 from sessionlake.ledger.retained import clear_retained
 from sessionlake.operations.rebuild import publishing
-from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, Verified, compare_tables
+from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
 from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
 from sessionlake.operations.rebuild.preflight import require_kept_sessions, version_of
-from sessionlake.operations.rebuild.publishing import Plan, bronze_ledger_entry, finish, numbered, replace, stored
+from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
 from sessionlake.operations.rebuild.replay import (
     REPLAYED,
-    Replayed,
+    ReplayResult,
     Selection,
     clear,
     is_small,
+    lake_to_replace,
     replay,
-    to_replace,
 )
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
@@ -41,7 +41,7 @@ from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_states
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, building, require_uninterrupted
+from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
 from sessionlake.streaming.operation import REBUILD_SILVER
 
 if TYPE_CHECKING:
@@ -51,23 +51,23 @@ EVERYTHING = Selection()
 
 
 @dataclass(frozen=True)
-class Rebuilt:
-    """The outcome.
+class RebuildResult:
+    """The result of a rebuild.
 
     Attributes:
-        version: of bronze.
-        batch: the number the rebuild has among silver's batches.
-        messages: how many it took in.
-        verified: how the tables before it compare; None if nothing was compared.
-        columns: what of the columns before it is not as it is declared now; then nothing was compared.
-        finished: whether it finished an interrupted publication.
-        empties_gold: whether gold is emptied, to be computed anew.
+        version: The version of bronze.
+        batch: The number of the rebuild among silver's batches.
+        messages: The number of messages read.
+        verified: How the former tables compare; None if nothing was compared.
+        columns: How the former columns differ from the declared ones. If they do, nothing was compared.
+        finished: True if an interrupted publication was finished.
+        empties_gold: True if gold was emptied, to be computed again.
     """
 
     version: int
     batch: int
     messages: int
-    verified: Verified | None
+    verified: TablesComparison | None
     columns: str | None = None
     finished: bool = False
     empties_gold: bool = False
@@ -82,33 +82,33 @@ def rebuild(
     slice_messages: int | None = None,
     compares: bool = True,
     start_over: bool = False,
-) -> Rebuilt:
-    """Builds silver from bronze and puts it in the place of the live tables.
+) -> RebuildResult:
+    """Builds silver from bronze, and replaces the live tables.
 
-    One that was interrupted while it was published is finished instead.
+    If a rebuild was interrupted while it was published, finishes that one instead.
 
     Args:
-        version: of bronze to build from, the latest by default; the stream goes on behind it.
-        selection: the sessions to replace; all others stay as they are.
-        compares: whether the live tables are compared; if not, as where they have columns that are not declared so,
-            they are not read, and count as changed.
-        start_over: builds everything again, instead of finishing one that was interrupted.
+        version: The version of bronze to build from; None means the latest. The stream resumes after it.
+        selection: The sessions to replace; all others stay as they are.
+        compares: False if the live tables must not be read. They then count as changed. The tables are also not
+            compared if their columns are not the declared ones.
+        start_over: Build everything again instead of finishing an interrupted rebuild.
 
     Raises:
-        LakeError: bronze has no such version, or another operation was interrupted; or sessions are chosen and silver
-            is not where bronze is, a batch is half committed, or other columns are declared.
+        LakeError: Bronze has no such version, or another operation was interrupted. If sessions are chosen: silver has
+            not read all of bronze, a batch is half committed, or other columns are declared.
     """
-    require_uninterrupted(settings, LAYER, but=[REBUILD_SILVER], from_bronze=True)
+    require_uninterrupted(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
     compares = compares and not start_over
     journal = None if start_over else interrupted(settings)
-    lake, columns = to_replace(spark, settings)
+    lake, columns = lake_to_replace(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
         if journal is not None:
             _publish(spark, settings, lake, journal)
             return _outcome(journal.inputs, None, finished=True)
         started = datetime.now(UTC)
         version = version_of(spark, lake, version)
-        with building(settings, REBUILD_SILVER, version):
+        with record_building(settings, REBUILD_SILVER, version):
             readable, compares = compares, compares and columns is None
             if compares:
                 TableMerger(spark, settings).catch_up()
@@ -116,43 +116,43 @@ def rebuild(
                 require_kept_sessions(spark, lake, version, selection, columns)
             replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
             if not selection.everything:
-                _fill_up(spark, settings, lake, selection)
+                _add_kept_sessions(spark, settings, lake, selection)
             found = compare_tables(spark, settings, lake) if compares else None
             plan = _plan(spark, lake, replayed, found, started, readable=readable)
             publishing.prepare(settings, LAYER, plan, _states(spark, settings, replayed, selection))
-            lake.storage.require_claims()  # somebody else may have gone on meanwhile
+            lake.storage.require_claims()  # another process may have changed silver meanwhile
         _publish(spark, settings, lake, Journal.begin(settings, REBUILD_SILVER, plan))
         return _outcome(plan, found, columns)
 
 
-def _outcome(plan: Plan, found: Verified | None, columns: str | None = None, *, finished: bool = False) -> Rebuilt:
+def _outcome(
+    plan: Plan, found: TablesComparison | None, columns: str | None = None, *, finished: bool = False
+) -> RebuildResult:
     messages = plan.counts["messages"]
-    return Rebuilt(plan.version, plan.batch, messages, found, columns, finished, plan.empties_gold)
+    return RebuildResult(plan.version, plan.batch, messages, found, columns, finished, plan.empties_gold)
 
 
 def interrupted(settings: Settings) -> Journal[Plan] | None:
-    """The rebuild that was interrupted while it replaced the tables; None if none was.
+    """Returns the rebuild that was interrupted while it replaced the tables; None if there is none.
 
     Raises:
-        LossError: its journal cannot be read.
+        LossError: Its journal cannot be read.
     """
     return Journal.read(settings, REBUILD_SILVER, Plan)
 
 
 def cancel(spark: SparkSession, settings: Settings) -> None:
-    """Cancels a rebuild that was interrupted before it replaced a table.
-
-    All layers must be claimed.
+    """Cancels an interrupted rebuild that has not replaced a table yet. All layers must be claimed.
 
     Raises:
-        UsageError: none was interrupted.
-        LakeError: a table was replaced, or that cannot be told.
+        UsageError: No rebuild was interrupted.
+        LakeError: A table was replaced already, or its state is unknown.
     """
     publishing.cancel(spark, Lake(settings), REBUILD_SILVER, LAYER, REPLAYED, lambda: clear(spark, settings))
 
 
-def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
-    """Puts the live rows of all other sessions into the staging tables, in the place of their own."""
+def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
+    """Copies the live rows of all sessions that are not rebuilt into the staging tables."""
     beside = Lake(settings).staging()
     for table in REPLAYED:
         own = beside.read(spark, table).where(selection.rows())
@@ -162,10 +162,10 @@ def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Sel
 
 
 def _states(
-    spark: SparkSession, settings: Settings, replayed: Replayed, selection: Selection
+    spark: SparkSession, settings: Settings, replayed: ReplayResult, selection: Selection
 ) -> Iterator[tuple[int, bytes]]:
-    """The states to go on from: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
-    rebuilt = stored(replayed.states)
+    """Yields the states from which to resume: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
+    rebuilt = states_by_shard(replayed.states)
     if selection.everything:
         yield from rebuilt
         return
@@ -177,19 +177,25 @@ def _states(
 
 
 def _plan(
-    spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified | None, started: datetime, *, readable: bool
+    spark: SparkSession,
+    lake: Lake,
+    replayed: ReplayResult,
+    found: TablesComparison | None,
+    started: datetime,
+    *,
+    readable: bool,
 ) -> Plan:
     last = last_batch(lake.reader(spark), LAYER)
-    if last is None and readable:  # a ledger that is lost
-        last = _newest(spark, lake)
+    if last is None and readable:  # the ledger is lost
+        last = _newest_batch(spark, lake)
     plan = Plan.of(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)
     plan.changed = sorted(COMPARED if found is None else found.tables)
     plan.gold_is_behind = gold_is_behind(spark, lake.settings, lake)
     return plan
 
 
-def _newest(spark: SparkSession, lake: Lake) -> int | None:
-    """The last batch that the tables have rows of."""
+def _newest_batch(spark: SparkSession, lake: Lake) -> int | None:
+    """Returns the last batch of which the tables have rows."""
     from pyspark.sql import functions as F
 
     found = lake.read(spark, PROGRESS).agg(F.max("_batch")).first()
@@ -200,24 +206,24 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journ
     plan = journal.inputs
     handover.require_prepared(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
     retire_query(spark, lake, LAYER, REPLAYED)
-    reports = {table: journal.take(table, partial(_replace, spark, lake, plan, table)) for table in REPLAYED}
-    outputs = [TableOutput(table, told["version"], told["rows"]) for table, told in reports.items()]
+    reports = {table: journal.run_step(table, partial(_replace, spark, lake, plan, table)) for table in REPLAYED}
+    outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
     if plan.empties_gold:
-        journal.take(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
-    Ledger(lake).write(spark, bronze_ledger_entry(LAYER, plan, outputs, config_hash(settings)))
-    Ledger(lake).write(spark, _merged(settings, plan))
+        journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
+    Ledger(lake).write(spark, ledger_entry(LAYER, plan, outputs, config_hash(settings)))
+    Ledger(lake).write(spark, _merge_entry(settings, plan))
     clear_retained(spark, lake, REPLAYED)
     finish(spark, lake, LAYER, journal, lambda: clear(spark, settings))
 
 
 def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[str, int]:
-    """Puts the rebuilt rows of a table in the place of the live ones; returns the version and the number of rows.
+    """Replaces the live rows of a table by the rebuilt ones. Returns the table's version and number of rows.
 
-    A table whose rows are the same stays as it is: whoever follows it has nothing to do.
+    A table whose rows are equal is not written, so that its readers have nothing to do.
     """
     beside = Lake(lake.settings).staging()
-    rows = _built(spark, beside, table)
-    rows = numbered(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
+    rows = _rows_to_publish(spark, beside, table)
+    rows = with_batch(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
     columns = lake.storage.columns(spark, table) != beside.storage.columns(spark, table)
     if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
         replace(spark, lake, table, rows, plan, config_hash(lake.settings), columns=columns)
@@ -225,19 +231,22 @@ def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[st
     return {"version": lake.latest_version(spark, table), "rows": written}
 
 
-def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
-    """A table as it is published; of `session_progress`, one batch that leaves every session where it stands."""
+def _rows_to_publish(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
+    """Returns a staging table's rows as they are published.
+
+    `session_progress` gets one row for each session, its last.
+    """
     from pyspark.sql import functions as F
 
     if table != PROGRESS:
         return beside.read_small_in_memory(spark, table)
-    # Whether a message was ever applied beneath newer ones decides how the table of a moment is told.
+    # A session that ever had a late fill needs another way to reconstruct its table at a moment.
     beneath = beside.read_small_in_memory(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
     latest = beside.read_small_in_memory(spark, SESSIONS).join(beneath, list(SESSION), "left")
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 
-def _merged(settings: Settings, plan: Plan) -> LedgerEntry:
+def _merge_entry(settings: Settings, plan: Plan) -> LedgerEntry:
     return LedgerEntry(
         layer=SILVER_TABLES,
         txn=Txn(f"{plan.txn.app_id}:{SILVER_TABLES}", plan.batch),

@@ -1,4 +1,7 @@
-"""Bronze folded in batch, slice after slice in offset order, as its stream folds it: each slice hands its states on."""
+"""Folds bronze in batch, slice by slice in offset order, with the fold of the stream.
+
+Each slice continues from the states of the one before.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,14 @@ R = TypeVar("R", bound=ShardReport)
 
 @dataclass(frozen=True)
 class Slice(Generic[R]):
-    """A range of offsets of every topic-partition, folded.
+    """The result of folding a range of offsets of every topic-partition.
 
     Attributes:
-        number: the first is 0.
-        partitions: the counts of each topic-partition.
-        states: the shards' states after it: `shard int, chunk binary`.
+        number: The slice's number, from 0.
+        folded: The output of the fold.
+        reports: The shards' reports.
+        partitions: The counts of each topic-partition.
+        states: The shards' states after the slice: `shard int, chunk binary`.
     """
 
     number: int
@@ -56,12 +61,13 @@ class Slices(Generic[R]):
     """How bronze is cut into slices and folded.
 
     Attributes:
-        doing: for errors, as in "a rebuild of silver".
-        report: the kind of payload that is a shard's report, and `read`, which decodes one.
-        ends: last offset to take in of each topic-partition; all others are left out. By default everything.
-        messages: about how many to take in at a time.
-        topics: pattern of whole names of those that are wanted.
-        unread: silences behind `ends` that whoever has taken in messages up to there has not read.
+        doing: What the fold is for, as in "a rebuild of silver". Error texts use it.
+        report: The kind of payload that is a shard's report.
+        read: Decodes a shard's report.
+        ends: The last offset to read of each topic-partition; others are left out. None means all messages.
+        messages: About how many messages a slice has; None means `SLICE_MESSAGES`.
+        topics: A pattern for the whole names of the topics to read.
+        unread: Silences up to `ends` that the layer has not read yet, and which are left out.
     """
 
     doing: str
@@ -72,37 +78,39 @@ class Slices(Generic[R]):
     topics: str = ".*"
     unread: Collection[Silence] = ()
 
-    def folded(self, spark: SparkSession, settings: Settings, source: DataFrame, fold: ShardFold) -> Iterator[Slice[R]]:
-        """Folds slice after slice; what is made of one must be done with before the next is asked for.
+    def fold(
+        self, spark: SparkSession, settings: Settings, source: DataFrame, function: ShardFold
+    ) -> Iterator[Slice[R]]:
+        """Folds slice after slice. A slice must be processed before the next one is requested.
 
         Args:
-            source: rows of `bronze.messages`.
+            source: Rows of `bronze.messages`.
 
         Raises:
-            LakeError: under `fail`, at a place that nobody has decided about.
-            OffsetHoleError: bronze lacks messages, or has some more than once.
+            LakeError: Under `fail`, a violation has no decision.
+            OffsetHoleError: Bronze lacks messages, or has some twice.
         """
         lake = Lake(settings)
         log, times = OffsetLog.empty(spark, lake), StreamTimes()
-        source, silences = without_silences(source), self._taken_in(silences_in(source))
+        source, silences = without_silences(source), self._silences_to_read(silences_in(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut(source)):
-            told = {one for one in silences if one.place in part and one.behind <= part[one.place][1]}
-            silences -= told
-            packed = self._packed(settings, source.where(offsets_condition(part)), times, told)
-            shards = fold_slice(packed, states, fold).localCheckpoint()
+            in_slice = {one for one in silences if one.place in part and one.behind <= part[one.place][1]}
+            silences -= in_slice
+            packed = self._packed(settings, source.where(offsets_condition(part)), times, in_slice)
+            shards = fold_slice(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect(emitted, self.report, lake.limits.inline_bytes)
             reports = [self.read(report) for report in written]
             self._refuse_violations(settings, reports)
             partitions = total([*reports])
-            self._take_note(log, partitions, allow_gaps=settings.allows_offset_gaps)
+            self._record(log, partitions, allow_gaps=settings.allows_offset_gaps)
             times = times.noted(ends_of(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield Slice(number, folded, reports, partitions, states)
 
-    def _taken_in(self, silences: Iterable[Silence]) -> set[Silence]:
-        """Those up to `ends`: one behind the last message may be there, and not be read yet."""
+    def _silences_to_read(self, silences: Iterable[Silence]) -> set[Silence]:
+        """Returns the silences to read. With `ends`, one after a topic-partition's last message may not be read yet."""
         if self.ends is None:
             return set(silences)
         ends = self.ends
@@ -112,7 +120,7 @@ class Slices(Generic[R]):
         """Cuts every topic-partition's offsets into the same number of ranges."""
         from pyspark.sql import functions as F
 
-        # Counted, and weighed, are messages behind `ends`, too: there are few.
+        # The few messages after `ends` are counted as well, which does no harm.
         columns = F.min("offset"), F.max("offset"), F.count("*"), F.sum(F.length("value"))
         held: dict[TopicPartition, tuple[int, int]] = {}
         messages = weight = 0
@@ -140,14 +148,15 @@ class Slices(Generic[R]):
         violation = violation_of([*reports])
         if violation is not None:
             raise LakeError(
-                f"{self.doing} under this configuration would stop at {violation.place}. Nothing was changed. "
-                "Use the configuration that it was made by (its batches' config_hash is in ops.ledger, this one is "
-                f"{config_hash(settings)}), or set capture.on_violation to isolate or record"
+                f"{self.doing} with this configuration stops at {violation.place}",
+                why="The messages were judged with other settings before. Nothing was changed",
+                fix="Use the former configuration (ops.ledger has the config_hash of each batch; the present one is "
+                f"{config_hash(settings)}), or set capture.on_violation to isolate or record",
             )
 
-    def _take_note(self, log: OffsetLog, whole: list[PartitionCounts], *, allow_gaps: bool) -> None:
-        """Notes a slice, which must go on where the one before it ended."""
-        ranges = ranges_of(whole)
+    def _record(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
+        """Records a slice's offsets, after checking that they continue those of the slice before."""
+        ranges = ranges_of(partitions)
         log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
-        require_continued(self.doing, whole, log.last_offsets)
+        require_continued(self.doing, partitions, log.last_offsets)
         log.advance(ranges)

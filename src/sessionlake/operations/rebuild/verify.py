@@ -1,4 +1,4 @@
-"""`sessionlake verify silver`: built once more beside the live tables, and compared with them and with the state."""
+"""`sessionlake verify silver`: builds silver again beside the live tables, and compares tables and states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.operations.rebuild.compare import Verified, compare_tables
+from sessionlake.operations.rebuild.compare import TablesComparison, compare_tables
 from sessionlake.operations.rebuild.compare_states import compare_states
 from sessionlake.operations.rebuild.replay import clear, is_small, replay, require_silver
 from sessionlake.settings.model import Settings
@@ -15,20 +15,20 @@ from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.journal import require_uninterrupted
-from sessionlake.streaming.manifest import refuse_half_committed
+from sessionlake.streaming.manifest import require_finished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> Verified:
-    """Builds silver once more, from the messages that it has taken in, and compares the tables, and the states.
+def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> TablesComparison:
+    """Builds silver again from the messages that it has read, and compares tables and states.
 
     Raises:
-        LakeError: there is nothing to compare, or a batch is half committed.
+        LakeError: Silver does not exist yet, or a batch is half committed.
     """
     require_uninterrupted(settings, LAYER)
-    refuse_half_committed(settings, LAYER)
+    require_finished_batch(settings, LAYER)
     lake = require_silver(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
         TableMerger(spark, settings).catch_up()

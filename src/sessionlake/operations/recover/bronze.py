@@ -1,8 +1,8 @@
-"""`sessionlake recover bronze`: a new generation of bronze's checkpoint, which goes on behind what its table holds.
+"""`sessionlake recover bronze`: starts a new generation of bronze's checkpoint, after the last message in its table.
 
-Where bronze stands is said three times: by its checkpoint, by the ledger, and by the table itself. So what the table
-has and the ledger has not is written into the ledger, which is where a new generation takes its starting offsets from.
-Nothing is read twice, and nothing passed over. Killed at any point, it can be run again.
+Three places say what bronze has read: its checkpoint, the ledger, and the table itself. So what the table has and the
+ledger lacks is first recorded in the ledger, from which a new generation takes its starting offsets. No message is read
+twice, and none is skipped. The command can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import Generation, Generations, require_whole
+from sessionlake.streaming.generations import Generation, Generations, require_intact_checkpoint
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.losses import first_loss, refuse_lost_files, refuse_lost_tables, require_logs
 from sessionlake.streaming.operation import RECOVER_BRONZE
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 class _Inputs(msgspec.Struct):
-    """What the recovery goes by.
+    """The input that the journal keeps of the recovery.
 
     Attributes:
-        app_id: the query's id, which nothing may say any more where the checkpoint and the ledger are lost.
+        app_id: The query's id. If the checkpoint and the ledger are lost, nothing else says it.
     """
 
     app_id: str
@@ -53,93 +53,97 @@ class _Inputs(msgspec.Struct):
 
 @dataclass(frozen=True)
 class RecoveredBronze:
-    """The outcome.
+    """The result of a recovery.
 
     Attributes:
-        found: what was wrong with the checkpoint; None if nothing can be seen.
-        booked: messages that the table had, and the ledger had not.
-        generation: of the checkpoint, that the next start begins.
-        batch: the number of its first batch.
+        found: What was wrong with the checkpoint; None if no fault was found.
+        unrecorded: The number of messages that the table had and the ledger lacked.
+        generation: The number of the checkpoint's new generation.
+        batch: The number of the generation's first batch.
     """
 
     found: str | None
-    booked: int
+    unrecorded: int
     generation: int
     batch: int
 
 
 def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
-    """Begins a new generation behind what the table holds.
+    """Starts a new generation of the checkpoint after the last message in the table.
 
     Raises:
-        LakeError: there is no bronze.
-        LossError: `bronze.messages` is gone or was set back, or files of it or of the ledger are gone.
-        OffsetHoleError: the table lacks messages behind those that the ledger knows, or has some more than once.
+        LakeError: Bronze does not exist, or does not read Kafka.
+        LossError: `bronze.messages` is gone or was restored to an older version, or files of it or of the ledger are
+            gone.
+        OffsetHoleError: After the messages that the ledger knows, the table lacks messages, or has some twice.
     """
     lake = Lake(settings)
     if settings.bronze.source is not SourceKind.KAFKA:
         raise LakeError(
-            f"bronze reads {settings.bronze.source}: put its checkpoint back from a backup; without one, "
-            "capture into another home: the source still has its messages"
+            f"bronze reads {settings.bronze.source}, and only a checkpoint of Kafka can be made again",
+            fix="Restore the checkpoint from a backup. Without one, capture into another home: the source still has "
+            "its messages",
         )
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
-        raise LakeError(f"there is no bronze in {settings.place}: `sessionlake run bronze` begins one")
+        raise LakeError(
+            f"recover bronze: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
+        )
     require_logs(spark, lake, [MESSAGES, LEDGER])
     lake.ensure(spark, [MESSAGES, LEDGER])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
-    refuse_set_back(spark, lake, [MESSAGES])
+    refuse_restored(spark, lake, [MESSAGES])
     found = first_loss(lambda: _require_sound(spark, lake, settings))
     generations = Generations(settings.checkpoint(LAYER), LAYER)
-    app_id, number, booked = end_query(spark, lake, settings)
-    silences_file(settings).unlink(missing_ok=True)  # the table may be older than they are
+    app_id, number, unrecorded = end_query(spark, lake, settings)
+    silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
     begun = begin_generation(settings, generations, number + 1, app_id)
-    return RecoveredBronze(found, booked, begun.number, begun.first_batch)
+    return RecoveredBronze(found, unrecorded, begun.number, begun.first_batch)
 
 
 def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int, int]:
-    """Ends the present generation: nothing of what it has planned comes into the table any more.
+    """Ends the present generation: no batch that it has planned can be committed any more.
 
     Returns:
-        the query's id, the last number that no batch may have, and how many messages the ledger did not know of.
+        The query's id, the last batch number that must not be used again, and how many messages the ledger lacked.
     """
     app_id, known = _last_known(spark, lake, settings)
-    _unbooked(spark, lake, settings)  # what is refused, is refused before anything changes
-    Journal.begin(settings, RECOVER_BRONZE, _Inputs(app_id))  # bronze does not start until another generation has begun
+    _unrecorded(spark, lake, settings)  # raises its errors before anything changes
+    Journal.begin(settings, RECOVER_BRONZE, _Inputs(app_id))  # bronze cannot start until the new generation exists
     fault_point("after:bronze.held")
-    number = _retired(spark, lake, app_id, known)
+    number = _retire_batches(spark, lake, app_id, known)
     fault_point("after:bronze.retired")
-    return app_id, number, _book(spark, lake, settings, Txn(app_id, number - 1))
+    return app_id, number, _record(spark, lake, settings, Txn(app_id, number - 1))
 
 
 def begin_generation(settings: Settings, generations: Generations, first_batch: int, app_id: str) -> Generation:
-    """Begins the generation that bronze goes on in, after `end_query`."""
-    begun = generations.begin(first_batch, app_id)
+    """Starts the generation with which bronze resumes, after `end_query`."""
+    begun = generations.start_new(first_batch, app_id)
     RECOVER_BRONZE.file(settings).unlink()
     return begun
 
 
 def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
-    """Returns if nothing is wrong with the checkpoint that can be seen from outside."""
+    """Raises the error of the first fault that can be seen in the checkpoint without starting its query."""
     checkpoint = settings.checkpoint(LAYER)
-    require_whole(checkpoint, LAYER)
+    require_intact_checkpoint(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    present = Generations(checkpoint, LAYER).present
+    present = Generations(checkpoint, LAYER).current
     require_current_checkpoint(spark, lake, present)
-    if present.newest is not None:
+    if present.last_planned_batch is not None:
         QueryOffsets(present.folder).start()
 
 
 def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
-    """The query's id, and the last batch that the ledger or the checkpoint knows; 0 if they know none.
+    """Returns the query's id, and the number of the last batch that the ledger or the checkpoint knows.
 
-    So an entry of what they do not know has a number, too.
+    The number is 0 if they know none, so that an entry that is added by the recovery has a number, too.
     """
     reader = lake.reader(spark)
     entries = list(to_dicts(LedgerReader(reader).entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
-    of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).survey()
+    of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).read_last_known()
     interrupted = Journal.read(settings, RECOVER_BRONZE, _Inputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
@@ -147,34 +151,35 @@ def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[st
     return app_id or str(uuid4()), max(planned, recorded or 0, 0)
 
 
-def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
-    """The first number behind all batches that the table has, retired: so none that was planned comes in any more.
+def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
+    """Keeps the batches that the ended query has planned from committing any more. Returns the next free batch number.
 
-    Numbers that were planned and given up are in neither ledger nor table; that of a batch which died before its ledger
-    row is in the table alone. Of a number that the table knows, or of one before it, Delta makes no commit.
+    Tries one number after the other. Neither the ledger nor the table has the numbers of batches that were planned and
+    abandoned. Only the table has that of a batch which died before its ledger entry. Delta makes no commit for a number
+    that the table has already, or for a lower one.
     """
     number, written = known, False
     while not written:
         number += 1
         before = lake.latest_version(spark, MESSAGES)
         fence_off(spark, lake, [MESSAGES], Txn(app_id, number))
-        come = lake.latest_version(spark, MESSAGES) - before
-        # A platform that merges files commits as well.
-        found = lake.storage.latest_commits(spark, MESSAGES, come) if come else []
-        written = any(commit.operation == "WRITE" for commit in found)
+        new_versions = lake.latest_version(spark, MESSAGES) - before
+        # A platform that merges files by itself commits as well, but not as WRITE.
+        commits = lake.storage.latest_commits(spark, MESSAGES, new_versions) if new_versions else []
+        written = any(commit.operation == "WRITE" for commit in commits)
     return number
 
 
-def has_unbooked(spark: SparkSession, lake: Lake) -> bool:
-    """Whether the table has messages that the ledger does not know."""
+def has_unrecorded(spark: SparkSession, lake: Lake) -> bool:
+    """Returns True if the table has messages that the ledger lacks."""
     return bool(stored_ranges_after(spark, lake, OffsetLog.load(spark, lake, LAYER).last_offsets))
 
 
-def _unbooked(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
-    """The offsets of messages that the ledger does not know.
+def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
+    """Returns the ranges of offsets that the table has and the ledger lacks.
 
     Raises:
-        OffsetHoleError: the table lacks some of them, or has some more than once.
+        OffsetHoleError: The table lacks some of these offsets, or has some twice.
     """
     log = OffsetLog.load(spark, lake, LAYER)
     ranges = stored_ranges_after(spark, lake, log.last_offsets)
@@ -183,15 +188,15 @@ def _unbooked(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Offs
     return ranges
 
 
-def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
-    """Gives messages that the ledger does not know an entry of their own; returns how many they are."""
-    ranges = _unbooked(spark, lake, settings)
+def _record(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
+    """Adds a ledger entry for the messages that the ledger lacks. Returns their number."""
+    ranges = _unrecorded(spark, lake, settings)
     if not ranges:
         return 0
     version = lake.latest_version(spark, MESSAGES)
     entry = replace(
         bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
     )
-    # A ledger that was emptied remembers the transactions of its former entries.
+    # A ledger that was emptied still knows the transactions of its former entries, so this one needs another id.
     Ledger(lake).write(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
     return entry.messages

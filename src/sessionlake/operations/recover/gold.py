@@ -1,4 +1,4 @@
-"""`sessionlake recover gold`: what is lost of gold is found, and all of it left to be computed anew from silver."""
+"""`sessionlake recover gold`: finds what is lost of gold, and empties it so that it is computed again from silver."""
 
 from __future__ import annotations
 
@@ -19,54 +19,57 @@ from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
     first_loss,
-    has_begun,
+    has_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_unreadable,
     require_logs,
 )
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
-    """Empties gold, if something of it is lost; returns what that is.
+    """Empties gold if something of it is lost. Returns a text for each loss.
 
     Args:
-        shorten: though retention has removed changes that gold was made of.
+        shorten: Empty it even if retention has removed changes that gold was made of.
 
     Raises:
-        LakeError: there is no gold, or silver or the ledger has lost something itself; or gold would begin later.
+        LakeError: Gold does not exist, or silver or the ledger have lost something, or gold would begin later and
+            `shorten` is False.
     """
     lake, own = Lake(settings), gold_tables(settings)
     require_logs(spark, lake, [CHANGES, LEDGER, *own])
-    if not has_begun(spark, lake, LAYER):
-        raise LakeError(f"there is no gold in {settings.place}: `sessionlake run gold` begins one")
+    if not has_started(spark, lake, LAYER):
+        raise LakeError(
+            f"recover gold: there is no gold in {settings.place}", fix="Start it with `sessionlake run gold`"
+        )
     require_uninterrupted(settings, LAYER)
     refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
-    refuse_set_back(spark, lake, [CHANGES])
+    refuse_restored(spark, lake, [CHANGES])
     checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
-    # Those of rules are all there, or, as long as there has been no rule, none.
-    ruled = any(lake.exists(spark, table) for table in RULE_RESULTS)
-    # Older versions had no table of late points; without a lookup there are no failures.
-    optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if ruled else RULE_RESULTS), *_only_declared(spark, lake)}
+    # The tables of rules exist all together, or not at all before the first rule.
+    has_rules = any(lake.exists(spark, table) for table in RULE_RESULTS)
+    # Earlier versions had no table of late points, and without lookups there is no table of their failures.
+    optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_not_created_yet(spark, lake)}
     present = [table for table in own if table not in optional or lake.exists(spark, table)]
     unread = first_loss(lambda: refuse_unreadable(spark, lake, present))
-    tables = unread or first_loss(lambda: refuse_set_back(spark, lake, present))
+    tables = unread or first_loss(lambda: refuse_restored(spark, lake, present))
     found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if found:
         try:
             empty(spark, settings, shorten=shorten)
         except LakeError as error:
-            raise LakeError(f"{'; '.join(found)}; but {error}") from error
+            raise LakeError("; ".join(found), why=f"Gold cannot be computed again: {error}") from error
     return found
 
 
-def _only_declared(spark: SparkSession, lake: Lake) -> set[str]:
-    """The tables that gold has yet to begin: they are not lost."""
+def _not_created_yet(spark: SparkSession, lake: Lake) -> set[str]:
+    """Returns the tables that are declared but not created by gold yet, so that they are not taken for lost."""
     noted = maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()
@@ -80,10 +83,10 @@ def _only_declared(spark: SparkSession, lake: Lake) -> set[str]:
 
 
 def empty(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
-    """Leaves gold as before its first batch: the next start computes it from silver.
+    """Empties gold, so that its next start computes it again from silver.
 
     Raises:
-        LakeError: it would begin later, and must not.
+        LakeError: Retention has removed changes, so gold would begin later, and `shorten` is False.
     """
     lake = Lake(settings, schemas_of(settings))
     if not shorten:

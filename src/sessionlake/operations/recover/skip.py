@@ -1,8 +1,8 @@
-"""`sessionlake bronze skip`: has bronze leave out a message that Spark cannot deliver, by an operator's decision.
+"""`sessionlake bronze skip`: has bronze leave out a message that Spark cannot read, by an operator's decision.
 
-Spark's stream cannot leave an offset out of a batch. So bronze's query ends here as in `recover bronze`: what lies
-before the message is read in batch and committed, the message is recorded in `ops.absent_offsets`, and a new generation
-of the checkpoint begins behind it. Killed at any point, the command can be run again.
+Spark's stream cannot leave an offset out of a batch. So bronze's query ends here as in `recover bronze`. The messages
+before the skipped one are read in batch and committed, the skipped one is recorded in `ops.absent_offsets`, and a new
+generation of the checkpoint starts after it. The command can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from sessionlake.operations.recover.bronze import begin_generation, end_query
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.manifest import note_going_on
+from sessionlake.streaming.manifest import clear_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A decision to leave messages out.
+class SkipDecision:
+    """An operator's decision to leave messages out.
 
     Attributes:
-        first: offset in `bronze.messages`.
-        last: the same, included.
+        first: The first offset, as in `bronze.messages`.
+        last: The last offset, inclusive.
+        who: The user who decided.
+        why: The user's reason.
     """
 
     topic: str
@@ -55,68 +57,80 @@ class Skipped:
 
     @property
     def place(self) -> TopicPartition:
-        """Its topic-partition."""
+        """The topic and partition of the messages."""
         return self.topic, self.partition
 
     @property
-    def taken(self) -> dict[str, object]:
-        """As the ledger has it; the message's session is not known."""
+    def ledger_record(self) -> dict[str, object]:
+        """The decision as the ledger stores it. The message's session is unknown."""
         decision = "skip" if self.first == self.last else f"skip to {self.last}"
         return {"topic": self.topic, "session_id": "", "offset": self.first, "decision": decision}
 
     @property
     def run(self) -> Run:
-        """The offsets that no message is going to have."""
+        """The offsets at which bronze will have no message: first, and last plus one."""
         return self.first, self.last + 1
 
 
-def skip(spark: SparkSession, settings: Settings, decided: Skipped) -> int:
-    """Commits the messages before those that are left out, and has bronze go on behind them.
-
-    Bronze must be claimed, as for `recover`.
+def skip(spark: SparkSession, settings: Settings, decided: SkipDecision) -> int:
+    """Commits the messages before the skipped ones, and has bronze resume after them. Bronze must be claimed.
 
     Returns:
-        how many messages were committed.
+        The number of messages committed.
 
     Raises:
-        UsageError: bronze has passed the offsets, Kafka does not hold them, or another message comes before them.
-        LakeError: there is no bronze, or it cannot be read.
+        UsageError: Bronze has already passed the offsets, Kafka does not have them, or an earlier message cannot be
+            read either.
+        LakeError: Bronze does not exist, or cannot be read.
     """
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
-        raise LakeError(f"there is no bronze in {settings.place}: `sessionlake run bronze` begins one")
+        raise LakeError(
+            f"bronze skip: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
+        )
     lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
     generations = Generations(settings.checkpoint(LAYER), LAYER)
     with closing(TopicBook(spark, lake, settings)) as book:
         book.look()
-        _require_ahead(book, decided)  # before anything is changed
+        _require_ahead(book, decided)  # raises its errors before anything changes
         app_id, number, _ = end_query(spark, lake, settings)
-        book.look()  # at what is booked by now
+        book.look()  # because `end_query` may have added entries to the ledger
         start = _require_ahead(book, decided)
         txn = Txn(app_id, number + 1)
         messages = _commit(spark, lake, book, (start, decided.first), decided, txn)
         fault_point("after:bronze.skipped")
         begin_generation(settings, generations, number + 2, app_id)
-    note_going_on(settings, LAYER)
+    clear_stop(settings, LAYER)
     return messages
 
 
-def _require_ahead(book: TopicBook, decided: Skipped) -> int:
-    """The offset that bronze is to read next in the topic-partition."""
+def _require_ahead(book: TopicBook, decided: SkipDecision) -> int:
+    """Returns the offset that bronze reads next in the topic-partition.
+
+    Raises:
+        UsageError: Bronze does not read the topic-partition, has passed the offsets, or Kafka does not have them.
+    """
     place, shift = decided.place, book.shifts.get(decided.topic, 0)
-    told = f"topic {decided.topic}, partition {decided.partition}"
+    name = f"topic {decided.topic}, partition {decided.partition}"
     positions = book.positions()
     if place not in positions:
-        raise UsageError(f"{told}: bronze does not read it; `sessionlake status` and ops.topics have what it reads")
+        raise UsageError(f"{name}: bronze does not read it", fix="See in ops.topics which topics bronze reads")
     start, end = positions[place] + shift, book.kafka_ends()[place] + shift
     if decided.first < start:
-        raise UsageError(f"{told}: bronze has passed offset {decided.first} and goes on at {start}: nothing to skip")
+        raise UsageError(
+            f"{name}: bronze has already passed offset {decided.first}, and reads offset {start} next",
+            why="So there is nothing to skip",
+            fix=f"Give an offset from {start} on, or run `sessionlake run bronze`",
+        )
     if decided.last >= end:
-        raise UsageError(f"{told}: Kafka has no message at offset {decided.last}: its last one is {end - 1}")
+        raise UsageError(
+            f"{name}: Kafka has no message at offset {decided.last}",
+            fix=f"Give an offset up to {end - 1}, its last one",
+        )
     return start
 
 
-def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decided: Skipped, txn: Txn) -> int:
+def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decided: SkipDecision, txn: Txn) -> int:
     started = datetime.now(UTC)
     ranges: tuple[OffsetRange, ...] = ()
     if before[0] < before[1]:
@@ -127,25 +141,27 @@ def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decid
                 raise
             raise UsageError(
                 f"topic {decided.topic}, partition {decided.partition}: a message between offsets {before[0]} and "
-                f"{before[1] - 1} cannot be read either: `sessionlake run bronze --once` names it; skip it first"
+                f"{before[1] - 1} cannot be read either",
+                fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
             ) from error
         ranges = stored_ranges(spark, lake, {decided.place: before})
-    of_decision = Txn(f"{txn.app_id}:skipped", txn.version)  # the batch's own may have recorded gaps before the message
+    # The batch's own transaction may have recorded gaps already, so the decision needs another id.
+    of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decided.place: [decided.run]}
     record_absent(spark, lake, skipped, of_decision, reason=Reason.SKIPPED, who=decided.who, why=decided.why)
     entry = bronze_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
-    Ledger(lake).write(spark, replace(entry, decisions=(decided.taken,)))
+    Ledger(lake).write(spark, replace(entry, decisions=(decided.ledger_record,)))
     book.advance([OffsetRange(*decided.place, before[0], decided.last, 0)])
     return entry.messages
 
 
 def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: Planned, txn: Txn) -> None:
-    """Commits the messages of one topic-partition, as a batch of the stream would."""
+    """Commits the messages of one topic-partition, as a batch of the stream does."""
     settings, shifts = lake.settings, book.shifts
     ((place, (first, end)),) = planned.items()
     shift = shifts.get(place[0], 0)
     read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
-    # One file: silver may read the files of a commit in any order.
+    # A single file, because silver may read the files of a commit in any order.
     rows = erase_forgotten(to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
         book.admit([place[0]])

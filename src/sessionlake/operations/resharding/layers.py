@@ -1,4 +1,4 @@
-"""What the number of shards is to each layer: by what it is set, of how many its states are, and how they are moved."""
+"""The number of shards of each layer: what is configured, what its states have, and how they move to another number."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.states import has_state, state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.resharded import resharded
+from sessionlake.streaming.resharded import reshard_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 def layers_of(settings: Settings) -> list[str]:
-    """The layers whose states are by shards, in the order in which data passes them."""
+    """Returns the layers whose states are divided into shards, in the order of the data flow."""
     return [SILVER, *(own.layer for own in settings.processors if not own.key), GOLD]
 
 
-def configured(settings: Settings, layer: str) -> int:
-    """The number of shards that the configuration says; processors have silver's."""
+def configured_shards(settings: Settings, layer: str) -> int:
+    """Returns the configured number of shards. Processors use silver's."""
     return settings.gold.shards if layer == GOLD else settings.silver.shards
 
 
 def with_shards(settings: Settings, layer: str, shards: int) -> Settings:
-    """The configuration with another number of shards for a layer."""
+    """Returns the configuration with another number of shards for a layer."""
     section = "gold" if layer == GOLD else "silver"
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update={"shards": shards})})
 
 
-def present(spark: SparkSession, settings: Settings, layer: str) -> int | None:
-    """The number of shards that a layer's states are of; None where nothing says it, since there is nothing yet."""
+def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int | None:
+    """Returns the number of shards of a layer's states; None if it has none yet, or does not record the number."""
     if layer == GOLD:
         return stored_shards(spark, Lake(settings))
     if layer == SILVER:
-        return handover.shards(settings)
+        return handover.shard_count(settings)
     if has_state(settings, layer):
         for row in state_frame(spark, settings, layer).toLocalIterator():
             memory = split(bytes(row["chunk"]))[1]
@@ -55,14 +55,14 @@ def present(spark: SparkSession, settings: Settings, layer: str) -> int | None:
 
 
 def moved_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
-    """A layer's states, of which there must be some, in other shards: `shard int, chunk binary`, a row for each.
+    """Returns a layer's states in another number of shards, one row per shard: `shard int, chunk binary`.
 
     Raises:
-        LakeError: gold keeps up a table that is not configured, or a state cannot be read.
+        LakeError: Gold maintains a table that is not configured any more, or a state cannot be read.
     """
     states = state_frame(spark, settings, layer)
     if layer != GOLD:
-        return resharded(states, JudgingResharder(RuleBook(settings.capture), after), after)
+        return reshard_states(states, JudgingResharder(RuleBook(settings.capture), after), after)
     lake = Lake(settings, schemas_of(settings))
     require_maintained(spark, lake, tables_of(settings))
     former = with_shards(settings, GOLD, before)
@@ -72,4 +72,4 @@ def moved_states(spark: SparkSession, settings: Settings, layer: str, before: in
     marked = {one.series.name: marked_shards(spark, lake, one.series, after) for one in averages}
     resharder = GoldResharder(declared_in(settings).numbers, tuple(averages), marked, after)
     every = spark.range(before).selectExpr("CAST(id AS INT) AS shard")
-    return resharded(every.join(states, "shard", "left"), resharder, after)
+    return reshard_states(every.join(states, "shard", "left"), resharder, after)

@@ -1,6 +1,6 @@
-"""Up to where rows of sessions may go, whatever the settings say: one rule a table, by Spark.
+"""Computes, per session, up to where old rows may be removed. One rule per table, evaluated by Spark.
 
-There are as many sessions as ever were. Only those come into the driver of which more is to go than has been noted.
+Sessions of all time can be too many for the driver. Only those of which more can be removed than before are collected.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _POSITION = "position"
 
 
 def of_changes(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
-    """The last position that may go from `session_changes`: that of each session's last whole table that is old.
+    """Computes the last position that may be removed from `session_changes`, by session.
 
-    So each later moment is told from that table and the changes since. A session that has had a late fill, or may ever
-    get one, keeps all: its tables are folded in seq order, from its first change on, where no whole table will do.
+    That is the position of the session's last stored whole table that is old enough. So every later moment is still
+    reconstructed from that table and the changes after it. A session that has had a late fill, or may still get one,
+    keeps all changes: its table is folded in seq order from its first change on.
 
     Args:
-        batch: the last one that is old enough, is merged, and that gold has read.
+        batch: The last batch that is old enough, is merged, and was read by gold.
 
     Returns:
-        Limits that are further than those noted, as `retained.LIMITS`.
+        The limits that are beyond the recorded ones, with the schema `retained.LIMITS`.
     """
     from pyspark.sql import functions as F
 
@@ -44,36 +45,43 @@ def of_changes(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     once = [topic for topic in topics if rule.of(topic).integrity is Integrity.ONCE]
     filled_late = lake.read(spark, PROGRESS).where("beneath").select(*SESSION)
     last = kept.where(~F.col("topic").isin(once)).groupBy(*SESSION).agg(F.max(_POSITION).alias(LIMIT))
-    return _moved(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
+    return _beyond_recorded(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
 
 
 def of_snapshots(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
-    """The last position up to which cuts and whole tables may go: before each session's last one that is old.
+    """Computes the last position up to which cuts and whole tables may be removed, by session.
 
-    That which its changes go on from stays as well.
+    It is before the session's last whole table that is old enough, and before the one from which its remaining changes
+    start.
 
-    Args, Returns: as of `of_changes`.
+    Args:
+        batch: The last batch that is old enough, and is merged.
+
+    Returns:
+        The limits that are beyond the recorded ones, with the schema `retained.LIMITS`.
     """
     from pyspark.sql import functions as F
 
     last = _kept(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
     floors = limits_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
     first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
-    least = F.least("last", "floor") - 1  # of nulls the other
+    least = F.least("last", "floor") - 1  # ignores a null
     due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
-    # Most sessions have but one whole table.
+    # Most sessions have only one whole table, of which nothing is removed.
     due = due.join(first, [*SESSION]).where(F.col("first") <= F.col(LIMIT)).drop("first")
-    return _moved(spark, lake, SNAPSHOTS, due)
+    return _beyond_recorded(spark, lake, SNAPSHOTS, due)
 
 
 def of_progress(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
-    """The last batch that may go from `session_progress`, of each life of a session: the one before its last.
+    """Computes the last batch that may be removed from `session_progress`, for each life of a session.
+
+    That is the batch before the life's last row. Rows with a late fill are never removed.
 
     Args:
-        batch: the last one that is old enough, and merged.
+        batch: The last batch that is old enough, and is merged.
 
     Returns:
-        `SESSION`, `first_offset` and `limit`, of lives of which a row is to go: none with a late fill does.
+        `SESSION`, `first_offset` and `limit` of the lives of which a row may be removed.
     """
     from pyspark.sql import functions as F
 
@@ -90,10 +98,10 @@ def _kept(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
     return kept_frame(spark, lake).where(F.col("_batch") <= batch)
 
 
-def _moved(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:
-    """Those that are further than what is noted."""
+def _beyond_recorded(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:
+    """Keeps the limits that are beyond the recorded ones."""
     from pyspark.sql import functions as F
 
-    noted = limits_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("noted"))
-    moved = limits.join(noted, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("noted", F.lit(-1)))
-    return as_limits(moved.drop("noted").toArrow())
+    recorded = limits_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
+    beyond = limits.join(recorded, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("recorded", F.lit(-1)))
+    return as_limits(beyond.drop("recorded").toArrow())

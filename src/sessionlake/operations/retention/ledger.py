@@ -1,4 +1,4 @@
-"""Old entries of the ledger: their sums are carried forward in `ops.positions`, then they are removed."""
+"""Removes old entries of the ledger, after their sums were added to `ops.positions`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from sessionlake.ledger.positions import carry_forward
 from sessionlake.ledger.progress import batches_after, last_merged_batch
 from sessionlake.ledger.retained import Retained, read_head, record_retained
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.set_back import refuse_set_back
+from sessionlake.streaming.restored_tables import refuse_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
-    """Removes the entries from before a moment that nobody needs one by one; returns how many.
+    """Removes the entries older than a moment that nobody needs one by one. Returns their number.
 
     The retention's claim must be held.
     """
     reader = lake.reader(spark)
     before = read_head(reader, LEDGER) or Retained(LEDGER, bound)
-    if before.pending:  # a process died
-        before = replace(_finished(spark, lake, before), pending=0)
+    if before.pending:  # a process died during an earlier removal
+        before = replace(_finish(spark, lake, before), pending=0)
     cut = due(reader, lake.settings, bound)
     if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _older(cut))):
         return 0
-    refuse_set_back(spark, lake, [RETAINED])
+    refuse_restored(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
     record_retained(spark, lake, now)
     carry_forward(spark, lake, cut)
@@ -47,8 +47,8 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     return count
 
 
-def _finished(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
-    """What is gone behind a cut that was interrupted, which goes on only if sums stand for what it removes."""
+def _finish(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
+    """Finishes an interrupted removal, unless the sums of the entries to remove were not stored yet."""
     if stored_sums(lake.reader(spark)).removed_before != before.before:
         return before
     remove_rows(spark, lake, LEDGER, _older(before.before))
@@ -56,21 +56,21 @@ def _finished(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
 
 
 def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | None:
-    """The moment from before which entries may go; None where it is before that of the last cut.
+    """Returns the moment before which entries may be removed; None if it is before that of the last removal.
 
-    A clock that was set back brings such a one: of what is gone since, nothing would be left to sum up.
+    It can be earlier if the machine's clock was moved back. There would be no entries of that time left to sum up.
 
     Args:
-        bound: no later than this.
+        bound: The latest moment that is allowed.
     """
-    cut, last = min(_needed(reader, settings, bound)), stored_sums(reader).removed_before
+    cut, last = min(_commit_times_needed(reader, settings, bound)), stored_sums(reader).removed_before
     return None if last is not None and cut < last else cut
 
 
-def _needed(reader: TableReader, settings: Settings, bound: datetime) -> list[datetime]:
-    """The bound, and when those were committed that are asked for one by one.
+def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetime) -> list[datetime]:
+    """Returns the bound, and the commit times of the entries that are still needed one by one.
 
-    These are the last of each layer, and what is yet to be merged.
+    These are the last entry of each layer, and the entries that are not merged yet.
     """
     layers = (BRONZE, SILVER, SILVER_TABLES, GOLD, *(processor.layer for processor in settings.processors))
     found = [bound]

@@ -1,6 +1,6 @@
-"""Up to where rows of places may go, whatever the settings say. Pure: what is known in, limits out.
+"""The rules for how far old messages may be removed. Pure: facts in, limits out.
 
-Age is never looked at here: what is old enough comes in, as offsets or batches that were committed before a moment.
+This module knows no time. Its callers pass what is old enough, as offsets or batches committed before a moment.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sessionlake.protocol.types import TopicPartition
 def of_messages(
     aged: Mapping[TopicPartition, int], read: Iterable[Mapping[TopicPartition, int]], held: pa.Table
 ) -> dict[TopicPartition, int]:
-    """The last offset that may go from `bronze.messages`, of each topic-partition.
+    """Returns the last offset that may be removed from `bronze.messages`, by topic-partition.
 
-    All before it goes, too: what is left is without holes. A session that silver remembers stays whole: what it holds
-    back can still come into quarantine, with its message, and its state could be made anew.
+    Everything before it is removed as well, so what is left has no holes. A session of which silver keeps state stays
+    complete. A message that silver holds back may still go to quarantine, and the state may have to be rebuilt.
 
     Args:
-        aged: the last offset that is old enough.
-        read: the last offset that a reader has taken in, for each reader.
-        held: `topic, partition, first_offset` of what silver remembers.
+        aged: The last offset that is old enough.
+        read: For each reader, the last offset that it has read.
+        held: `topic, partition, first_offset` of the sessions of which silver keeps state.
     """
     limits = dict(aged)
     for ends in read:
@@ -38,19 +38,19 @@ def of_messages(
 
 
 def of_places(ends: Mapping[TopicPartition, int]) -> pa.Table:
-    """Offsets by topic-partition as limits."""
+    """Converts offsets by topic-partition to limits."""
     rows = [{"topic": topic, "partition": number, "limit": limit} for (topic, number), limit in sorted(ends.items())]
     return pa.Table.from_pylist(rows, LIMITS)
 
 
 def advanced(before: pa.Table, now: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Limits that are never moved back."""
+    """Combines two tables of limits. Of each key the higher limit wins, so limits never move back."""
     both = pa.concat_tables([before, now]).group_by([*keys]).aggregate([("limit", "max"), ("highest_timestamp", "max")])
     return as_limits(both.rename_columns([*keys, "limit", "highest_timestamp"]).filter(pc.field("limit") >= 0))
 
 
 def as_limits(rows: pa.Table) -> pa.Table:
-    """Limits of places or sessions, with all columns."""
+    """Adds the missing columns of `LIMITS`, as null."""
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
         for field in LIMITS

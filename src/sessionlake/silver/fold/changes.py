@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.cuts import NO_OFFSET
 from sessionlake.integrity.outcome import Outcome
-from sessionlake.protocol.arrow import one, ranges
+from sessionlake.protocol.arrow import concatenate_ranges, contiguous
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Bools, Int64s
@@ -25,17 +25,17 @@ def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: 
         applied: indices of the applied messages, ascending.
         outcome: what became of each message.
     """
-    nested = one(messages["changes"])
+    nested = contiguous(messages["changes"])
     bounds = nested.offsets.to_numpy().astype(np.int64)
     lengths = np.diff(bounds)[applied]
-    changes = _gather(nested.values, ranges(bounds[applied], lengths))
+    changes = _gather(nested.values, concatenate_ranges(bounds[applied], lengths))
     message = np.repeat(applied, lengths)
     of_message = pa.array(message)
     # One change a message, and every message applied: the columns serve as they are.
     whole = len(applied) == messages.num_rows and bool((lengths == 1).all())
 
     def head(name: str) -> pa.Array:
-        column = one(messages[name])
+        column = contiguous(messages[name])
         return column if whole else column.take(of_message)
 
     arrays = [

@@ -14,7 +14,7 @@ from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import Action, Event, Outcome, Verdict
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.protocol.arrow import one, parted_keys
+from sessionlake.protocol.arrow import contiguous, split_session_keys
 from sessionlake.protocol.chunk import write_compressed
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import CODE as ERASED
@@ -118,7 +118,7 @@ def _progress(judged: Judged) -> pa.Table:
     def field(name: str) -> Int64s:
         return np.ascontiguousarray(cursors[name])
 
-    topics, partitions, sessions = parted_keys(judged.keys)
+    topics, partitions, sessions = split_session_keys(judged.keys)
     arrays = [
         topics,
         sessions,
@@ -140,7 +140,7 @@ def _cuts(judged: Judged) -> pa.Table:
     def field(name: str) -> Int64s:
         return np.ascontiguousarray(judged.cuts[name])
 
-    topics, partitions, sessions = parted_keys(judged.cut_keys)
+    topics, partitions, sessions = split_session_keys(judged.cut_keys)
     arrays = [
         topics,
         sessions,
@@ -169,7 +169,7 @@ def _quarantine(judged: Judged, malformed: pa.Table) -> pa.Table:
     parts = [_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
     malformed = malformed.filter(pc.not_equal(malformed["reason"], ERASED))
     if malformed.num_rows:
-        parts.append(_quarantine_rows(malformed, one(malformed["reason"])))
+        parts.append(_quarantine_rows(malformed, contiguous(malformed["reason"])))
     return pa.concat_tables(parts)
 
 

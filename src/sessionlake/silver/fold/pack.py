@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from sessionlake.errors import note_place
 from sessionlake.integrity.clock import Segments, TimesBefore, encode_segments, segments_of
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.protocol.arrow import codes, milliseconds_of
+from sessionlake.protocol.arrow import dictionary_codes, milliseconds_of
 from sessionlake.protocol.chunk import write_compressed
-from sessionlake.protocol.decode import DecodeRules, decode, in_future_of
-from sessionlake.protocol.kafka_time import said_times
+from sessionlake.protocol.decode import DecodeRules, decode, future_timestamps
+from sessionlake.protocol.kafka_time import counted_times
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.silence import decode as decode_silences
 from sessionlake.protocol.types import Int64s
@@ -95,7 +95,7 @@ class Packer:
         shards = raw["shard"].to_numpy()
         raw = in_milliseconds(raw)
         chunk = decode(raw, self.rules)
-        said = said_times(chunk["kafka_ts"].to_numpy(), in_future_of(raw, self.rules))
+        said = counted_times(chunk["kafka_ts"].to_numpy(), future_timestamps(raw, self.rules))
         segments, clock = _clock(chunk, said, self.times, silences)
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
@@ -138,7 +138,7 @@ def in_milliseconds(raw: pa.Table) -> pa.Table:
 
 
 def _clock(chunk: pa.Table, said: Int64s, times: TimesBefore, silences: Sequence[Silence]) -> tuple[Segments, Int64s]:
-    topic, topics = codes(chunk["topic"])
+    topic, topics = dictionary_codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]

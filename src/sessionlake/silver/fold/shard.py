@@ -21,7 +21,7 @@ from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import SESSION, joined_keys, parted_keys, row_codes, session_keys
+from sessionlake.protocol.arrow import SESSION, join_session_keys, number_combinations, session_keys, split_session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ
@@ -77,7 +77,7 @@ class SilverFold:
 
 
 def _topic_partitions(messages: pa.Table) -> set[TopicPartition]:
-    _, (topics, partitions) = row_codes(messages["topic"], messages["partition"])
+    _, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
     return set(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
 
 
@@ -123,7 +123,7 @@ class ShardJudge:
         places = self._state.find(keys)
         silent = self._due(places)
         keys = pa.concat_arrays([keys, self._state.keys.take(pa.array(silent))])
-        places, names = np.append(places, silent), parted_keys(keys)
+        places, names = np.append(places, silent), split_session_keys(keys)
         held, held_bounds = self._take_held(keys, messages.schema)
         batch = ShardBatch(
             stream=_stream(messages, owner, self._lanes(messages), self._behind, self._state.clock),
@@ -199,7 +199,7 @@ class ShardJudge:
 
     def _lanes(self, messages: pa.Table) -> Int64s:
         """The topic-partition of each message, as its place in the clock."""
-        lane, (topics, partitions) = row_codes(messages["topic"], messages["partition"])
+        lane, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
         index = self._state.clock.index
         pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
         places = np.array([index(pair) for pair in pairs], np.int64)
@@ -299,11 +299,11 @@ class ShardJudge:
 
 def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
     """Messages sorted by session and offset, the number of each one's session, and the sessions' keys."""
-    owner, names = row_codes(*(messages[name] for name in SESSION))
+    owner, names = number_combinations(*(messages[name] for name in SESSION))
     order = np.lexsort((messages["offset"].to_numpy(), owner))
     if (np.diff(order) != 1).any():
         messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
-    return messages, owner, joined_keys(*names)
+    return messages, owner, join_session_keys(*names)
 
 
 def _owners(held: pa.Table, keys: pa.Array) -> Int64s:

@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.values import value_of, values_of
-from sessionlake.protocol.arrow import SESSION, among_keys, are_of, session_keys
+from sessionlake.protocol.arrow import SESSION, is_of_sessions, semi_join, session_keys
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
@@ -78,7 +78,7 @@ class SnapshotSource:
         due = due.filter(of_kept(due, weights))
         made = [snapshots_schema(self._columns).empty_table()]
         if due.num_rows:
-            rows, changes, anew = self._history(read, due, last.filter(are_of(last, due)), kept, batches.last)
+            rows, changes, anew = self._history(read, due, last.filter(is_of_sessions(last, due)), kept, batches.last)
             weighed = due.select([*CUT_COLUMNS, "changes"])
             made += snapshots(weighed, weights, rows, changes, anew, self._columns)
         whole = pa.concat_tables(made)
@@ -101,14 +101,14 @@ class SnapshotSource:
         changes = read(CHANGES, _since(due, last), *until, columns=columns, sessions=due)
         changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
         anew = self._anew(read, changes, last, until)
-        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, anew)))
+        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(is_of_sessions(last, anew)))
         times = values_of(pc.unique(last["snapshot_at"]))
         held = read(SNAPSHOTS, ("snapshot_at", is_in, times), *_named(due), sessions=last)
-        rows = among_keys(held, CUT_COLUMNS, last)
+        rows = semi_join(held, CUT_COLUMNS, last)
         if anew.num_rows:
             begun, history = history_of(read, anew, kept, last_batch, self._columns, _named(due))
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
-            changes = pa.concat_tables([changes.filter(pc.invert(are_of(changes, anew))), history])
+            changes = pa.concat_tables([changes.filter(pc.invert(is_of_sessions(changes, anew))), history])
         return rows, changes, anew
 
     def _anew(self, read: ReadTable, changes: pa.Table, last: pa.Table, until: Sequence[Condition]) -> pa.Table:
@@ -144,7 +144,7 @@ def _since(due: pa.Table, last: pa.Table) -> Condition:
 
     Every change since a cut is as late as that; without a table before, as late as the first of them.
     """
-    first = due.filter(pc.invert(are_of(due, last)))["changed_at"]
+    first = due.filter(pc.invert(is_of_sessions(due, last)))["changed_at"]
     times = [time for time in map(value_of, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
     return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, codes, one, row_codes
+from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, contiguous, dictionary_codes, number_combinations
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
 from sessionlake.protocol.types import Bools, Int64s
@@ -67,15 +67,15 @@ class NetChanges:
 def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """Reduces changes, in any order, to one row for each row they concern, and one for each cleared session."""
     changes = changes.combine_chunks()
-    session, names = row_codes(*(changes[name] for name in SESSION))
+    session, names = number_combinations(*(changes[name] for name in SESSION))
     sessions = pa.StructArray.from_arrays(names, SESSION)
     position = changes["_position"].to_numpy()
-    kind, kinds = codes(changes["change"])
+    kind, kinds = dictionary_codes(changes["change"])
     clear = kind == _index(kinds, "clear")
     cleared = np.full(len(sessions), _NEVER)
     np.maximum.at(cleared, session[clear], position[clear])
     kept = np.flatnonzero(~clear & (position >= cleared[session]))
-    row, _ = codes(changes["row_id"])
+    row, _ = dictionary_codes(changes["row_id"])
     key = session[kept] * (int(row.max(initial=0)) + 1) + row[kept]
     order = kept[np.lexsort((changes["ordinal"].to_numpy()[kept], position[kept], key))]
     key = np.sort(key)
@@ -112,11 +112,11 @@ def refolded(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | No
     schema, told = parts[0].schema, changes.select(SESSION)
     if rows is not None:
         names = pa.array([[column.name for column in columns]] * rows.num_rows, pa.list_(pa.string()))
-        whole = {name: one(rows[name]) for name in rows.column_names} | {"_set": names}
+        whole = {name: contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
         parts.append(_as_changes(whole, "upsert", -1, schema))
         told = pa.concat_tables([told, rows.select(SESSION)])
     sessions = told.group_by(list(SESSION), use_threads=False).aggregate([])
-    parts.append(_as_changes({name: one(sessions[name]) for name in sessions.column_names}, "clear", -2, schema))
+    parts.append(_as_changes({name: contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema))
     return net_changes(pa.concat_tables(parts), columns)
 
 
@@ -160,12 +160,12 @@ def _rows(changes: pa.Table, columns: tuple[Column, ...], net: _Net) -> pa.Table
         writes = (flag | net.delete)[net.order]
         winner = np.maximum.reduceat(np.where(writes, place, -1), net.starts) if len(place) else place
         source = pa.array(net.order[winner] if len(place) else place, mask=winner < 0)
-        values.append(one(changes[column.name]).take(source))
+        values.append(contiguous(changes[column.name]).take(source))
         written.append((winner >= 0) | net.emptied)
     matrix = np.stack(written, axis=1) if written else np.zeros((len(net.last), 0), np.bool_)
     last = pa.array(net.last)
-    heads = [one(changes[name]).take(last) for name in (*SESSION, "row_id")]
-    marks = [one(changes[name]).take(last) for name in (RESCUED, *MARKS)]
+    heads = [contiguous(changes[name]).take(last) for name in (*SESSION, "row_id")]
+    marks = [contiguous(changes[name]).take(last) for name in (RESCUED, *MARKS)]
     ends = pa.array(np.arange(len(net.last) + 1, dtype=np.int32) * len(columns))
     lists = pa.ListArray.from_arrays(ends, pa.array(matrix.reshape(-1)))
     arrays = [*heads, *values, *marks, pa.array(net.delete[net.last]), lists]
@@ -187,9 +187,9 @@ def _index(values: pa.Array, value: str) -> int:
 
 def _set_flags(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
     """For each declared column, which changes set it."""
-    lists = one(sets)
+    lists = contiguous(sets)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
-    code, names = codes(lists.flatten())
+    code, names = dictionary_codes(lists.flatten())
     flags = []
     for column in columns:
         flag = np.zeros(len(lists), np.bool_)

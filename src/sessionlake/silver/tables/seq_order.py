@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes, running_maximum, session_keys
+from sessionlake.protocol.arrow import dictionary_codes, running_maximum, session_keys
 from sessionlake.protocol.types import Int64s
 
 
@@ -21,7 +21,7 @@ def usable(cuts: pa.Table, changes: pa.Table) -> pa.Table:
         cuts: with `position`, `life` and `next_seq`.
         changes: all of the cuts' sessions that were applied since the first cut, at least.
     """
-    owner, names = codes(session_keys(cuts))
+    owner, names = dictionary_codes(session_keys(cuts))
     changes = changes.filter(pc.is_in(session_keys(changes), value_set=names))
     changed = pc.index_in(session_keys(changes), value_set=names).to_numpy().astype(np.int64)
     count = len(changed)
@@ -43,7 +43,7 @@ def usable(cuts: pa.Table, changes: pa.Table) -> pa.Table:
 
 def latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
     """The last cuts of each session, up to so many."""
-    session, _ = codes(session_keys(cuts))
+    session, _ = dictionary_codes(session_keys(cuts))
     order = np.lexsort((-_numbers(cuts["position"]), session))
     starts = np.flatnonzero(np.diff(session[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))

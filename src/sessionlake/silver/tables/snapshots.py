@@ -12,7 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, are_of, codes, one, ranges, session_keys
+from sessionlake.protocol.arrow import (
+    SESSION,
+    SESSION_TYPES,
+    concatenate_ranges,
+    contiguous,
+    dictionary_codes,
+    is_of_sessions,
+    session_keys,
+)
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, internal
 from sessionlake.protocol.types import Int64s
@@ -59,7 +67,7 @@ def advanced(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.T
     known, keys = _row_keys(before), _row_keys(changed)
     kept = before.filter(pc.invert(pc.is_in(known, value_set=keys)))
     place = pc.index_in(keys, value_set=known)
-    written = one(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
+    written = contiguous(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
     values = {
         column.name: pc.if_else(pa.array(written[:, i]), changed[column.name], before[column.name].take(place))
         for i, column in enumerate(columns)
@@ -70,7 +78,7 @@ def advanced(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.T
 
 
 def _row_keys(rows: pa.Table) -> pa.Array:
-    return pc.binary_join_element_wise(session_keys(rows), one(rows["row_id"]), "\0")
+    return pc.binary_join_element_wise(session_keys(rows), contiguous(rows["row_id"]), "\0")
 
 
 def snapshots(
@@ -87,14 +95,14 @@ def snapshots(
             their tables and changes are what `seq_history.history_of` gives, or all their changes from the beginning.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
-    session, names = codes(session_keys(cuts))
+    session, names = dictionary_codes(session_keys(cuts))
     starts = np.flatnonzero(np.diff(session, prepend=-1))
     counts = np.diff(np.append(starts, len(session)))
     rank = np.arange(len(session)) - np.repeat(starts, counts)
     first_in = _Shares(_first_cuts(cuts, session, names, changes), len(session))
     is_anew = pc.is_in(names, value_set=session_keys(anew)).to_numpy(zero_copy_only=False)
     rows = rows.select(rows_schema(columns).names).cast(rows_schema(columns))
-    begun = rows.filter(are_of(rows, anew))
+    begun = rows.filter(is_of_sessions(rows, anew))
     weights, weighed, following = Weights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         here = np.flatnonzero(rank == number)
@@ -103,7 +111,7 @@ def snapshots(
             continue
         mine = session[here]
         # A session's cuts stand one behind the other: those since its last kept table have the changes since that.
-        since = ranges(following[mine], here + 1 - following[mine])
+        since = concatenate_ranges(following[mine], here + 1 - following[mine])
         fresh = is_anew[session[since]]
         present = names.take(pa.array(mine))
         nets = [
@@ -129,7 +137,7 @@ def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...])
     head = heads.take(pc.index_in(session_keys(rows), value_set=session_keys(heads)))
     body = rows.select(rows.column_names[len(SESSION) :])
     whole = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
-    empty = heads.filter(pc.invert(are_of(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
+    empty = heads.filter(pc.invert(is_of_sessions(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
     return pa.concat_tables([whole, empty], promote_options="default")
 
 
@@ -164,7 +172,7 @@ class _Shares:
     def of(self, cuts: Int64s) -> pa.Array:
         """Indices of the changes of these cuts."""
         lengths = self._bounds[cuts + 1] - self._bounds[cuts]
-        return pa.array(self._order[ranges(self._bounds[cuts], lengths)])
+        return pa.array(self._order[concatenate_ranges(self._bounds[cuts], lengths)])
 
 
 def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Table) -> Int64s:

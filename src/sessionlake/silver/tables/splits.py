@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.outcome import Action, EventKind
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.protocol.arrow import SESSION, are_of
+from sessionlake.protocol.arrow import SESSION, is_of_sessions
 from sessionlake.silver.fold.schemas import EVENTS_SCHEMA
 
 ID = ("topic", "session_id")
@@ -36,7 +36,7 @@ def split_events(split: pa.Table, known: pa.Table, rules: RuleBook) -> pa.Table:
         split: see `split_sessions`.
         known: `SESSION` of those that were recorded.
     """
-    new = split.filter(pc.invert(are_of(split, known))).combine_chunks()
+    new = split.filter(pc.invert(is_of_sessions(split, known))).combine_chunks()
     given = {
         **{name: new[name] for name in SESSION},
         "event": pa.repeat(str(EventKind.SPLIT_SESSION), new.num_rows),

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, codes, session_keys
+from sessionlake.protocol.arrow import SESSION, dictionary_codes, session_keys
 from sessionlake.protocol.types import Bools, Int64s
 
 
@@ -50,7 +50,7 @@ def of_kept(cuts: pa.Table, kept: pa.Table) -> pa.Array:
         cuts: any number a session.
         kept: see `Weights`.
     """
-    session, names = codes(session_keys(cuts))
+    session, names = dictionary_codes(session_keys(cuts))
     weights = Weights(names, kept)
     np.add.at(weights.since, session, _numbers(cuts["changes"]))
     found = weights.since > weights.rows

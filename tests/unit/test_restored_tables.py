@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sessionlake.delta.schemas.names import AVERAGES, LEDGER
-from sessionlake.streaming.set_back import _LATEST, _only_batches
+from sessionlake.streaming.restored_tables import _LATEST, _only_batches
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MANY = range(100 - _LATEST, 100)

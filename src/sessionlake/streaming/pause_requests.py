@@ -1,7 +1,8 @@
-"""Layers that run asked to stand aside for a while, by one who needs all that they have claimed.
+"""Requests that running layers pause for a while and release what they have claimed.
 
-The request is a file beside the checkpoints, which all processes of a lake share: who asks touches it as long as it
-lives, and removes it at the end. One that has not been touched for a while is nobody's any more.
+An operation that needs these claims makes the request. It is a file beside the checkpoints, which all processes of a
+lake share. The process that asks rewrites the file as long as it lives and removes it at the end. A file that was not
+rewritten for a while counts as left over and is ignored.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from sessionlake.settings.model import Settings
 
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 15.0
-# Longer than a beat by far: a file's time is the storage's, which may be another clock's, and come late.
+# Much longer than a beat: the file's time comes from the storage, which may have another clock and report it late.
 _VOID_SECONDS = 120.0
 
 
 @contextmanager
-def asking(settings: Settings, who: str) -> Iterator[None]:
-    """Asks all layers to stand aside until the block is left.
+def request_pause(settings: Settings, who: str) -> Iterator[None]:
+    """Asks all layers to pause until the block is left.
 
     Args:
-        who: what they tell, as in "a session is being forgotten".
+        settings: The settings of the lake.
+        who: The reason that the layers report, such as "a session is being forgotten".
     """
     file, done = _file(settings), threading.Event()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -40,8 +42,8 @@ def asking(settings: Settings, who: str) -> Iterator[None]:
         file.unlink(missing_ok=True)
 
 
-def asked(settings: Settings) -> str | None:
-    """Why layers are to stand aside; None if nobody asks."""
+def pause_reason(settings: Settings) -> str | None:
+    """Returns the reason why layers are asked to pause; None if there is no request."""
     file = _file(settings)
     try:
         if time.time() - file.stat().st_mtime > _VOID_SECONDS:
@@ -51,12 +53,12 @@ def asked(settings: Settings) -> str | None:
         return None
 
 
-def stand_aside(settings: Settings, stop: threading.Event, why: str, say: Callable[[str], None]) -> None:
-    """Returns when nobody asks any more, or `stop` is set; what was claimed must have been given back."""
-    say(f"standing aside: {why}")
-    while asked(settings) is not None and not stop.wait(_LOOK_SECONDS):
+def wait_while_paused(settings: Settings, stop: threading.Event, why: str, say: Callable[[str], None]) -> None:
+    """Waits until nobody asks for a pause any longer, or `stop` is set. The caller must have released its claims."""
+    say(f"pausing: {why}")
+    while pause_reason(settings) is not None and not stop.wait(_LOOK_SECONDS):
         pass
-    say("going on")
+    say("resuming")
 
 
 def _beat(file: Path, who: str, done: threading.Event) -> None:

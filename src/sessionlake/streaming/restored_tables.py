@@ -1,4 +1,4 @@
-"""Tables that were brought back to an older version, by RESTORE or from a backup: noticed before a job goes on."""
+"""Detects tables that were restored to an older version, by RESTORE or from a backup, before a job continues."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LossError
 from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.losses import ELSEWHERE, mended
+from sessionlake.streaming.losses import RESTORE_OR_MOVE, repair_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Of each table so many of the latest commits that change rows are looked at, however many of upkeep are between them.
+# Number of latest commits that are checked per table. Only commits that change rows count; maintenance does not.
 _LATEST = 20
 _AT_MOST = 5_000
 
 
-def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
-    """Returns if none of these tables was brought back to an older version, by RESTORE or from a backup.
+def refuse_restored(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
+    """Returns if none of these tables was restored to an older version, by RESTORE or from a backup.
 
-    Where the ledger was, too, what nothing else has the rows of was so with it, and is held against the ledger alone.
+    If the ledger was restored too, bronze's tables are assumed to be restored with it: they are then only compared with
+    the ledger.
 
     Raises:
-        LossError: naming one that was.
+        LossError: A table was restored. The error names it.
     """
     reader = lake.reader(spark)
-    known = versions_left(reader)
-    there = (table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table))
+    known = versions_after_batches(reader)
+    existing = (table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table))
     entries = _entries(reader)
-    suspects = [table for table in there if not _only_batches(table, lake.latest_version(spark, table), known, entries)]
+    suspects = [
+        table for table in existing if not _only_batches(table, lake.latest_version(spark, table), known, entries)
+    ]
     found = {table: _latest_commits(spark, lake, table) for table in suspects}
     with_ledger = LEDGER in found and unrepaired_restore(found[LEDGER])
     for table in (table for table in tables if table in found):
@@ -45,11 +48,11 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
         if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
-            raise LossError(f"{table} was set back: {why}", fix=_forward(lake.settings, table))
+            raise LossError(f"{table} has lost its latest changes: {why}", fix=_repair_hint(lake.settings, table))
 
 
 def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
-    """The table's latest commits, back to the oldest that counts of those that change rows."""
+    """Returns the table's latest commits, back to the oldest one that is checked."""
     count = 2 * _LATEST
     while True:
         commits = lake.storage.latest_commits(spark, table, count)
@@ -61,19 +64,19 @@ def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[
         count *= 4
 
 
-def _forward(settings: Settings, table: str) -> str:
-    """What to do about a table that was set back."""
+def _repair_hint(settings: Settings, table: str) -> str:
+    """Returns what to do about a table that was restored to an older version."""
     own = next((own for own in settings.processors if own.into == table), None)
     if own is not None:
-        return f"`sessionlake rebuild {own.rebuilt_as}` makes it anew"
-    return mended(table, f"bring the newer version back (RESTORE TABLE), or {ELSEWHERE}")
+        return f"Run `sessionlake rebuild {own.rebuilt_as}`, which builds it again"
+    return repair_hint(table, f"bring the newer version back (RESTORE TABLE), or {RESTORE_OR_MOVE}")
 
 
 _Versions = dict[str, list[tuple[datetime, int]]]
 
 
-def versions_left(reader: TableReader) -> _Versions:
-    """When batches were committed, since their layers were rebuilt, and the version that each left a table at."""
+def versions_after_batches(reader: TableReader) -> _Versions:
+    """Returns for each table when batches were committed since its layer was rebuilt, and the version each left."""
     found: _Versions = {}
     for row in to_dicts(LedgerReader(reader, VERSIONS).current()):
         for left in row[VERSIONS] or ():
@@ -82,34 +85,42 @@ def versions_left(reader: TableReader) -> _Versions:
 
 
 def _entries(reader: TableReader) -> int | None:
-    """How many entries the ledger has; None where old ones are known as sums alone."""
+    """Returns the number of entries in the ledger; None if old ones are known only as sums."""
     books = LedgerReader(reader, "batches")
     return None if books.has_sums else sum(row["batches"] for row in to_dicts(books.entries()))
 
 
 def _only_batches(table: str, latest: int, known: _Versions, entries: int | None) -> bool:
-    """Whether nothing but batches has committed to a table since its first batch, or of late, by the ledger.
+    """Returns True if, by the ledger, only batches have committed to a table since its first batch or recently.
 
-    A sum of entries knows the last version alone: what came before that is not known to be theirs.
+    A sum of entries knows only the last version, so commits before it cannot be attributed.
 
     Args:
-        latest: the table's latest version.
-        known: the versions that batches left tables at, as `versions_left` gives them.
-        entries: number of entries of the ledger; None if some are known as sums alone.
+        table: The table.
+        latest: The table's latest version.
+        known: Versions that batches left, as `versions_after_batches` returns them.
+        entries: The number of entries in the ledger; None if some are known only as sums.
     """
     if table == LEDGER:  # each entry is one version
         return latest == entries
     versions = sorted({version for _, version in known.get(table, ())})
     if not versions:
-        return latest <= 1  # the first version has nothing to go back to
+        return latest <= 1  # there is no older version to restore
     unbroken = latest == versions[-1] and latest - versions[0] < len(versions)
     return unbroken and (entries is not None or len(versions) >= min(_LATEST, latest))
 
 
 def _left_at(spark: SparkSession | None, lake: Lake, table: str, last: int, known: _Versions) -> int:
-    """The greatest version that a batch left a table at, of which `last` is the latest; -1 if none has.
+    """Returns the highest version that a batch left in a table; -1 if there is none.
 
-    A table that was dropped and made anew counts its versions from 0 again: batches of before say nothing of it.
+    A table that was dropped and recreated counts its versions from 0 again, so batches from before that are ignored.
+
+    Args:
+        spark: The session; None if tables are read without Spark.
+        lake: The lake.
+        table: The table.
+        last: The table's latest version.
+        known: Versions that batches left, as `versions_after_batches` returns them.
     """
     left = known.get(table, ())
     if all(version <= last for _, version in left):

@@ -1,0 +1,90 @@
+"""How rows that a fold emits pass through Spark: compressed, or in files that the driver and the tasks share.
+
+Spark copies every byte that passes through it about ten times and keeps it in memory until the batch is done. So if the
+reader can open the writer's files, large rows go into a file and only its name passes through Spark. The rows are then
+neither compressed nor copied: the reader maps the file into memory. The files are removed after their batch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES, COMPRESSED, compress, read_ipc, write_compressed
+from sessionlake.protocol.types import Payloads
+
+Emissions = Sequence[tuple[str, bytes | pa.Table]]
+"""What a fold emits: pairs of a kind and its content, which is bytes or rows."""
+_FILED = b"file:"
+# Payloads with one of these prefixes are large, or were before they were compressed.
+LARGE_PREFIXES = (COMPRESSED, _FILED)
+
+
+@dataclass(frozen=True)
+class PayloadFiles:
+    """The files for the large rows of a query's current batch.
+
+    Attributes:
+        folder: A folder that driver and tasks share and only this query writes to. None: rows are compressed instead.
+        min_bytes: Rows with more bytes than this are large.
+    """
+
+    folder: Path | None
+    min_bytes: int = COMPRESS_ABOVE_BYTES
+
+    @classmethod
+    def for_query(cls, scratch: Path | None, query: str) -> PayloadFiles:
+        """Returns the files of one query.
+
+        Args:
+            scratch: The folder with the files of all queries; None if driver and tasks share no folder.
+            query: The name of the query.
+        """
+        return cls(None if scratch is None else scratch / query)
+
+    def write_rows(self, rows: pa.Table) -> bytes:
+        """Returns the payload for rows: the rows compressed, or the name of the file that they were written to."""
+        if self.folder is None or rows.nbytes <= self.min_bytes:
+            return write_compressed(rows)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{uuid.uuid4()}.arrow"
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(rows)
+        return _FILED + str(path).encode()
+
+    def clear(self) -> None:
+        """Removes the files of the last batch."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+NO_FILES = PayloadFiles(None)
+"""No files: all rows are compressed."""
+
+
+def encode_payloads(emitted: Emissions, files: PayloadFiles = NO_FILES) -> Payloads:
+    """Returns the payloads that pass through Spark for what a fold emitted."""
+    return [
+        (kind, compress(content) if isinstance(content, bytes) else files.write_rows(content))
+        for kind, content in emitted
+    ]
+
+
+def read_payload(payload: bytes | pa.Buffer) -> pa.Table:
+    """Returns the rows of a payload, from its bytes or its file. Dictionary-encoded texts stay encoded."""
+    seen = memoryview(payload)
+    if seen[: len(_FILED)] != _FILED:
+        return read_ipc(payload)
+    return pa.ipc.open_stream(pa.memory_map(bytes(seen[len(_FILED) :]).decode())).read_all()
+
+
+def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows in the payloads of batches with a column `payload binary`, for `mapInArrow`."""
+    for batch in batches:
+        for payload in batch.column("payload"):
+            yield from read_payload(payload.as_buffer()).to_batches()

@@ -1,0 +1,29 @@
+"""Writes the pages of the reference that are made from the code: `make reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sessionlake.delta.schemas import page as tables
+from support import errors_page, functions_page, reference_pages
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+PAGES: dict[str, Callable[[], str]] = {
+    "commands": reference_pages.commands_page,
+    "errors": errors_page.page,
+    "functions": functions_page.page,
+    "settings": reference_pages.settings_page,
+    "tables": tables.page,
+}
+"""What makes each page, by its name."""
+
+
+def written(page: str) -> str:
+    """A page as its file has it."""
+    return page.rstrip("\n") + "\n"
+
+
+if __name__ == "__main__":
+    for name, made in PAGES.items():
+        (FOLDER / f"{name}.md").write_text(written(made()), encoding="utf-8")
