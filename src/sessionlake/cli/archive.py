@@ -58,14 +58,14 @@ def archive(
         )
 
     def work(spark: SparkSession) -> Archived:
-        return write_archives(folder, without_silences(spark, settings, where), f".{form}", limit)
+        return write_archives(folder, messages_of(spark, settings, where), f".{form}", limit)
 
     made = with_spark(settings, work)
     say(f"{made.messages:,} messages in {made.members:,} members")
     write_line(str(folder))
 
 
-def without_silences(
+def messages_of(
     spark: SparkSession, settings: Settings, where: str | None = None
 ) -> Iterator[tuple[TopicPartition, Message]]:
     """Yields bronze's messages in the order of topic, partition and offset. All come from one version of the table.
