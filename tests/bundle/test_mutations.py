@@ -28,7 +28,7 @@ WRONG = [
     (SILVER, "task_retry_mode: NEVER", "task_retry_mode: ON_FAILURE", "ON_FAILURE", "task_retry_mode must be NEVER"),
     (SCHEMAS, "gold_schema:", "gold:", "    gold:", "key 'gold' has several types: jobs, schemas"),
     (GOLD, "    gold:\n", "    silver:\n", "    silver:", "jobs.silver is spread over resources/gold.job.yml"),
-    (GOLD, "gold\n      desc", "gold\n      name: twice\n      desc", "name: twice", "the key 'name' stands twice"),
+    (GOLD, "gold\n      desc", "gold\n      name: twice\n      desc", "name: twice", "the key 'name' occurs twice"),
     (BUNDLE, "level: CAN_MANAGE_RUN", "level: CAN_RUNS", "level: CAN_RUNS",
      "level 'CAN_RUNS' is not one of CAN_VIEW, CAN_MANAGE_RUN"),
     (BUNDLE, "{level: CAN_MANAGE, user", "{level: CAN_MANGE, user", "CAN_MANGE", "level 'CAN_MANGE' is not one of"),
@@ -67,7 +67,7 @@ WRONG = [
     (SETTINGS, "integrity: strict", "integrity: strikt", "strikt", "capture.integrity = 'strikt'"),
     (SETTINGS, "staging: *databricks", "stagging: *databricks", "stagging", "the bundle has no such target"),
     (SETTINGS, "prod: *databricks", "prod: {silver: {shards: many}}", "shards", "silver.shards = 'many'"),
-    (SETTINGS, "  format: json", "  format: json\n  format: avro", "format: avro", "the key 'format' stands twice"),
+    (SETTINGS, "  format: json", "  format: json\n  format: avro", "format: avro", "the key 'format' occurs twice"),
     (SETTINGS, "options: !secret kafka-options", "options: !sekret x", "!sekret", "!sekret"),
 ]  # fmt: skip
 

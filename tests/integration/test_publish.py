@@ -22,10 +22,10 @@ from sessionlake.errors import BrokerError, LakeError
 from sessionlake.kafka.clients import client_config
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.protocol.names import DELETE
-from sessionlake.publish.topic import prepare
+from sessionlake.publish.topic import prepare_topic
 from sessionlake.settings.model import Settings
 from support.lakes import folder_of
-from support.published import Message, Outgoing, rows_told, without_replays
+from support.published import Message, Outgoing, rows_received, without_replays
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROWS = "silver.session_rows"
@@ -76,7 +76,7 @@ class Scene(Outgoing):
 
 
 def folded(messages: list[Message]) -> dict[tuple[str, ...], Any]:
-    return {key: exactly(row) for key, row in rows_told(messages, KEY).items()}
+    return {key: exactly(row) for key, row in rows_received(messages, KEY).items()}
 
 
 def exactly(row: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are
     scene.change()
     for file in (folder_of(scene.lake, ROWS) / "_change_data").iterdir():  # as VACUUM does after a week
         file.unlink()
-    with pytest.raises(LakeError, match=r"changes that were not sent yet are gone.*publish into a new topic"):
+    with pytest.raises(LakeError, match=r"changes that were not published yet are gone.*publish into a new topic"):
         scene.publish(ROWS, topic)
 
 
@@ -174,20 +174,20 @@ def test_a_table_of_which_a_column_is_gone_goes_on_into_a_new_topic(scene: Scene
     [
         ({"retention.ms": "604800000"}, "drops messages by age or size"),
         ({"cleanup.policy": "compact,delete", "retention.bytes": "1"}, "drops messages by age or size"),
-        ({"max.message.bytes": "1000"}, "takes 1000 bytes at once"),
+        ({"max.message.bytes": "1000"}, "max.message.bytes=1000"),
     ],
 )
 def test_a_topic_that_would_lose_rows_is_refused(broker_settings: Settings, tmp_path: Path, config: Any, text: str):
     admin = AdminClient(client_config(broker_settings))
     made(admin, tmp_path.name, config)
     with pytest.raises(BrokerError, match=text):
-        prepare(broker_settings, tmp_path.name, first=True, anew="")
+        prepare_topic(broker_settings, tmp_path.name, first=True, restart_hint="")
 
 
 def test_a_missing_topic_is_made_compacted_at_first_and_told_later(broker_settings: Settings, tmp_path: Path):
-    with pytest.raises(BrokerError, match=r"is gone.*begin anew"):
-        prepare(broker_settings, tmp_path.name, first=False, anew="begin anew")
-    assert prepare(broker_settings, tmp_path.name, first=True, anew="") == 0
+    with pytest.raises(BrokerError, match=r"is gone.*start over"):
+        prepare_topic(broker_settings, tmp_path.name, first=False, restart_hint="start over")
+    assert prepare_topic(broker_settings, tmp_path.name, first=True, restart_hint="") == 0
     resource = ConfigResource(ConfigResource.Type.TOPIC, tmp_path.name)
     admin = AdminClient(client_config(broker_settings))
     assert admin.describe_configs([resource])[resource].result(30)["cleanup.policy"].value == "compact"
@@ -200,9 +200,9 @@ def test_a_topic_that_holds_other_messages_is_refused_at_first_and_gone_on_with_
     made(AdminClient(client_config(broker_settings)), tmp_path.name, {})
     producer.produce(tmp_path.name, b"{}", b"{}")
     assert producer.flush(30) == 0
-    with pytest.raises(BrokerError, match="would live on in it"):
-        prepare(broker_settings, tmp_path.name, first=True, anew="")
-    assert prepare(broker_settings, tmp_path.name, first=False, anew="") == 1
+    with pytest.raises(BrokerError, match="could keep rows that the table no longer has"):
+        prepare_topic(broker_settings, tmp_path.name, first=True, restart_hint="")
+    assert prepare_topic(broker_settings, tmp_path.name, first=False, restart_hint="") == 1
 
 
 def made(admin: AdminClient, topic: str, config: dict[str, str]) -> None:

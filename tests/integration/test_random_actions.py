@@ -80,7 +80,8 @@ def live(keeper: Keeper, life: int) -> None:
     try:
         keeper.live(min(LIFE, ACTIONS - life * LIFE))
     except BaseException as error:
-        error.add_note(f"life {life}, after {len(keeper.told)} actions; the last: {keeper.told[-12:]}")
+        taken = keeper.actions_taken
+        error.add_note(f"life {life}, after {len(taken)} actions; the last: {taken[-12:]}")
         raise
     finally:
         keeper.standby.end()

@@ -150,7 +150,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
         eventually(
             lambda: beside.error is not None or {MESSAGES, CHANGES} <= compacted,
             120,
-            told=lambda: f"only {compacted} have been compacted",
+            failure=lambda: f"only {compacted} have been compacted",
         )
         assert beside.error is None
         query.drain()

@@ -34,7 +34,7 @@ from sessionlake.processors.difference import difference
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import Messages
-from sessionlake.publish.outlets import outlet_of
+from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings, TopicRule
 from sessionlake.silver.merge.sql_function import create_session_as_of
@@ -290,7 +290,7 @@ def test_exported_files_have_the_columns_under_their_names(names: Names, tmp_pat
 
 def test_what_is_published_has_all_results(names: Names) -> None:
     for table in ("gold.values", "gold.by", ENRICHED, ROWS):
-        outlet = outlet_of(names.settings, table)
+        outlet = require_publishable(names.settings, table)
         rows = names.lake.reader(names.spark).table(table)
         sent = outlet.columns(rows.column_names)
         assert not [name for name in sent if name.startswith("__sl_")]

@@ -381,12 +381,12 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     whole = [("a", 0, 0, 1, None), ("a", 1, 10, 3, None), ("a", 2, 20, 2, None), ("a", 3, 30, None, None)]
     whole += [("a", 4, None, None, 3), ("b", 0, 5, 4, None), ("b", 1, None, None, 1)]
     assert table() == whole
-    assert not keyed.compared(counted.spark, counted.settings, own)
+    assert not keyed.preview_rebuild(counted.spark, counted.settings, own)
 
     (counted.folder / "keyed_v2.py").write_text(KEYED.format(wanted="row['_ts'] > 5"))
     own = own.model_copy(update={"target": "keyed_v2:Changes"})
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
-    shown = keyed.compared(counted.spark, counted.settings, own)
+    shown = keyed.preview_rebuild(counted.spark, counted.settings, own)
     assert shown.counts == {"changed": 5, "removed": 2}
     assert table() == whole
     keyed.rebuild(counted.spark, counted.settings, own)
@@ -430,7 +430,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     shutil.rmtree(checkpoint)
     counted.run()
     assert sorted({row["row_id"] for row in rows_of(counted.spark, counted.lake, "silver.changes")}) == ["a", "b", "c"]
-    assert not keyed.compared(counted.spark, counted.settings, own)
+    assert not keyed.preview_rebuild(counted.spark, counted.settings, own)
 
 
 @pytest.mark.soak
@@ -472,4 +472,4 @@ def test_one_with_a_key_that_begins_anew_or_whose_source_was_put_back_has_the_ro
     arrive("e")
     counted.run()
     assert held() == ["a", "c", "e"]
-    assert not keyed.compared(spark, counted.settings, own)
+    assert not keyed.preview_rebuild(spark, counted.settings, own)

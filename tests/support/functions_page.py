@@ -57,7 +57,7 @@ def page() -> str:
 
 def _described(name: str, thing: Any) -> Iterator[str]:
     """Signature and docstring of a function, or of a class and its public methods."""
-    yield from ("```python", _signature(name, thing), "```", "", _docstring(thing), "")
+    yield from ("```text", _signature(name, thing), "```", "", _docstring(thing), "")
     for method, inner in vars(thing).items() if inspect.isclass(thing) else ():
         if isinstance(inner, FunctionType) and not method.startswith("_") and inner.__doc__:
             yield from (f"- `{_signature(method, inner)}`: {_docstring(inner).splitlines()[0]}",)

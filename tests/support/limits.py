@@ -1,4 +1,4 @@
-"""Which constants are limits on a size, and how to force them: whatever they are, results must be the same."""
+"""Lists the constants that are limits on sizes, and changes them in tests. Results must not depend on them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ FORCED: dict[str, dict[str, int]] = {
     "operations.rebuild.slices": {"SLICE_MESSAGES": 1, "SLICE_BYTES": 1},
     "streaming.restored_tables": {"_AT_MOST": 1},
 }
-"""By module, the limits up to which work is done one way and beyond it another, and the least that each can be."""
+"""Limits by module that decide between two ways of working, with the smallest value that each can have."""
 
 OTHERS: dict[str, tuple[str, ...]] = {
     "what is larger is refused, or goes to where what cannot be used is: the limit is what is promised": (
@@ -83,7 +83,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "gold.rules.parse.MAX_DEPTH",
         "gold.rules.parse.MAX_WINDOW_MINUTES",
     ),
-    "how much of a text, of a list or of a history is told": (
+    "how much of a text, a list or a history is shown": (
         "gold.fold.outputs.MOST_CAUSES",
         "history.asof._LOOKED_AT",
         "history.asof._NAMED",
@@ -176,11 +176,11 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "operations.rebuild.replay._LAST_SLICE",
     ),
 }
-"""Numbers of modules that are no such limits, by the reason why."""
+"""Numeric constants that are not such limits, by reason."""
 
 
 def force(patch: pytest.MonkeyPatch, above: int = 0) -> None:
-    """Sets all limits to the least that they can be, and so much above it; those of the storage to `above` itself."""
+    """Sets all limits to their smallest value plus `above`, and those of the storage to `above`."""
     for module, limits in FORCED.items():
         for name, least in limits.items():
             home = import_module(f"sessionlake.{module}")

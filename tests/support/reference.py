@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sessionlake.delta.schemas import page as tables
-from support import errors_page, functions_page, reference_pages
+from support import decisions_page, errors_page, functions_page, reference_pages
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+DECISIONS = "../decisions/README"
 PAGES: dict[str, Callable[[], str]] = {
+    DECISIONS: decisions_page.page,
     "commands": reference_pages.commands_page,
     "errors": errors_page.page,
     "functions": functions_page.page,

@@ -73,7 +73,8 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 def _row(model: type[BaseModel], name: str, prefix: str) -> str:
     field = model.model_fields[name]
-    words = [_texts(model).get(name, ""), _allowed(field.annotation)]
+    inner = _model(field.annotation)
+    words = [_texts(model).get(name) or (_first_paragraph(inner) if inner else ""), _allowed(field.annotation)]
     meaning = " ".join(" ".join(words).split()).replace("|", "\\|")
     return f"| `{prefix}{field.alias or name}` | {_default(field)} | {meaning} |"
 

@@ -1,4 +1,4 @@
-"""Tables in memory, for what only reads."""
+"""A reader of tables in memory."""
 
 from __future__ import annotations
 

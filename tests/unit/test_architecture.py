@@ -237,9 +237,9 @@ def test_only_the_writer_of_delta_folders_knows_the_files_of_a_log() -> None:
     assert {room_of(module) for module in of_every_module(knows)} == {"delta.folders"}
 
 
-def test_the_page_on_architecture_names_the_rooms_from_the_top_down() -> None:
-    page = (ROOT.parents[1] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)", page.split("## Packages")[1], re.MULTILINE)
+def test_contributing_names_the_rooms_from_the_top_down() -> None:
+    page = (ROOT.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)", page.split("### Packages")[1].split("\n## ")[0], re.MULTILINE)
     top = dict.fromkeys(room.split(".")[0] for room in reversed(ROOMS) if room != "__main__")
     assert rows == list(top)
 

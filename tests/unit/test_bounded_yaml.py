@@ -34,8 +34,8 @@ BAD = [
     ("deep brackets", "kafka: " + "[" * 100_000, 1, "nested deeper than 64"),
     ("deep braces", "kafka: " + "{a: " * 5000, 1, "nested deeper than 64"),
     ("deep lines", "".join(f"{' ' * n}a:\n" for n in range(200)), 64, "nested deeper than 64"),
-    ("a list in itself", "kafka:\n  options: &a [*a]\n", 2, "stands inside of what it stands for"),
-    ("a mapping in itself", "kafka: &a\n  options: {x: *a}\n", 2, "stands inside of what it stands for"),
+    ("a list in itself", "kafka:\n  options: &a [*a]\n", 2, "is inside the value that it stands for"),
+    ("a mapping in itself", "kafka: &a\n  options: {x: *a}\n", 2, "is inside the value that it stands for"),
     ("an alias of nothing", "kafka:\n  options: *b\n", 2, "undefined alias"),
     ("a date that is none", "kafka:\n  x: 2026-99-99\n", 2, "cannot be read as timestamp"),
     ("a number that is none", "kafka:\n  x: 0x_\n", 2, "cannot be read as int"),
@@ -72,7 +72,7 @@ def test_a_bad_configuration_ends_with_2_and_names_file_and_line(tmp_path, text,
     code, said = called("status", "--config", str(file), SESSIONLAKE_HOME=str(tmp_path / "home"))
     assert time.monotonic() - begun < 60
     assert code == 2
-    assert f"{file}, line {line} is not YAML" in said
+    assert f"{file}, line {line} is not valid YAML" in said
     assert why in said
     assert len(said) < 2000
 

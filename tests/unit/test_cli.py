@@ -66,7 +66,7 @@ def test_words_that_mean_nothing_are_a_usage_error(call, words):
         ("kafka: {topic_pattern: 'capture.('}", "not a regular expression"),
         ("capture: {columns: {price: money}}", "type 'money' is not one of"),
         ("- a list", "expected a mapping of keys"),
-        ("kafka: {", "is not YAML"),
+        ("kafka: {", "is not valid YAML"),
         ("kafka: {bootstrap_servers: nowhere}", "'nowhere' is not host:port"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_home_that_cannot_be_made_is_told_with_the_remedy(call, tmp_path):
 def test_a_home_that_is_a_file_is_a_bad_configuration(call, tmp_path):
     (tmp_path / "file").touch()
     result = call("status", SESSIONLAKE_HOME=str(tmp_path / "file"))
-    assert (result.exit_code, "is a file, a folder is needed" in said(result)) == (2, True)
+    assert (result.exit_code, "is a file, but must be a folder" in said(result)) == (2, True)
 
 
 def test_doctor_reports_a_bad_configuration_as_a_failed_check(call):

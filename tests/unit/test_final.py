@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.final import Closing, FinalTable, final_table, newly_final
+from sessionlake.gold.aggregate.final import AppendProgress, FinalTable, final_table, newly_final
 from sessionlake.gold.aggregate.late import latest, stream_times
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
@@ -121,7 +121,7 @@ class Gold:
         """A process begins: all that it knows is in the tables, and what silver's version tells."""
         following = self.committed + 1
         earlier = [row for row in self.appended if row["_batch"] < following]
-        self.closing = Closing(FINAL, self.limits(earlier), self.limits(self.appended))
+        self.closing = AppendProgress(FINAL, self.limits(earlier), self.limits(self.appended))
         self.times = dict(self.before)
 
     def limits(self, rows: Iterable[Row]) -> dict[Any, int]:
@@ -146,7 +146,7 @@ class Gold:
             return False
         self.times = latest(self.times, stream_times(batch)) if batch.num_rows else self.times
         if whole:
-            until = self.closing.until(self.times)
+            until = self.closing.due_limits(self.times)
             table = pa.Table.from_pylist([*self.held.values()], OWN.schema())
             found = newly_final(table, self.closing.since, until).to_pylist() if until else []
             if self.appended_by < number and found:
@@ -227,11 +227,8 @@ def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_
     assert [name for name, _ in FINAL.columns] == names
     gold = GoldSettings.model_validate({"products": [YAML]})
     found = schemas_of(Settings(home=tmp_path, gold=gold))["gold.own_final"]
-    assert (found.append_only, found.statistics_columns) == (
-        True,
-        ("topic", "session_id", "partition", "window_start", "_batch"),
-    )
-    assert (gold.own_tables, final_table(METRICS_1M)) == (("gold.own", "gold.own_final"), None)
+    assert (found.append_only, found.skipping) == (True, ("topic", "session_id", "partition", "window_start", "_batch"))
+    assert (gold.added_tables, final_table(METRICS_1M)) == (("gold.own", "gold.own_final"), None)
 
 
 YAML = {
@@ -247,13 +244,13 @@ YAML = {
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"bucket": None}, "needs a bucket, at whose end a row is complete"),
-        ({"lateness": None}, "needs a lateness, behind which nothing comes for a bucket"),
-        ({"keys": ["topic"]}, "topic and session_id among its keys: a session's messages are all of one"),
+        ({"bucket": None}, "needs a bucket, which says when a row is complete"),
+        ({"lateness": None}, "needs a lateness, after which no event is added to a bucket"),
+        ({"keys": ["topic"]}, "topic and session_id among its keys, because the stream time"),
         ({"keys": ["session_id"], "bucket": None}, "needs a bucket.*; and topic and session_id among its keys"),
         ({"lateness": "1 hour", "retention": "1 hour"}, "a retention that is longer than the lateness"),
         ({"aggregates": {"partition": "count"}}, "column 'partition': gold.own has a column of this name itself"),
-        ({"output": "complete"}, "holds the complete result at each of its versions.*VERSION AS OF"),
+        ({"output": "complete"}, "each version of the table is a complete result.*VERSION AS OF"),
         ({"output": "upsert"}, "'update' or 'append'"),
     ],
 )
@@ -264,10 +261,10 @@ def test_what_cannot_be_appended_is_refused_with_what_it_lacks_and_why(changed: 
 
 def test_a_table_of_final_rows_has_a_name_of_its_own_and_can_be_published():
     other = YAML | {"name": "own_final", "output": "update"}
-    with pytest.raises(ValidationError, match="two products have the name own_final"):
+    with pytest.raises(ValidationError, match="two tables of gold have the name own_final"):
         GoldSettings.model_validate({"products": [YAML, other]})
     assert GoldSettings.model_validate({"products": [YAML], "change_feed": ["own_final"]}).change_feed == ("own_final",)
-    with pytest.raises(ValidationError, match="gold keeps up no own_final"):
+    with pytest.raises(ValidationError, match="gold has no table own_final"):
         GoldSettings.model_validate({"products": [YAML | {"output": "update"}], "change_feed": ["own_final"]})
 
 

@@ -129,7 +129,7 @@ def test_a_product_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch, t
     ("product", "told"),
     [
         ({"name": "own", "python": "a:B", "keys": ["topic"]}, "leave out keys"),
-        ({"name": "own", "keys": ["topic"]}, "keys and aggregates are missing"),
+        ({"name": "own", "keys": ["topic"]}, "set keys and aggregates"),
     ],
 )
 def test_a_declaration_is_whole_and_said_once(product: dict[str, Any], told: str):

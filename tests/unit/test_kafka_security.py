@@ -81,10 +81,10 @@ def test_certificates_are_files_beside_the_configuration_or_their_text(tmp_path)
     [
         ({"protocol": "SASL_SSL", "mechanism": None}, "SASL_SSL needs mechanism: PLAIN, SCRAM-SHA-256"),
         ({"password": None}, "SCRAM-SHA-512 needs password"),
-        ({"token_url": "https://a/b"}, "token_url: SCRAM-SHA-512 logs in by username and password"),
+        ({"token_url": "https://a/b"}, "token_url: SCRAM-SHA-512 logs in with username and password"),
         ({"protocol": "SSL"}, "mechanism and username and password: SSL has no login"),
-        ({"protocol": "SASL_PLAINTEXT", "ca": "x"}, "ca: SASL_PLAINTEXT knows no certificates"),
-        ({"certificate": "x"}, "certificate and key go together"),
+        ({"protocol": "SASL_PLAINTEXT", "ca": "x"}, "ca: SASL_PLAINTEXT uses no certificates"),
+        ({"certificate": "x"}, "certificate and key belong together"),
         ({"mechanism": "OAUTHBEARER"}, "OAUTHBEARER needs token_url and client_id and client_secret"),
     ],
 )
@@ -99,7 +99,7 @@ def test_options_do_not_say_again_what_security_says(tmp_path):
         "kafka: {options: {sasl.jaas.config: secret words}, security: {protocol: SASL_SSL, mechanism: PLAIN, "
         "username: u, password: hush}}"
     )
-    with pytest.raises(ConfigError, match=r"options has sasl\.jaas\.config, which security says") as caught:
+    with pytest.raises(ConfigError, match=r"options has sasl\.jaas\.config, which security sets too") as caught:
         load_settings(file)
     assert "secret words" not in str(caught.value)
     assert "hush" not in str(caught.value)

@@ -53,16 +53,16 @@ def test_the_names_that_are_drawn_are_those_of_the_source() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("", "a column's name is a text of 1 to 255 characters"),
-        ("x" * 256, "a column's name is a text of 1 to 255 characters"),
+        ("", "a column's name must be a text of 1 to 255 characters"),
+        ("x" * 256, "a column's name must be a text of 1 to 255 characters"),
         ("two words", "Delta does not allow ' ' in a column's name"),
         ("a;b,c", "Delta does not allow ',' ';' in a column's name"),
         ("a`b", "Delta does not allow '`' in a column's name"),
-        ("a\x00b", "'\\x00' is a control character or no character at all"),
-        ("\ud800", "'\\ud800' is a control character or no character at all"),
-        ("_Change_Type", "Delta has a column of this name in its own commands"),
-        ("__delta_internal_x", "Delta has a column of this name in its own commands"),
-        ("__SL_x", "names that begin with __sl_ are kept for the columns that sessionlake adds in its own queries"),
+        ("a\x00b", "'\\x00' is a control character or half of a surrogate pair"),
+        ("\ud800", "'\\ud800' is a control character or half of a surrogate pair"),
+        ("_Change_Type", "Delta uses this name for a column in its commands"),
+        ("__delta_internal_x", "Delta uses this name for a column in its commands"),
+        ("__SL_x", "names that begin with __sl_ are reserved for columns that sessionlake adds in its queries"),
         ("Topic", "silver has a column of this name itself"),
     ],
 )
@@ -88,9 +88,12 @@ def test_configuration_names_the_key_the_column_and_what_to_do(tmp_path: Path) -
     with pytest.raises(ConfigError) as error:
         load_settings(file)
     assert "capture.columns: column 'partition': silver has a column of this name itself" in str(error.value)
-    assert "such as 'my_partition', or leave it out: a field" in str(error.value)
+    assert "such as 'my_partition', or leave it out: fields" in str(error.value)
     file.write_text("capture: {columns: {id: bigint}}")
-    with pytest.raises(ConfigError, match=r"column 'id': type 'bigint', but it holds what identifies a row.*as string"):
+    with pytest.raises(
+        ConfigError,
+        match=r"column 'id': type 'bigint', but .* a text that identifies a row.*as string",
+    ):
         load_settings(file)
 
 

@@ -31,11 +31,14 @@ def load(tmp_path, **capture: object) -> Settings:
             "found schema_file and registry_url",
         ),
         ({"format": "avro", "payload": {"registry_url": "http://a", "wire_header": False}}, "leave out wire_header"),
-        ({"format": "avro", "payload": {"schema_files": {"1": "a"}, "wire_header": False}}, "schema_files finds"),
+        (
+            {"format": "avro", "payload": {"schema_files": {"1": "a"}, "wire_header": False}},
+            "schema_files needs the schema id",
+        ),
         ({"format": "avro", "payload": {"schema_file": "a", "message": "m"}}, "message names a Protobuf type"),
         ({"format": "protobuf", "payload": {"schema_file": "a"}}, "message must name the Protobuf type"),
-        ({"format": "avro", "payload": {"schema_file": "a", "registry_auth": "t"}}, "of no use without registry_url"),
-        ({"format": "avro", "payload": {"registry_url": "ftp://a"}}, "an address as https://host:port"),
+        ({"format": "avro", "payload": {"schema_file": "a", "registry_auth": "t"}}, "registry_auth needs registry_url"),
+        ({"format": "avro", "payload": {"registry_url": "ftp://a"}}, "an address such as https://host:port"),
         ({"format": "avro", "payload": {"registry_url": "http://u:pw@a"}}, "belong in registry_auth"),
     ],
 )

@@ -243,21 +243,27 @@ def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"keys": ["topic", "colour"]}, "keys of numbers are topic, session_id, row_id, metric; found colour"),
+        (
+            {"keys": ["topic", "colour"]},
+            "a product of numbers can have the keys topic, session_id, row_id, metric; found colour",
+        ),
         ({"keys": ["topic", "topic"]}, "the column 'topic' is declared twice"),
-        ({"aggregates": {"a": "first"}}, "first and last are those of one series"),
+        ({"aggregates": {"a": "first"}}, "first and last are defined within one series"),
         ({"aggregates": {"a=b": "sum"}}, "column 'a=b': Delta does not allow '=' in a column's name"),
         (
             {"of": "texts", "keys": ["value"]},
-            "texts have no mean, min, variance; of them there are approx",
+            "texts cannot be aggregated as mean, min, variance; allowed are approx",
         ),
-        ({"aggregates": {"a": "approx_distinct"}}, "numbers have no approx_distinct; of them there are count, first"),
+        (
+            {"aggregates": {"a": "approx_distinct"}},
+            "numbers cannot be aggregated as approx_distinct; allowed are count, first",
+        ),
         ({"aggregates": {"mean": "mean", "Mean": "mean"}}, "columns 'mean' and 'Mean' differ only in case"),
         ({"aggregates": {"a": "median"}}, "aggregates.a"),
         ({"bucket": "0 s"}, "bucket"),
         ({"name": "metrics_1m"}, "gold declares a table gold.metrics_1m"),
-        ({"retention": "1 day", "bucket": None}, "what is kept for a time has a bucket, and topic among its keys"),
-        ({"retention": "1 day", "bucket": "1 hour", "keys": ["metric"]}, "and topic among its keys"),
+        ({"retention": "1 day", "bucket": None}, "retention needs a bucket, and topic among the keys"),
+        ({"retention": "1 day", "bucket": "1 hour", "keys": ["metric"]}, "and topic among the keys"),
         ({"retention": "59 minutes", "bucket": "1 minute"}, "retention"),
     ],
 )
@@ -269,8 +275,8 @@ def test_what_cannot_be_declared_is_refused_with_what_can(changed: dict[str, Any
 @pytest.mark.parametrize(
     ("retention", "said"),
     [
-        ({"metrics_1m": "2 days", "metrics_1h": "1 day"}, "metrics_1h is kept shorter than metrics_1m"),
-        ({"metrics_1d": "1 day"}, "metrics_1d is kept shorter than metrics_1h"),
+        ({"metrics_1m": "2 days", "metrics_1h": "1 day"}, "metrics_1h must be kept at least as long as metrics_1m"),
+        ({"metrics_1d": "1 day"}, "metrics_1d must be kept at least as long as metrics_1h"),
         ({"metrics_1m": "59 minutes"}, "greater than or equal"),
         ({"distinct_values": "1 day"}, "distinct_values"),
     ],
@@ -299,5 +305,5 @@ def test_a_product_in_python_that_is_kept_for_a_time_has_buckets_by_topic(tmp_pa
         if is_right:
             assert products_of(settings_)[-1].retention_ms == 3_600_000
         else:
-            with pytest.raises(ConfigError, match="has a bucket_ms, and topic among its keys"):
+            with pytest.raises(ConfigError, match="no bucket_ms or no key `topic`"):
                 products_of(settings_)

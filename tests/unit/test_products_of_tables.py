@@ -25,7 +25,7 @@ from sessionlake.gold.declared.tables import product_of, schemas_of, tables_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.maintenance import readers
 from sessionlake.processors.job import require_usable
-from sessionlake.publish.outlets import outlet_of
+from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
 from sessionlake.settings.model import ProcessorSettings, Settings, load_settings
 from support.seeds import examples
@@ -196,27 +196,30 @@ def test_rows_of_one_place_come_in_the_order_of_their_values() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"lateness": "15 minutes"}, "lateness 0:15:00: with a source, nothing comes too late: all rows of a key"),
+        ({"lateness": "15 minutes"}, "lateness 0:15:00: with a source, no row is too late, because a result"),
         (
             {"retention": "30 days"},
-            "retention 30 days, 0:00:00: with a source, rows stay as long as those they are made",
+            "retention 30 days, 0:00:00: with a source, results stay as long as its rows",
         ),
-        ({"output": "append"}, "output append: with a source, no row is ever final"),
-        ({"source": None}, "order: is for products that name a `source`"),
+        ({"output": "append"}, "output append: with a source, no result is ever final"),
+        ({"source": None}, "order: only products with a `source` have it"),
         ({"source": "bronze.messages"}, "gold.products.0.source = 'bronze.messages': String should match"),
-        ({"source": "gold.fills_1m"}, "source gold.fills_1m: it would be made of itself"),
-        ({"time": None}, "first_ts: needs `time`, the column of the source that has the event time"),
+        ({"source": "gold.fills_1m"}, "source gold.fills_1m: a table cannot be its own source"),
+        ({"time": None}, "first_ts: needs `time`, the source's column with the event time"),
         ({"time": None, "aggregates": {"n": "count"}}, "bucket: needs `time`"),
-        ({"value": None}, "first: needs `value`, the column of the source that it is of"),
+        ({"value": None}, "first: needs `value`, the source's column to aggregate"),
         ({"time": None, "bucket": None, "order": [], "aggregates": {"x": "last"}}, "last: needs `time` or `order`"),
         ({"keys": ["customer", "CUSTOMER"]}, "columns 'customer' and 'CUSTOMER' differ only in case"),
         ({"keys": ["window_start"]}, "column 'window_start': gold.fills_1m has a column of this name itself"),
         ({"keys": ["_Batch"]}, "column '_Batch': gold.fills_1m has a column of this name itself"),
         ({"aggregates": {"customer": "count"}}, "the column 'customer' is declared twice"),
         ({"aggregates": {"n u": "count"}}, "column 'n u': Delta does not allow ' ' in a column's name"),
-        ({"aggregates": {"n": "approx_distinct"}}, "numbers have no approx_distinct"),
-        ({"of": "texts", "aggregates": {"n": "p50"}}, "texts have no p50"),
-        ({"python": "kinds:FILLS"}, "the product in Python says all of it: leave out aggregates, bucket, order"),
+        ({"aggregates": {"n": "approx_distinct"}}, "numbers cannot be aggregated as approx_distinct"),
+        ({"of": "texts", "aggregates": {"n": "p50"}}, "texts cannot be aggregated as p50"),
+        (
+            {"python": "kinds:FILLS"},
+            "the product in Python defines everything else: leave out aggregates, bucket, order",
+        ),
     ],
 )
 def test_what_means_nothing_of_a_tables_rows_is_refused_with_key_value_and_reason(
@@ -261,11 +264,11 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     mine = settings_of(by_day, FILLS, processors=(fills,), home=tmp_path)
     assert [own.into for own in mine.processors] == ["silver.fills", "gold.fills_1m", "gold.by_day"]
     assert [own.rebuilt_as for own in mine.processors] == ["processor:fills", "gold.fills_1m", "gold.by_day"]
-    assert {*mine.own_tables} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
-    assert not {*mine.own_tables} & {*schemas_of(mine), *(one.table for one in tables_of(mine))}
+    assert {*mine.added_tables} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
+    assert not {*mine.added_tables} & {*schemas_of(mine), *(one.table for one in tables_of(mine))}
     assert [reader.name for reader in readers(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
-    assert outlet_of(mine, "gold.by_day").key == ("customer", "window_start")
+    assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
     with pytest.raises(UsageError, match=r"made of the rows of silver\.fills, which need not be of one message each"):
         explain(None, mine, "gold.fills_1m", "")
 
@@ -275,7 +278,7 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     [
         ({"name": "fills_1m"}, "have the name fills_1m"),
         ({"name": "other", "table": "gold.fills_1m"}, "have the table gold.fills_1m"),
-        ({"name": "fills", "key": ("customer",), "source": "gold.fills_1m"}, "cannot be made from each other"),
+        ({"name": "fills", "key": ("customer",), "source": "gold.fills_1m"}, "cannot be computed from each other"),
     ],
 )
 def test_tables_that_two_fill_or_that_are_made_of_each_other_are_refused(other: dict[str, Any], said: str) -> None:

@@ -25,8 +25,8 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.tables.notes import set_change_feeds
 from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
-from sessionlake.publish.job import Publication, require_feed
-from sessionlake.publish.outlets import outlets
+from sessionlake.publish.job import Publication, require_change_feed
+from sessionlake.publish.publishable import publishable_tables
 from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
 from support.lakes import folder_of
 
@@ -174,7 +174,7 @@ def gold(**changed: Any) -> Settings:
 
 
 def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
-    found = outlets(gold())
+    found = publishable_tables(gold())
     tables = {one.table: dict(one.columns) for one in tables_of(gold())}
     assert found.keys() == {ROWS_TABLE, *tables}
     assert {"gold.own", "gold.distinct_values", *TIERS, *AVERAGE_TABLES} <= tables.keys()
@@ -187,30 +187,30 @@ def test_what_a_figure_is_kept_up_by_is_not_sent():
     own = next(one for one in tables_of(gold()) if one.table == "gold.own")
     names = [name for name, _ in own.columns]
     assert "__sl_buckets" in names
-    assert outlets(gold())["gold.own"].columns(names) == ["topic", "mean", "usual"]
-    assert outlets(gold())[ROWS_TABLE].columns(["row_id", "_offset"]) == ["row_id", "_offset"]
+    assert publishable_tables(gold())["gold.own"].columns(names) == ["topic", "mean", "usual"]
+    assert publishable_tables(gold())[ROWS_TABLE].columns(["row_id", "_offset"]) == ["row_id", "_offset"]
 
 
 def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
     known = [one.name for one in tables_of(gold())]
     assert gold(change_feed=known).gold.change_feed == tuple(known)
-    with pytest.raises(ValueError, match=r"gold keeps up no gold\.own; there are rolling_average, .*, own"):
+    with pytest.raises(ValueError, match=r"gold has no table gold\.own; it has rolling_average, .*, own"):
         gold(change_feed=["gold.own"])
 
 
 def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_it_on(tmp_path):
     out = Publication("gold.own", "out")
-    with pytest.raises(UsageError, match=r"Put own there, as in `gold: \{change_feed: \[metrics_1h, own\]\}`"):
-        out.require_allowed(gold(change_feed=["metrics_1h"]))
+    with pytest.raises(UsageError, match=r"Set `gold: \{change_feed: \[metrics_1h, own\]\}`"):
+        out.require_publishable_to(gold(change_feed=["metrics_1h"]))
     ours = gold(change_feed=["own"]).model_copy(update={"home": tmp_path})
-    out.require_allowed(ours)
+    out.require_publishable_to(ours)
     lake, spark = Lake(ours), cast("SparkSession", None)  # which folders do not ask
     write_deltalake(folder_of(lake, "gold.own"), pa.table({"topic": ["a"]}))
-    with pytest.raises(LakeError, match=r"gold.own has no change feed yet: gold switches it on"):
-        require_feed(spark, lake, "gold.own")
+    with pytest.raises(LakeError, match=r"gold.own has no change feed yet. Run `sessionlake run gold --once`"):
+        require_change_feed(spark, lake, "gold.own")
     own = [one for one in tables_of(ours) if one.table == "gold.own"]
     set_change_feeds(spark, lake, ours, own)
-    require_feed(spark, lake, "gold.own")
+    require_change_feed(spark, lake, "gold.own")
     version = lake.last_commit(spark, "gold.own").version
     set_change_feeds(spark, lake, ours, own)
     assert lake.last_commit(spark, "gold.own").version == version
@@ -219,9 +219,13 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
 @pytest.mark.parametrize(
     ("table", "topic", "text"),
     [
-        ("silver.quarantine", "out", "'silver.quarantine' is no table with a change feed.*: silver.session_rows"),
-        ("gold.session_summary", "out", r"gold.session_summary is a view: it holds no rows"),
-        ("gold.metrics_1m", "out", r"Put metrics_1m there, as in `gold: \{change_feed: \[metrics_1m\]\}`"),
+        (
+            "silver.quarantine",
+            "out",
+            "'silver.quarantine' is not a table that can be published.*one of silver.session_rows",
+        ),
+        ("gold.session_summary", "out", r"gold.session_summary is a view"),
+        ("gold.metrics_1m", "out", r"Set `gold: \{change_feed: \[metrics_1m\]\}`"),
         ("silver.session_rows", "capture.x", r"topic capture.x matches kafka.topic_pattern \(capture\\..\+\)"),
         ("silver.session_rows", "in valid", "'in valid' cannot be a topic"),
         ("silver.session_rows", "..", "cannot be a topic"),
@@ -231,12 +235,12 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
 )
 def test_a_table_without_a_key_and_a_topic_that_cannot_serve_are_refused(table, topic, text):
     with pytest.raises(UsageError, match=text):
-        Publication(table, topic).require_allowed(Settings())
+        Publication(table, topic).require_publishable_to(Settings())
 
 
 def test_a_pattern_refuses_whole_names_only():
     ours = Settings(kafka=KafkaSettings(topic_pattern="rows"))
-    Publication("silver.session_rows", "rows.out").require_allowed(ours)
+    Publication("silver.session_rows", "rows.out").require_publishable_to(ours)
 
 
 def test_publishing_before_there_is_a_table_names_the_way_to_it(tmp_path):

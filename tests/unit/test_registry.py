@@ -271,7 +271,7 @@ def test_files_are_read_and_tried_at_the_start(tmp_path: Path) -> None:
     [
         ("x", None, {}, r"schema file .*/x: No such file"),
         ("x", b"{", {}, r"/x cannot be used: not an Avro schema"),
-        ("x", b'"long"', {}, r"/x cannot be used: the schema is of type long, a message is a record"),
+        ("x", b'"long"', {}, r"/x cannot be used: the schema is of type long, but a message must be a record"),
         ("x", b"\xff", {"format": "protobuf", "message": "a"}, r"/x is no descriptor set; make one .* protoc"),
         ("x", b"", {"format": "protobuf", "message": "a"}, r"/x is no descriptor set"),
         (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.fold.points import Points
-from sessionlake.gold.fold.rolling import Evolution, Older, Pane, evolve
+from sessionlake.gold.fold.rolling import Evolution, OlderPoints, Pane, evolve
 from sessionlake.gold.fold.series import RollingAverage
 from support.seeds import examples
 
@@ -58,7 +58,7 @@ class Tables:
     def __init__(self, keys: int, window: int, keep: int, **series: int) -> None:
         self.keys, self.keep = keys, keep
         self.series = RollingAverage("own", last=window, **series)
-        self.tail, self.older = Points.empty(), Older.nothing(keys)
+        self.tail, self.older = Points.empty(), OlderPoints.nothing(keys)
         self.averages: dict[Row, Row] = {}
         self.told: dict[Row, Row] = {}
         self.restated: set[Row] = set()
@@ -81,7 +81,7 @@ class Tables:
         base = points([(*key, row[0]) for key, row in history.items()])
         base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).without(new)
         base = base.take(np.isin(base.key, new.key))
-        found = evolve(base, Older.nothing(self.keys), new, series=self.series, keep=len(base) + len(new))
+        found = evolve(base, OlderPoints.nothing(self.keys), new, series=self.series, keep=len(base) + len(new))
         assert not found.unproven.any()
         self.write(found, new)
 
@@ -209,7 +209,7 @@ def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int,
         told.fold(batch)
         newest = max((p[1] for b in batches[: batches.index(batch) + 1] for p in b), default=0) + slack
         tables.tail = Points.empty()
-        tables.older = Older.forgotten(np.ones(3, np.bool_), np.full(3, newest))
+        tables.older = OlderPoints.forgotten(np.ones(3, np.bool_), np.full(3, newest))
     everything = {p[:4]: told.figure(told.lines[p[0]], p) for batch in batches for p in batch}
     assert {key: row[1:] for key, row in tables.averages.items()} == everything
 

@@ -94,7 +94,7 @@ def test_a_secret_anywhere_is_not_shown(read, scope):
 )
 def test_no_check_repeats_a_secret_though_its_own_text_does(read, scope, text):
     scope |= {"servers": "Hunter2", "table": "silver.hunter2"}
-    with pytest.raises(ConfigError, match="what a secret holds is refused") as error:
+    with pytest.raises(ConfigError, match="the value of the secret is not valid") as error:
         read(text)
     assert "hunter2" not in str(error.value).casefold()
 
@@ -116,19 +116,19 @@ def test_a_secret_that_is_not_there_says_where_to_put_it(read, scope):
 
 
 def test_a_secret_without_a_scope_says_what_names_one(read):
-    with pytest.raises(ConfigError, match="SESSIONLAKE_SECRET_SCOPE names no secret scope"):
+    with pytest.raises(ConfigError, match="because SESSIONLAKE_SECRET_SCOPE is not set"):
         read(FILE, "secret")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("capture:\n  format: json\n  format: avro", "line 3 is not YAML: the key 'format' stands twice"),
+        ("capture:\n  format: json\n  format: avro", "line 3 is not valid YAML: the key 'format' occurs twice"),
         ("capture:\n  gaps: 1", r"line 2: capture\.gaps: no such key"),
         ("targets:\n  prod: {silver: {shards: many}}", r"line 2: silver\.shards = 'many'"),
-        ("targets: [prod]", "line 1: targets has a mapping of settings for each target"),
-        ("kafka: {options: !secret {a: b}}", "!secret is followed by a key"),
-        ("a: &a {b: 1}\nc: {<<: *a, b: 2, b: 3}", "the key 'b' stands twice"),
+        ("targets: [prod]", "line 1: targets must have a mapping of settings for each target"),
+        ("kafka: {options: !secret {a: b}}", "!secret needs the name of a secret"),
+        ("a: &a {b: 1}\nc: {<<: *a, b: 2, b: 3}", "the key 'b' occurs twice"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(read, text, said):

@@ -199,16 +199,20 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     assert str(parse_failure(PassedError(text))) == f"{kafka}: 5 bytes"
     query = PublishQuery("publish", NOWHERE, "rows")
     told = query._explain(PassedError(text))
-    assert (type(told), str(told).partition(".")[0]) == (BrokerError, "publish: a row is larger than topic rows takes")
+    assert (type(told), str(told).partition(".")[0]) == (BrokerError, "publish: a row is larger than topic rows allows")
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "text"),
     [
-        ("table_file_gone", LakeError, "publish: changes that were not sent yet are gone from the table"),
-        ("table_anew", LakeError, "publish: the table was made anew since the last run"),
-        ("schema_changed", LakeError, "publish: columns were added to the table while it was published. Run it again"),
-        ("no_broker", BrokerError, "publish: Kafka does not take the messages"),
+        ("table_file_gone", LakeError, "publish: changes that were not published yet are gone from the table"),
+        ("table_anew", LakeError, "publish: the table was replaced by a new one since the last run"),
+        (
+            "schema_changed",
+            LakeError,
+            "publish: columns were added to the table while it was published. Run the command again",
+        ),
+        ("no_broker", BrokerError, "publish: Kafka does not accept the messages"),
         ("fold_fails", SessionlakeError, f"publish, shard 0: {MALFORMED}"),
     ],
 )

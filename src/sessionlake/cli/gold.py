@@ -80,8 +80,8 @@ def _rebuild_from_silver(
         for name, made in rebuild_tables(spark, settings, chosen).items():
             difference = (
                 "equal to the former table"
-                if made.before is None
-                else f"first difference to the former table:\n  {made.before}"
+                if made.first_difference is None
+                else f"first difference to the former table:\n  {made.first_difference}"
             )
             say(f"{name} is rebuilt: {made.rows:,} rows; {difference}")
         for name, floors in read_floors(Lake(settings).reader(spark), _tables(chosen)).items():

@@ -42,7 +42,7 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
     lake = Lake(settings)
     if lake.storage.needs_spark:
         lake.storage.purge_vectors(table)  # raises the error that says what to do in a catalog
-    known = [name for name in [*TABLES, *settings.own_tables] if lake.storage.exists(None, name)]
+    known = [name for name in [*TABLES, *settings.added_tables] if lake.storage.exists(None, name)]
     if table not in known:
         raise UsageError(
             f"maintain: there is no table {table!r}", fix=f"Name one of the tables: {', '.join(known) or 'none yet'}"

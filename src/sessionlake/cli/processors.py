@@ -84,7 +84,7 @@ def show_difference(spark: SparkSession, settings: Settings, name: str, form: Ou
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         own = processor_settings(settings, name)
-        found = keyed.compared(spark, settings, own) if own.key else processors.compared(spark, settings, name)
+        found = keyed.preview_rebuild(spark, settings, own) if own.key else processors.compared(spark, settings, name)
     say(f"with the present code, from the same history: {found}")
     _show(found, form)
 

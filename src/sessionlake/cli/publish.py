@@ -28,7 +28,7 @@ def preflight(settings: Settings, publication: Publication) -> None:
         LakeError: The table does not exist yet.
         MachineError: The home cannot be written.
     """
-    publication.require_allowed(settings)
+    publication.require_publishable_to(settings)
     lake = Lake(settings)
     lake.storage.require_writable()
     if lake.is_known_missing(publication.table):

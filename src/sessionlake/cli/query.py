@@ -161,7 +161,7 @@ def with_stored_names(lake: Lake, sql: str) -> str:
 
 def table_names(settings: Settings) -> list[str]:
     """Returns the names of all tables and views of the lake, with those that the configuration adds."""
-    return [*TABLES, *DEFINITIONS, *settings.own_tables]
+    return [*TABLES, *DEFINITIONS, *settings.added_tables]
 
 
 def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:

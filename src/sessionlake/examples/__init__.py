@@ -1,1 +1,1 @@
-"""Processors to learn from, and to use."""
+"""Example processors, to use or to learn from."""

@@ -1,10 +1,9 @@
-r"""Logins and logouts, put together: who was in, from when to when, and which of the two is missing.
+r"""Pairs logins with logouts: who was logged in from when to when, and which of the two is missing.
 
-A sensor sends a row an event: its id is the user, and the declared column `event` says `login` or `logout`. A snapshot
-says who is in. In the configuration:
+A sensor sends one row per event. Its id is the user, and the declared column `event` is `login` or `logout`. A snapshot
+lists who is logged in. In the configuration:
 
-    capture: {columns: {event: string}}
-    processors:
+    capture: {columns: {event: string}} processors:
       - {name: logins, class: logins, topics: 'capture\.auth.*', options: {longest_hours: 12}}
 """
 
@@ -23,16 +22,16 @@ _HOUR_MS = 3_600_000
 
 @dataclass
 class WhoIsIn:
-    """Event time of each user's open login."""
+    """The event time in ms of each user's open login."""
 
     since: dict[str, int] = field(default_factory=dict)
 
 
 class Logins(Processor[WhoIsIn]):
-    """A row for every stay, and for every login or logout whose other half is missing.
+    """Emits a row for every login that is followed by a logout, and for every login or logout without the other.
 
     Args:
-        longest_hours: a login that is open for longer, in stream time, is never closed.
+        longest_hours: a login that stays open for longer, in stream time, is reported as never closed.
     """
 
     state = WhoIsIn
@@ -42,12 +41,12 @@ class Logins(Processor[WhoIsIn]):
         self._longest_ms = int(longest_hours * _HOUR_MS)
 
     def on_message(self, state: WhoIsIn, message: Message) -> Iterable[Emitted]:
-        """Opens and closes."""
-        said = {row.id: row.values.get("event") for row in message.rows}
+        """Opens and closes logins."""
+        events = {row.id: row.values.get("event") for row in message.rows}
         if message.type == "snapshot":
-            gone = [user for user in state.since if said.get(user) != "login"]
-            yield from self._never_closed(state, gone)
-        for user, event in said.items():
+            missing = [user for user in state.since if events.get(user) != "login"]
+            yield from self._never_closed(state, missing)
+        for user, event in events.items():
             if event == "logout" and message.type == "update":
                 yield self._closed(state, user, message.ts)
                 yield Timer(NEVER, user)
@@ -59,7 +58,7 @@ class Logins(Processor[WhoIsIn]):
             yield from self._never_closed(state, list(state.since))
 
     def on_timeout(self, state: WhoIsIn, timer: Timer) -> Iterable[Emitted]:
-        """Gives up waiting for a logout: of one user, or, when the session has expired, of all."""
+        """Reports a login as never closed: one user's, or all of them if the session has expired."""
         yield from self._never_closed(state, list(state.since) if timer.expired else [timer.name])
 
     def _closed(self, state: WhoIsIn, user: str, at: int) -> Emitted:

@@ -1,10 +1,9 @@
 r"""Top of book: the best bid and ask after every change of a depth table.
 
-A row is a price level: the declared columns `side` (`bid` or `ask`), `price` and `qty`; a level without a quantity is
-empty. In the configuration:
+A row is a price level with the declared columns `side` (`bid` or `ask`), `price` and `qty`. A level without a quantity
+is empty. In the configuration:
 
-    capture: {columns: {side: string, price: double, qty: double}}
-    processors:
+    capture: {columns: {side: string, price: double, qty: double}} processors:
       - {name: top_of_book, class: top-of-book, topics: 'capture\.depth.*', table: gold.top_of_book}
 """
 
@@ -19,7 +18,7 @@ from sessionlake.processors import Emitted, Message, Processor
 
 
 class Level(Struct, array_like=True):
-    """A price level, as far as it is known."""
+    """A price level; columns that were never set are None."""
 
     side: str | None = None
     price: float | None = None
@@ -27,22 +26,22 @@ class Level(Struct, array_like=True):
 
 
 class Book(Struct):
-    """All levels, by row id."""
+    """All price levels by row id."""
 
     levels: dict[str, Level] = {}
 
     def best(self, side: str) -> tuple[float | None, float | None]:
-        """Best price of a side and the quantity there, of all its levels."""
-        there = [(level.price, level.qty) for level in self.levels.values() if level.side == side and level.qty]
-        prices = [price for price, _ in there if price is not None]
+        """Returns the best price of a side and the total quantity at it; None for both if the side is empty."""
+        offers = [(level.price, level.qty) for level in self.levels.values() if level.side == side and level.qty]
+        prices = [price for price, _ in offers if price is not None]
         if not prices:
             return None, None
         price = max(prices) if side == "bid" else min(prices)
-        return price, sum(qty or 0 for at, qty in there if at == price)
+        return price, sum(qty or 0 for at, qty in offers if at == price)
 
 
 class TopOfBook(Processor[Book]):
-    """A row for every snapshot and update."""
+    """Emits a row for every snapshot and update."""
 
     state = Book
     output: ClassVar = {
@@ -54,7 +53,7 @@ class TopOfBook(Processor[Book]):
     }
 
     def on_message(self, state: Book, message: Message) -> Iterable[Emitted]:
-        """Brings the book up to date, and says its top."""
+        """Applies the message to the book and emits the best bid and ask."""
         if message.type in {"heartbeat", "end"}:
             return
         if message.type == "snapshot":

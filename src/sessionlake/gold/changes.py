@@ -49,8 +49,8 @@ def change_columns(declared: Declared, once: OnceTopics) -> list[Column]:
         F.col("_offset").alias("offset"),
         *(seqs if once.may_be_any else []),
         # As a double, an integer beyond 2^53 loses its last digits.
-        *(_where_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
-        *(_where_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
+        *(_value_if_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
+        *(_value_if_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
     ]
 
 
@@ -127,7 +127,7 @@ def late_condition(product: Product) -> str:
     return f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)"
 
 
-def _where_set(column: str) -> Column:
+def _value_if_set(column: str) -> Column:
     """Returns the column's value if the change set it, else null."""
     from pyspark.sql import functions as F
 

@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.alerts.book import reset_rules
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.batch.averages import AverageWriter
-from sessionlake.gold.batch.final import Finals
+from sessionlake.gold.batch.final import FinalRowAppender
 from sessionlake.gold.batch.products import ProductMerger, write_late
 from sessionlake.gold.batch.rows import BatchRows, FoldResult
 from sessionlake.gold.changes import change_columns, declared_in
@@ -192,7 +192,7 @@ class _GoldBatch:
         self._files.clear()
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
-        self._finals = Finals(spark, lake, self._products, expiry)
+        self._finals = FinalRowAppender(spark, lake, self._products, expiry)
         self._all, self._declared = products_of(lake.settings), declared_in(lake.settings)
         self._enrich = references.step
         # Rules read all of these tables. Without one of them they are not evaluated, and later start as new rules.

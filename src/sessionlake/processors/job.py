@@ -123,7 +123,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     _refuse_filled_table(spark, lake, config)
     checkpoint, begin = settings.checkpoint(config.layer), handover.read_active(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
-    fold = fold_of(spark, lake, processor)
+    fold = processor_fold(spark, lake, processor)
     if begin is not None:
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
@@ -152,7 +152,7 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
         )
 
 
-def fold_of(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
+def processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
     """Returns the fold that judges bronze's messages as silver does, and passes them to the processor."""
     capture = lake.settings.capture
     return SilverFold(capture.declared, capture, binding_decisions(lake.reader(spark)), processor=processor)

@@ -48,7 +48,7 @@ from sessionlake.streaming.source_columns import (
     last_planned_offset,
     table_id,
 )
-from sessionlake.streaming.stores import archive_folders as put_checkpoint_aside
+from sessionlake.streaming.stores import archive_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +117,7 @@ class KeyedTable:
         exists = self.lake.exists(spark, self._config.into)
         return exists and self.lake.storage.properties(spark, self._config.into).get(LOGIC) == self.computation.logic
 
-    def begin(self, spark: SparkSession) -> None:
+    def prepare(self, spark: SparkSession) -> None:
         """Creates the table if it does not exist, and checks that new rows fit those it has.
 
         Raises:
@@ -154,7 +154,7 @@ class KeyedTable:
             or not can_read_last_version(*place)
             or changed_column(*place) is not None
         ):
-            put_checkpoint_aside(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
+            archive_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def prepare_rebuild(self, spark: SparkSession) -> None:
         """Marks a product's outdated table as incomplete, and drops it if its key has changed."""
@@ -230,7 +230,7 @@ def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *,
         LakeError: The table, the source or the checkpoint do not fit each other. Nothing was processed.
     """
     table = KeyedTable(spark, settings, config)
-    table.begin(spark)
+    table.prepare(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
     other = changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
     if other is not None:
@@ -289,7 +289,7 @@ class _KeyedBatch:
         keys = self.table.computation.select_input(frame).select(*map(quote, by)).distinct().localCheckpoint()
         rows = self.table.compute_rows(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
         same = list(self.table.keys)
-        former = self._former(spark, keys, begins=not txn.version)
+        former = self._replaced_rows(spark, keys, is_first_batch=not txn.version)
         gone = former.join(rows.select(*map(quote, same)), same, "left_anti").withColumn(DELETE, F.lit(col=True))
         source = rows.withColumn(DELETE, F.lit(col=False)).unionByName(gone).localCheckpoint()
         count, outputs = source.count(), list[TableOutput]()
@@ -308,15 +308,15 @@ class _KeyedBatch:
         )
         self.ledger.write(spark, entry)
 
-    def _former(self, spark: SparkSession, keys: DataFrame, *, begins: bool) -> DataFrame:
+    def _replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
         """Returns the table's rows that the batch replaces.
 
         Args:
-            begins: Whether this is the stream's first batch. Then rows of keys that the source no longer has are
-                included, since no later batch would report them.
+            is_first_batch: Whether this is the stream's first batch. Then rows of keys that the source no longer has
+                are included, since no later batch would report them.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.into)
-        if not begins:
+        if not is_first_batch:
             return held.join(keys, list(work.by), "left_semi")
         exists = work.select_input(self.table.read_source(spark)).select(*map(quote, work.by)).distinct()
         return held.join(exists.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
@@ -335,7 +335,7 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
 
     started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
     table.prepare_rebuild(spark)
-    rows, found = _compared(spark, table, config)
+    rows, found = _recompute(spark, table, config)
     lake, last = table.lake, last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = config_hash_of(settings, config)
@@ -353,12 +353,12 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
     return found.rows, found
 
 
-def compared(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> Difference:
+def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> Difference:
     """Returns how a rebuild would change the table; changes nothing."""
-    return _compared(spark, KeyedTable(spark, settings, config), config)[1]
+    return _recompute(spark, KeyedTable(spark, settings, config), config)[1]
 
 
-def _compared(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
+def _recompute(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
     table.require_same_key(spark)
     if not table.lake.exists(spark, config.into):
         table.lake.ensure(spark, [config.into, LEDGER])

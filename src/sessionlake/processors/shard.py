@@ -172,7 +172,7 @@ class _ShardBatch:
                     self._owner.loaded_processor.processor.version, b"", span.life, span.partition, span.last
                 )
             session_state.last, session_state.partition = span.last, span.partition
-            life = self._life(Session(topic, session_id, span.partition), session_state)
+            life = self._create_life(Session(topic, session_id, span.partition), session_state)
             for index, message in applied.of(key, span.life):
                 life.process_message(index, message)
             now = self._now[topic, span.partition]
@@ -185,7 +185,7 @@ class _ShardBatch:
                 if life.has_applied_message or key in self._holding:
                     self.memory.sessions[key] = session_state
 
-    def _life(self, session: Session, session_state: SessionState) -> Life:
+    def _create_life(self, session: Session, session_state: SessionState) -> Life:
         rules = self._owner.rules.of(session.topic)
         policy = self._owner.on_error or rules.on_violation
         return Life(self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results)

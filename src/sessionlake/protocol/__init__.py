@@ -1,1 +1,1 @@
-"""Messages decoded. Pure."""
+"""The capture protocol: message types, reasons for quarantine, and decoding into Arrow columns. Pure: no I/O."""

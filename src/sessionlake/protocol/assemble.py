@@ -1,4 +1,4 @@
-"""From well-formed messages, by column, to a chunk: what every payload format ends in."""
+"""Builds a chunk from the fields of well-formed messages. Every payload format ends here."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 @dataclass
 class MessageColumns:
-    """Well-formed messages, one array a field.
+    """The fields of well-formed messages, one array per field.
 
     Attributes:
-        types, seq, ts: of each message, a `MessageType` and integers; `NO_SEQ` where it has no seq.
-        n_rows, n_deleted: how many rows and deleted ids each has.
-        ids, values: of all rows, one after the other; `values[i]` is the i-th declared column, UNSET where a row
-            lacks it.
-        rescued: what each row holds undeclared, as JSON text; None: no row holds any.
-        deleted: deleted ids of all messages.
+        types, seq, ts: `MessageType`, seq and event time (ms) of each message; seq is `NO_SEQ` if it has none.
+        n_rows, n_deleted: Number of rows and of deleted ids in each message.
+        ids, values: Fields of the rows of all messages, one after the other. `values[i]` is the i-th declared column;
+            it is UNSET in rows without that column.
+        deleted: Deleted ids of all messages, one after the other.
+        rescued: JSON text of each row's undeclared columns; None if no row has any.
     """
 
     types: Int8s
@@ -49,11 +49,12 @@ class MessageColumns:
 def to_columns(
     messages: Sequence[Message], rescued: Sequence[list[str | None] | None], columns: Sequence[Column]
 ) -> MessageColumns:
-    """Message structs by column.
+    """Converts message structs to arrays.
 
     Args:
-        rescued: by message, the texts of its rows; empty if no message has any.
-        columns: those declared.
+        messages: The structs.
+        rescued: For each message, the JSON texts of its rows' undeclared columns; empty if no message has any.
+        columns: The declared columns.
     """
     rows = list(map(attrgetter("rows"), messages))
     deleted = list(map(attrgetter("deleted"), messages))
@@ -67,14 +68,14 @@ def to_columns(
         list(map(attrgetter(ID), flat)),
         [list(map(attrgetter(field_of(column, i)), flat)) for i, column in enumerate(columns)],
         list(chain.from_iterable(deleted)),
-        [text for own, found in zip(rows, rescued, strict=True) for text in found or [None] * len(own)]
+        [text for own, texts in zip(rows, rescued, strict=True) for text in texts or [None] * len(own)]
         if rescued
         else None,
     )
 
 
 def select_messages(found: MessageColumns, kept: Bools) -> MessageColumns:
-    """The columns of the chosen messages."""
+    """Returns the fields of the messages for which `kept` is true."""
     if kept.all():
         return found
     of_row, of_deleted = np.repeat(kept, found.n_rows), np.repeat(kept, found.n_deleted)
@@ -92,7 +93,7 @@ def select_messages(found: MessageColumns, kept: Bools) -> MessageColumns:
 
 
 def concatenate(parts: Sequence[MessageColumns]) -> MessageColumns:
-    """Several messages' columns as one."""
+    """Returns the fields of several groups of messages as one group."""
     if len(parts) == 1:
         return parts[0]
     texts = [part.rescued or [None] * len(part.ids) for part in parts]
@@ -112,12 +113,14 @@ def concatenate(parts: Sequence[MessageColumns]) -> MessageColumns:
 def assemble_chunk(
     raw: pa.Table, reasons: Int8s, found: MessageColumns, columns: tuple[Column, ...], order: Int64s | None = None
 ) -> pa.Table:
-    """The chunk of a table of raw messages, row for row.
+    """Builds the chunk of a table of raw messages, with one row per raw message.
 
     Args:
-        reasons: code of each raw message, 0 where well-formed.
-        found: the well-formed ones.
-        order: for each well-formed message in the order of `raw`, its place in `found`; None: that order.
+        raw: The raw messages.
+        reasons: Reason code of each raw message; 0 if it is well-formed.
+        found: The fields of the well-formed messages.
+        columns: The declared columns.
+        order: Index in `found` of each well-formed message in the order of `raw`; None if the order is the same.
     """
     malformed = reasons != 0
     changes = _changes(found, columns)
@@ -153,7 +156,7 @@ def assemble_chunk(
 
 
 def lengths(items: Sequence[Any]) -> Int64s:
-    """Length of each item."""
+    """Returns the length of each item."""
     return np.fromiter(map(len, items), np.int64, len(items))
 
 
@@ -164,13 +167,13 @@ def _numbers(messages: Sequence[Message], name: str, dtype: type[np.integer[Any]
 def _fill_malformed(values: npt.NDArray[Any], malformed: Bools, fill: int) -> npt.NDArray[Any]:
     if not malformed.any():
         return values
-    whole = np.full(len(malformed), fill, values.dtype)
-    whole[~malformed] = values
-    return whole
+    filled = np.full(len(malformed), fill, values.dtype)
+    filled[~malformed] = values
+    return filled
 
 
 def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray:
-    """The list column: per message a clear (snapshots), its rows, its deleted ids."""
+    """Returns the list column of changes: for each message a clear (snapshots only), its rows, and its deleted ids."""
     cleared = found.types == MessageType.SNAPSHOT
     n_rows, n_deleted = found.n_rows, found.n_deleted
     sizes = cleared + n_rows + n_deleted
@@ -188,12 +191,12 @@ def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray
         row_ids = row_ids.take(_inverse_indices(np.concatenate([of_rows, of_deleted]), total))
     snapshot_row = np.repeat(cleared, n_rows)
     values, flags = [], []
-    for column, said in zip(columns, found.values, strict=True):
-        value, flag = _column(said, snapshot_row, column)
+    for column, cells in zip(columns, found.values, strict=True):
+        value, flag = _column(cells, snapshot_row, column)
         values.append(value if row_of_change is None else value.take(row_of_change))
-        whole = np.zeros(total, np.bool_)
-        whole[of_rows] = flag
-        flags.append(pa.array(whole))
+        is_set = np.zeros(total, np.bool_)
+        is_set[of_rows] = flag
+        flags.append(pa.array(is_set))
     fields = [
         pa.array(kind),
         pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
@@ -207,7 +210,7 @@ def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray
 
 
 def _column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.Array, Bools]:
-    """One declared column over all rows: its values, and whether the message set them (a snapshot sets all)."""
+    """Returns a declared column's values in all rows, and whether the message set them. A snapshot sets all."""
     flag = np.ones(len(values), np.bool_)
     if UNSET in values:
         flag = np.fromiter((v is not UNSET for v in values), np.bool_, len(values))
@@ -226,7 +229,7 @@ def _rescued(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> p
 
 
 def _inverse_indices(places: Int64s, total: int) -> pa.Array:
-    """For each place, the index of the item that goes there; null where none does."""
+    """Returns for each of `total` places the index of the item that belongs there; null if none does."""
     indices = np.full(total, -1, np.int64)
     indices[places] = np.arange(len(places))
     return pa.array(indices, mask=indices < 0)

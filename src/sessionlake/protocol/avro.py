@@ -1,4 +1,4 @@
-"""Avro payloads: one datum each, in its writer's schema and nothing after it."""
+"""Decodes Avro payloads. Each must be exactly one datum in its writer's schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sessionlake.protocol.schema_decoder import (
 from sessionlake.protocol.types import Bools
 
 Schema = dict[str, Any]
-# What fastavro makes of bytes that are no datum of the schema.
+# Errors that fastavro raises for bytes that are not a datum of the schema.
 _DECODE_ERRORS = (ArithmeticError, EOFError, LookupError, ValueError)
 _VALUE_KINDS = {
     "boolean": ValueKind.BOOLEAN,
@@ -43,10 +43,11 @@ _VALUE_KINDS = {
 
 
 class AvroDecoder:
-    """Reads data of one writer's schema.
+    """Decodes data of one writer's schema.
 
     Raises:
-        UnusableSchemaError: the schema is none, or one that a few bytes could exhaust the reader with.
+        UnusableSchemaError: The definition is not a usable Avro schema of a message, or a few bytes of data could
+            exhaust the reader.
     """
 
     def __init__(self, definition: Definition, columns: tuple[Column, ...]) -> None:
@@ -59,7 +60,7 @@ class AvroDecoder:
         self.layout = _layout(fields, row, columns)
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
-        """Each payload as a dict; None where it is no datum of the schema, or more than one."""
+        """Returns each payload as a dict; None if it is not exactly one datum of the schema."""
         found: list[Any] = []
         streams = list(map(BytesIO, bodies))
         rest = iter(streams)
@@ -67,7 +68,7 @@ class AvroDecoder:
             try:
                 found.extend(map(fastavro.schemaless_reader, rest, repeat(self._schema)))
             except _DECODE_ERRORS:
-                found.append(None)  # `extend` kept what came before, and `rest` stands behind the refused one
+                found.append(None)  # `extend` kept the data before it, and `rest` continues after it
         ends = np.fromiter(map(BytesIO.tell, streams), np.int64, len(streams))
         sizes = np.fromiter(map(len, bodies), np.int64, len(streams))
         for index in np.flatnonzero(ends != sizes).tolist():
@@ -75,11 +76,11 @@ class AvroDecoder:
         return found
 
     def types(self, objects: Sequence[Any]) -> list[Any]:
-        """Name of each message's type."""
+        """Returns the name of each message's type."""
         return list(map(itemgetter("type"), objects))
 
     def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
-        """`seq` or `ts` of each message."""
+        """Returns `seq` or `ts` of each message, 0 if missing, and where it is missing (None: nowhere)."""
         found: list[Any] = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
         if None not in found:
             return found, None
@@ -87,7 +88,7 @@ class AvroDecoder:
         return [0 if item is None else item for item in found], missing
 
     def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """`rows` or `deleted` of each message."""
+        """Returns `rows` or `deleted` of each message, empty if missing, and where it is missing (None: nowhere)."""
         found = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
         if None not in found:
             return found, None
@@ -95,38 +96,38 @@ class AvroDecoder:
         return [() if item is None else item for item in found], missing
 
     def ids(self, rows: Sequence[Any]) -> list[str]:
-        """`id` of each row."""
+        """Returns the `id` of each row."""
         return list(map(itemgetter("id"), rows))
 
     def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
-        """`_set` of each row, None where it is null."""
+        """Returns the `_set` of each row, None in rows where it is null; None if no row has one."""
         found = list(map(itemgetter(SET), rows)) if SET in self._row_field_names else []
         return None if found.count(None) == len(found) else found
 
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """A declared column of each row."""
+        """Returns a declared column of each row, and which rows have it (None: all)."""
         if name in self._row_field_names:
             return list(map(itemgetter(name), rows)), None
         return [None] * len(rows), np.zeros(len(rows), np.bool_)
 
     def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
-        """None: the writer's schema names every field."""
+        """Returns no rows: the writer's schema names every field."""
         del rows
         return ()
 
     def row_to_json(self, row: Any) -> dict[str, Any]:
-        """A row as the JSON object that says the same."""
+        """Returns a row as the equivalent JSON object."""
         to_json_object = {
             name: value if name in self._plain_names else to_json_value(value) for name, value in row.items()
         }
         return apply_set_names(to_json_object)
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Type, seq and ts of a message, as far as it has them."""
+        """Returns type, seq and ts of a message, without those that it lacks."""
         return {name: message[name] for name in HEADER_FIELDS if message.get(name) is not None}
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
-        """A message as the JSON object that says the same."""
+        """Returns a message as the equivalent JSON object."""
         to_json_object = self.header_fields(message)
         for name in ("rows", "deleted"):
             if message.get(name) is not None:
@@ -155,7 +156,7 @@ def _layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Column, .
 
 
 def _branches(schema: Any) -> list[Any]:
-    """The types that a value may be of, null aside."""
+    """Returns the types that a value may have, without null."""
     if isinstance(schema, dict) and schema["type"] == "union":
         return [schema[i] for i in range(len(schema) - 1) if schema[i] != "null"]
     return [] if schema is None else [schema]
@@ -171,7 +172,7 @@ def _value_kind(schema: Any) -> ValueKind:
 
 
 def _record_items(schema: Any) -> Schema | None:
-    """The record that an array, or null, holds."""
+    """Returns the record type of an array's items; None if it is not an array of records. It may be nullable."""
     branches = _branches(schema)
     if len(branches) == 1 and _kind(branches[0]) == "array" and _kind(branches[0]["items"]) == "record":
         return dict(branches[0]["items"])
@@ -179,13 +180,13 @@ def _record_items(schema: Any) -> Schema | None:
 
 
 def _is_string_list(schema: Any) -> bool:
-    """Whether it is missing, or an array of strings, or null."""
+    """Returns True if the schema is None or an array of strings. The array may be nullable."""
     branches = _branches(schema)
     return schema is None or (len(branches) == 1 and branches[0] == {"type": "array", "items": "string"})
 
 
 def _with_canonical_symbols(schema: Any) -> Any:
-    """The schema with each enum's symbols replaced by the message types that they name, also inside a union."""
+    """Returns the schema with enum symbols replaced by the message types that they name, also inside a union."""
     if not isinstance(schema, dict):
         return schema
     if schema["type"] == "union":
@@ -196,7 +197,7 @@ def _with_canonical_symbols(schema: Any) -> Any:
 
 
 def _has_bytes(schema: Any) -> bool:
-    """Whether every value takes a byte at least, as far as that is plain to see."""
+    """Returns True if every value certainly takes at least one byte."""
     return isinstance(schema, dict | str) and _kind(schema) not in {"null", "fixed", "record"}
 
 
@@ -205,11 +206,11 @@ def _fields(record: Schema) -> dict[str, Any]:
 
 
 class _PreparedSchema:
-    """A writer's schema as the reader gets it: names resolved, logical types gone, message types by their names.
+    """A writer's schema prepared for the reader: names resolved, no logical types, message types in lower case.
 
-    Symbols and unions become dicts by number: of a list, Python would read a negative index from its end. A record
-    that holds itself is refused, since data could nest to any depth, and an array of items that take no bytes,
-    since a few bytes could promise any number of them.
+    Symbols and unions become dicts by number, because Python reads a negative index of a list from its end. Two kinds
+    of schemas are refused. In a recursive record, data could nest to any depth. In an array whose items take no bytes,
+    a few bytes could declare any number of items.
     """
 
     def __init__(self, definition: Definition) -> None:
@@ -219,20 +220,20 @@ class _PreparedSchema:
         except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError, AttributeError) as error:
             raise UnusableSchemaError(f"not an Avro schema: {error}") from None
         except RecursionError:
-            raise UnusableSchemaError("not an Avro schema: it nests too deeply") from None
+            raise UnusableSchemaError("not an Avro schema: it is nested too deeply") from None
         self._named = named
         self._done: dict[str, Schema] = {}
         self._height: dict[str, int] = {}
         self._min_record_bytes: dict[str, int] = {}
         self._in_progress: list[str] = []
         self._deepest = 0
-        whole = self._prepare(parsed[-1], 1)
-        if _kind(whole) != "record":
-            raise UnusableSchemaError(f"the schema is of type {_kind(whole)}, a message is a record")
-        for field in whole["fields"]:
+        message = self._prepare(parsed[-1], 1)
+        if _kind(message) != "record":
+            raise UnusableSchemaError(f"the schema is of type {_kind(message)}, but a message must be a record")
+        for field in message["fields"]:
             if field["name"] == "type":
                 field["type"] = _with_canonical_symbols(field["type"])
-        self.schema = whole | {"__fastavro_parsed": True, "__named_schemas": {}}
+        self.schema = message | {"__fastavro_parsed": True, "__named_schemas": {}}
 
     def _prepare(self, schema: Any, level: int) -> Any:
         self._record_depth(level)
@@ -247,7 +248,7 @@ class _PreparedSchema:
             items = self._prepare(schema["items"], level + 1)
             if self._min_bytes(items) == 0:
                 raise UnusableSchemaError(
-                    "it has an array of items that take no bytes, of which data could hold any number"
+                    "it has an array of items that take no bytes, so that data could hold any number of them"
                 )
             return {"type": "array", "items": items}
         if kind == "map":
@@ -256,7 +257,7 @@ class _PreparedSchema:
 
     def _prepare_named(self, name: str, level: int) -> Schema:
         if name in self._in_progress:
-            raise UnusableSchemaError(f"{name} holds itself, so that data could nest to any depth")
+            raise UnusableSchemaError(f"{name} contains itself, so that data could nest to any depth")
         if name not in self._done:
             before, self._deepest = self._deepest, level
             self._in_progress.append(name)
@@ -282,7 +283,7 @@ class _PreparedSchema:
         return {"type": "record", "name": name, "fields": fields}
 
     def _min_bytes(self, schema: Any) -> int:
-        """1 if every value takes a byte at least."""
+        """Returns 1 if every value takes at least one byte, else 0."""
         kind = _kind(schema)
         if kind == "record":
             name = schema["name"]

@@ -1,12 +1,12 @@
-"""Whether a regular expression can take very long on some topic name: Python's and Java's engines try every way.
+"""Finds regular expressions that can take very long to match a topic name, because the engine tries every way.
 
-A topic's name is chosen by whoever creates it. An expression that reads a name in many ways makes bronze stand still
-at one that does not match. Its ways are those of its position automaton (Glushkov 1961), whose states are the places in
-the expression that read a character. There are two kinds (Weideman et al., "Analyzing matching time behavior of
-backtracking regular expression matchers", 2016):
+Clients that create topics choose their names. If a pattern can match a name in many ways, Python's and Java's engines
+try all of them before they reject it, and bronze hangs. The ways are paths through the pattern's position automaton
+(Glushkov 1961), whose states are the places in the pattern that read a character. There are two cases (Weideman et al.,
+"Analyzing matching time behavior of backtracking regular expression matchers", 2016):
 
-- Exponentially many: a state comes back to itself in two ways that read the same text, as in `(a+)+`.
-- As many as a power of the length: loops that read the same text come one after the other, as in `.*.*.*`.
+- Exponentially many ways: a state can return to itself in two ways that read the same text, as in `(a+)+`.
+- Polynomially many ways: loops that read the same text follow each other, as in `.*.*.*`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from importlib import import_module
 from typing import Any
 
 _NAME = string.ascii_letters + string.digits + "._-"
-"""What a topic's name is made of."""
+"""The characters that a topic's name may have."""
 _ANY = (1 << len(_NAME)) - 1
 _MAX_LOOPS = 4
-"""Loops that may read the same text: of 249 characters, four do so in 2.5 million ways."""
+"""The most loops in a row that may read the same text. Four loops split 249 characters in 2.5 million ways."""
 _AMBIGUOUS = "a repeated part of it can read the same text in several ways, as in (a+)+"
 _MAX_PAIRS = 40_000
 _MAX_COPIES = 64
@@ -35,13 +35,13 @@ Pair = tuple[State, State]
 
 @lru_cache
 def find_slow_matching(pattern: str) -> str | None:
-    """Why a name can be found that the pattern takes very long for; None if there is none.
+    """Returns why matching the pattern can take very long for some topic name; None if it cannot.
 
     Args:
-        pattern: a valid regular expression.
+        pattern: A valid regular expression.
     """
     nfa = _Automaton(bool(re.compile(pattern).flags & re.IGNORECASE), "|" in pattern)
-    # The standard library's own parser has no public name since Python 3.11.
+    # The standard library's parser has had no public name since Python 3.11.
     try:
         nfa.add(import_module("re._parser").parse(pattern))
     except _UnboundedError as error:
@@ -58,12 +58,12 @@ def find_slow_matching(pattern: str) -> str | None:
 
 
 class _UnboundedError(ValueError):
-    """A part of a pattern that is refused whatever it reads."""
+    """A pattern has a part that is refused whatever it reads."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the pattern: states that it may begin and end with, and whether it may read nothing."""
+    """A part of the pattern: its possible first and last states, and whether it can match an empty text."""
 
     first: Counter[State]
     last: Counter[State]
@@ -75,11 +75,14 @@ _NOTHING = _Part(Counter(), Counter(), empty=True)
 
 @dataclass
 class _Automaton:
-    """States, each with the characters that it reads, and how often each follows another.
+    """The position automaton of a pattern.
 
     Attributes:
-        has_branches: whether there are alternatives. Python's parser makes one set of `(a|b)`, Java's engine does not.
-        depth: how many repeats are around the part that is being added.
+        ignores_case: True if the pattern ignores case.
+        has_branches: True if the pattern has alternatives. Python's parser turns `(a|b)` into a set, Java does not.
+        depth: Number of repeats around the part that is being added.
+        reads: For each state, the characters that it reads, as a bit mask.
+        next: For each state, its successors, each with the number of ways to it.
     """
 
     ignores_case: bool
@@ -89,18 +92,18 @@ class _Automaton:
     next: list[Counter[State]] = field(default_factory=list)
 
     def follows(self, state: State) -> Iterable[State]:
-        """The states that may come behind one."""
+        """Returns the successors of a state."""
         return self.next[state]
 
     def add(self, tree: Iterable[tuple[Any, Any]]) -> _Part:
-        """The part that a parsed pattern makes."""
-        whole = _NOTHING
+        """Adds a parsed pattern and returns it as a part."""
+        part = _NOTHING
         for op, value in tree:
-            whole = self._sequence(whole, self._part(str(op), value))
-        return whole
+            part = self._sequence(part, self._part(str(op), value))
+        return part
 
     def is_ambiguous(self, loop: list[State]) -> bool:
-        """Whether a state of a loop comes back to itself in two ways that read the same text."""
+        """Returns True if a state of a loop can return to itself in two ways that read the same text."""
         inside = set(loop)
         if any(ways > 1 and to in inside for state in loop for to, ways in self.next[state].items()):
             return True
@@ -112,9 +115,9 @@ class _Automaton:
         return False
 
     def longest_chain(self, loops: list[list[State]]) -> int:
-        """How many loops may come one after the other, each of which can read what the next one reads."""
+        """Returns the most loops in a row of which each can read the text that the next one reads."""
         longest: list[int] = []
-        for number, loop in enumerate(loops):  # those behind a loop come before it
+        for number, loop in enumerate(loops):  # loops that can follow a loop come before it in the list
             reached = self._reached(loop)
             behind = (longest[n] for n in range(number) if loops[n][0] in reached and self._overlap(loop, loops[n]))
             longest.append(1 + max(behind, default=0))
@@ -150,7 +153,7 @@ class _Automaton:
             for part in parts:
                 first.update(part.first)
                 last.update(part.last)
-            if sum(part.empty for part in parts) > 1 and self.depth:  # what is left of (a|a), behind the common a
+            if sum(part.empty for part in parts) > 1 and self.depth:  # the parser leaves two empty branches of (a|a)
                 raise _UnboundedError(_AMBIGUOUS)
             return _Part(first, last, empty=any(part.empty for part in parts))
         if op in {"SUBPATTERN", "ATOMIC_GROUP"}:
@@ -219,7 +222,7 @@ class _Automaton:
 
 
 def _components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
-    """The strongly connected parts that have a cycle (Tarjan 1972), each before those that lead to it."""
+    """Returns the strongly connected components that have a cycle (Tarjan 1972), each before those that lead to it."""
     index: dict[Any, int] = {}
     low: dict[Any, int] = {}
     stack: list[Any] = []

@@ -1,7 +1,7 @@
-"""Avro and Protobuf values to columns: in bulk by schema, and one by one through `parse` what fails a bulk check.
+"""Decodes Avro and Protobuf messages into a chunk, in bulk by schema.
 
-The library decodes each payload in C, `map` reads the fields out of what it made, and the checks are Arrow's and
-NumPy's. As with JSON, only a message that one of them fails is looked at by Python code of its own.
+The library decodes each payload in C, `map` reads the fields, and Arrow and NumPy check them. As with JSON, only a
+message that fails such a check is parsed singly by `protocol.parse`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.wire import Headers, Path, split_headers
 
 _MALFORMED = {PayloadFormat.AVRO: Reason.NOT_AVRO, PayloadFormat.PROTOBUF: Reason.NOT_PROTOBUF}
-# What a library has decoded can be a hundred times as large as the payload: rows of a few bytes each are objects each.
+# Decoded objects can be a hundred times as large as the payload, because each row of a few bytes becomes an object.
 _SLICE_BYTES = 1024 * 1024
 _TYPES_WITH_ROWS = ("snapshot", "update")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of the messages by column, and which of the raw ones they are."""
+    """The fields of some well-formed messages, and their indices among the raw messages."""
 
     places: Int64s
     found: MessageColumns
@@ -51,10 +51,14 @@ class _Part:
 def decode_binary(
     raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes, *, fast: bool
 ) -> pa.Table:
-    """Decodes raw messages into a chunk, row for row.
+    """Decodes raw messages into a chunk with one row per raw message.
 
     Args:
-        fast: False looks at every message by itself; the result is the same.
+        raw: The raw messages.
+        prechecks: What is known of them without their values.
+        payload: The format and schemas of the messages.
+        types: The message structs of the declared columns.
+        fast: If false, every message is parsed singly; the result is the same.
     """
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     slices = (np.cumsum(sizes) - sizes) // _SLICE_BYTES
@@ -67,7 +71,7 @@ def decode_binary(
 
 
 class _Slice:
-    """Messages that are decoded at once."""
+    """Raw messages that are decoded together."""
 
     def __init__(self, raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes) -> None:
         self._raw, self._prechecks, self._reasons = raw, prechecks, prechecks.reasons
@@ -75,7 +79,7 @@ class _Slice:
         self._malformed = CODE_OF[_MALFORMED[payload.format]]
 
     def decode(self, *, fast: bool) -> pa.Table:
-        """The chunk (see `chunk.chunk_schema`) of the messages it was given."""
+        """Returns the chunk of the messages, with one row per message."""
         values = self._raw["value"].combine_chunks()
         headers = self._headers(values)
         parts: list[_Part] = []
@@ -95,7 +99,7 @@ class _Slice:
         return Headers(np.where(values.is_null(), -1, 0), [(0, ())], values)
 
     def _by_decoder(self, headers: Headers) -> Iterator[tuple[SchemaDecoder, Int64s]]:
-        """Places of the messages that are not refused yet, by what decodes them."""
+        """Yields each decoder with the indices of its messages, without those that are refused already."""
         wanted = np.flatnonzero(self._reasons == 0)
         which = headers.which[wanted]
         self._reasons[wanted[which < 0]] = self._malformed
@@ -120,7 +124,7 @@ class _Slice:
         if fast and objects and decoder.layout is not None:
             try:
                 bulk = BulkMessages(decoder, objects, sizes, self._prechecks.select(places), self._types.columns)
-            except (UnicodeDecodeError, TooDeepError):  # of one message; only looking closely tells which
+            except (UnicodeDecodeError, TooDeepError):  # raised by one of the messages: parse each to find it
                 return list(self._parse_singly(decoder, places, objects))
             good = (bulk.reasons == 0) & ~bulk.unsure
             self._reasons[places] = np.where(bulk.unsure, 0, bulk.reasons)
@@ -148,7 +152,7 @@ class _Slice:
         try:
             header_fields = decoder.header_fields(item)
             found = parse_object(header_fields | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
-            if isinstance(found, Reason):  # before a look at rows, of which there can be many
+            if isinstance(found, Reason):  # refused before its rows are converted, of which there can be many
                 return found
             plain = decoder.to_json_object(item) if header_fields["type"] in _TYPES_WITH_ROWS else header_fields
         except UnicodeDecodeError:
@@ -158,13 +162,13 @@ class _Slice:
         return parse_object(plain, self._types, latest_ts=latest, seq_optional=seqless)
 
 
-# -- which schema
+# -- choosing a decoder by schema
 
 
 def _decoders(
     payload: Payload, headers: Sequence[tuple[int, Path]], used: Int64s, columns: tuple[Column, ...]
 ) -> list[SchemaDecoder | None]:
-    """What decodes each header's payloads; None where nothing does."""
+    """Returns the decoder for each header; None if its schema is unknown or cannot be used."""
     definitions = payload.schemas.definitions(sorted({headers[place][0] for place in np.unique(used).tolist()}))
     return [_decoder(payload, definitions.get(schema), path, columns) for schema, path in headers]
 
@@ -182,13 +186,16 @@ def _decoder(
 
 
 def decoder_of(payload: Payload, definition: Definition, path: Path, columns: tuple[Column, ...]) -> SchemaDecoder:
-    """What decodes a schema's payloads.
+    """Returns the decoder for a schema.
 
     Args:
-        path: of the message type, where the payload does not name it.
+        payload: The format of the messages.
+        definition: The schema.
+        path: Path of the message type in a Protobuf schema. Used if `payload` does not name the type.
+        columns: The declared columns.
 
     Raises:
-        UnusableSchemaError: nothing can.
+        UnusableSchemaError: No message can be read with the schema.
     """
     if payload.format is PayloadFormat.AVRO:
         return _avro(definition, columns)
@@ -198,7 +205,7 @@ def decoder_of(payload: Payload, definition: Definition, path: Path, columns: tu
     return _protobuf(definition, message, columns)
 
 
-# The libraries are loaded by those who need them: JSON does not.
+# The libraries are imported only when needed: JSON does not need them.
 @lru_cache(maxsize=64)
 def _avro(definition: Definition, columns: tuple[Column, ...]) -> SchemaDecoder:
     from sessionlake.protocol.avro import AvroDecoder

@@ -1,4 +1,4 @@
-"""Decoded Avro and Protobuf messages by column: read by `map`, checked by Arrow and NumPy, none by Python code."""
+"""Reads and checks decoded Avro and Protobuf messages column by column, without Python code per message."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _WITH_ROWS = (MessageType.SNAPSHOT, MessageType.UPDATE)
 
 @dataclass(frozen=True)
 class Prechecks:
-    """What is known of raw messages without a look at their values.
+    """What is known of raw messages before their values are read.
 
     Attributes:
-        reasons: code of each that is refused already; 0 for the others.
-        latest: the highest believable event time of each, ms.
-        seqless: which may lack a seq.
+        reasons: Reason code of each message; 0 if it is not refused yet.
+        latest: The highest event time (ms) that each message may have.
+        seqless: True for messages that may lack a seq.
     """
 
     reasons: Int8s
@@ -37,20 +37,24 @@ class Prechecks:
     seqless: Bools
 
     def select(self, which: Any) -> Prechecks:
-        """What is known of these messages alone."""
+        """Returns the same for some of the messages, chosen by a slice, mask or array of indices."""
         return Prechecks(self.reasons[which].copy(), self.latest[which], self.seqless[which])
 
 
 class BulkMessages:
-    """Messages of one schema, read by column and checked in the order of the reasons.
+    """Messages of one schema, read column by column and checked in the order of the reasons.
 
     Attributes:
-        reasons: code of each message that is none.
-        unsure: which of the others have to be looked at one by one.
-        columns: what all of them say, whether good or not.
+        reasons: Reason code of each message; 0 if it is well-formed.
+        unsure: True for messages that must be parsed singly.
+        columns: The fields of all messages, including refused ones.
 
     Args:
-        sizes: of each payload, bytes.
+        decoder: Decoder of the schema.
+        objects: The decoded messages.
+        sizes: Size of each payload in bytes.
+        prechecks: What is known of the messages without their values.
+        columns: The declared columns.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class BulkMessages:
         n_rows, n_deleted = np.maximum(n_rows, 0), np.maximum(n_deleted, 0)
         deleted = list(chain.from_iterable(deleted_of))
         self._check_lengths(deleted, np.repeat(np.arange(len(objects)), n_deleted), Reason.BAD_ROWS)
-        # More rows than could each have an id: refused before they become so many Python objects.
+        # More rows than fit into the payload if each has an id: refused before they become Python objects.
         crowded = n_rows * (decoder.layout.row_bytes if decoder.layout else 0) > sizes
         self._refuse(crowded, Reason.BAD_ROW_ID)
         rows_of, n_rows = _empty_where(rows_of, crowded), np.where(crowded, 0, n_rows)
@@ -99,17 +103,20 @@ class BulkMessages:
         self._refuse(wrong, reason)
 
     def _head(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
-        """`seq` or `ts` of each message, and where it is missing."""
+        """Returns `seq` or `ts` of each message, and where it is missing."""
         values, missing = self._decoder.numbers(objects, name)
         try:
             found = np.fromiter(values, np.int64, len(values))
-        except OverflowError:  # an unsigned one
+        except OverflowError:  # an unsigned value beyond int64
             self._refuse(np.fromiter((value > INT64_MAX for value in values), np.bool_, len(values)), reason)
             found = np.fromiter((min(value, INT64_MAX) for value in values), np.int64, len(values))
         return found, np.zeros(len(values), np.bool_) if missing is None else missing
 
     def _lists(self, objects: list[Any], name: str, having: Bools) -> tuple[list[Any], Int64s]:
-        """A list of each message, empty where it means nothing, and its length, -1 where it is missing."""
+        """Returns `rows` or `deleted` of each message, and its length (-1: missing).
+
+        The list is empty for messages whose type has none, which `having` says.
+        """
         found, missing = self._decoder.lists(objects, name)
         sizes = lengths(found)
         strange = (sizes > 0) & ~having
@@ -126,7 +133,7 @@ class BulkMessages:
             self._refuse(repeated, Reason.DUPLICATE_ROW_ID)
 
     def _check_lengths(self, ids: list[str], owner: Int64s, reason: Reason) -> Int64s:
-        """Refuses messages with ids of a wrong length; returns a number for each id, the same for the same."""
+        """Refuses messages with ids of a wrong length; returns a number per id that is equal for equal ids."""
         encoded = pa.array(ids, pa.string()).dictionary_encode()
         sizes = pc.binary_length(encoded.dictionary).to_numpy()
         codes = encoded.indices.to_numpy().astype(np.int64)
@@ -145,24 +152,24 @@ class BulkMessages:
                 found.append(ids)
                 continue
             values, present = self._decoder.cells(rows, column.name)
-            there = _presence(present, sets, column.name)
-            if there is not None:
-                values = [value if flag else None for value, flag in zip(values, there, strict=True)]
+            is_set = _presence(present, sets, column.name)
+            if is_set is not None:
+                values = [value if flag else None for value, flag in zip(values, is_set, strict=True)]
             if column.name in cells:
                 values = self._checked(values, column, cells[column.name])
-            if there is not None:
-                values = [value if flag else UNSET for value, flag in zip(values, there, strict=True)]
+            if is_set is not None:
+                values = [value if flag else UNSET for value, flag in zip(values, is_set, strict=True)]
             found.append(values)
         return found
 
     def _check_names(self, sets: list[Any]) -> None:
-        """A `_set` that names an undeclared column is for a closer look."""
+        """Marks messages as unsure if a `_set` names an undeclared column."""
         known = {ID, SET, *(column.name for column in self._columns)}
         strange = [index for index, names in enumerate(sets) if names and not known.issuperset(names)]
         self.unsure[self._owner[strange]] = True
 
     def _checked(self, values: list[Any], column: Column, holds: ValueKind) -> list[Any]:
-        """Values as the column has them; refuses messages that have one out of its range."""
+        """Returns the values in the column's type; refuses messages with a value out of its range."""
         if column.json_type is JsonType.INTEGER:
             self._refuse_values(
                 _out_of_range(pa.array(values, pa.uint64() if holds is ValueKind.UNSIGNED else pa.int64()), column)
@@ -195,7 +202,7 @@ def _empty_where(lists: list[Any], where: Bools) -> list[Any]:
 
 
 def _out_of_range(values: pa.Array, column: Column) -> pa.Array:
-    """Which integers the column does not hold."""
+    """Returns which integers are out of the column's range."""
     highest = 2 ** (column.bits - 1) - 1
     above = pc.greater(values, pa.scalar(highest, values.type))
     return above if values.type == pa.uint64() else pc.or_(above, pc.less(values, pa.scalar(-highest - 1, values.type)))

@@ -1,8 +1,8 @@
-"""The packed form of messages between decoding and folding: Arrow IPC, one row a message.
+"""Chunks: decoded messages as Arrow IPC, one row per message, on their way from decoding to folding.
 
-A chunk's columns are the message's coordinates and header, and `changes`: the row changes it asks for, in
-order (`ordinal` counts them). A malformed message has a `reason` and no changes. The format version stands in
-the schema's metadata; a chunk never outlives its micro-batch.
+A chunk's columns are the message's Kafka coordinates, its header fields, and `changes`: the changes of rows that it
+asks for, numbered by `ordinal`. A malformed message has a `reason` and no changes. The schema's metadata has the format
+version. A chunk does not outlive its micro-batch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sessionlake.protocol.message import MessageType
 
 FORMAT = b"sessionlake.chunk/2"
 _FORMAT_KEY = b"format"
-_IPC = b"\xff\xff\xff\xff"  # what every Arrow IPC stream begins with
+_IPC = b"\xff\xff\xff\xff"  # every Arrow IPC stream begins with this
 COMPRESSED = b"zstd"
-"""What contents that are `compressed` begin with."""
+"""The first bytes of compressed contents."""
 COMPRESS_ABOVE_BYTES = 256 << 10
-"""Contents of more bytes are compressed."""
+"""Contents with more bytes are compressed."""
 _SIZE_BYTES = 8
 
 
 class ChangeKind(IntEnum):
-    """What a change does to a session's table."""
+    """The effect of a change on a session's table."""
 
     CLEAR = 0
     UPSERT = 1
@@ -39,18 +39,18 @@ class ChangeKind(IntEnum):
 
 
 def set_field(index: int) -> str:
-    """Name of the flag that says whether the message set declared column `index`."""
+    """Returns the name of the flag that is true if the message set declared column `index`."""
     return f"set:{index}"
 
 
 def value_field(index: int) -> str:
-    """Name of the field that holds declared column `index`."""
+    """Returns the name of the field with the value of declared column `index`."""
     return f"value:{index}"
 
 
 @lru_cache(maxsize=8)
 def change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
-    """Fields of one change."""
+    """Returns the Arrow fields of one change."""
     values = [pa.field(value_field(i), column.arrow) for i, column in enumerate(columns)]
     flags = [pa.field(set_field(i), pa.bool_()) for i in range(len(columns))]
     return (
@@ -65,11 +65,11 @@ def change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
 
 @lru_cache(maxsize=8)
 def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Arrow schema of a chunk; times are int64 milliseconds since the epoch.
+    """Returns the Arrow schema of a chunk. Times are int64 milliseconds since the Unix epoch.
 
-    `seq` is null where the message is malformed or class `none` lets it be absent; `size` is the value's in bytes;
-    `reason` is the code of one (see `reasons`), 0 where the message is well-formed, or `erased.CODE`;
-    `clock` is the highest Kafka timestamp of the message's segment up to it (see `integrity.clock`).
+    `seq` is null if the message is malformed or has none (class `none`). `size` is the value's size in bytes.
+    `reason` is a code of `reasons.CODES`: 0 if the message is well-formed; it is `erased.CODE` if it was erased.
+    `clock` is stream time at the message: the highest Kafka timestamp that counts in its segment so far.
     """
     return pa.schema(
         [
@@ -91,24 +91,24 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def write_ipc(table: pa.Table, *, compress_columns: bool = False) -> bytes:
-    """An Arrow table as one IPC stream, as any reader of Arrow takes it."""
+    """Returns an Arrow table as one IPC stream, which any Arrow reader can read."""
     return bytes(_ipc_stream(table, "zstd" if compress_columns else None))
 
 
 def read_ipc(stored: bytes | pa.Buffer) -> pa.Table:
-    """Reads what `write_ipc` wrote, be it `compressed`."""
+    """Reads an Arrow table from an IPC stream, compressed or not."""
     return pa.ipc.open_stream(decompress(stored)).read_all()
 
 
 def write_compressed(table: pa.Table) -> bytes:
-    """As `write_ipc`, and `compressed`, with one copy less."""
+    """Returns an Arrow table as one IPC stream, compressed if it is large. This saves a copy over two calls."""
     return compress(_ipc_stream(table, None))
 
 
 def compress(content: bytes | pa.Buffer) -> bytes:
-    """Large contents in fewer bytes, for their way through Spark; what is compressed already stays as it is.
+    """Compresses large contents before they go through Spark. Small and compressed contents stay as they are.
 
-    There each byte is copied some ten times, which costs more than to compress it.
+    Spark copies each byte about ten times, which costs more than the compression.
     """
     if len(content) <= COMPRESS_ABOVE_BYTES or memoryview(content)[: len(COMPRESSED)] == COMPRESSED:
         return bytes(content)
@@ -116,12 +116,12 @@ def compress(content: bytes | pa.Buffer) -> bytes:
 
 
 def decompress(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
-    """What was `compressed`, if it was."""
-    seen, begin = memoryview(content), len(COMPRESSED)
-    if seen[:begin] != COMPRESSED:
+    """Returns the contents before `compress`. Contents that are not compressed stay as they are."""
+    view, start = memoryview(content), len(COMPRESSED)
+    if view[:start] != COMPRESSED:
         return content
-    size = int.from_bytes(seen[begin : begin + _SIZE_BYTES], "little")
-    return _codec().decompress(pa.py_buffer(seen[begin + _SIZE_BYTES :]), size)
+    size = int.from_bytes(view[start : start + _SIZE_BYTES], "little")
+    return _codec().decompress(pa.py_buffer(view[start + _SIZE_BYTES :]), size)
 
 
 def _ipc_stream(table: pa.Table, compression: str | None) -> pa.Buffer:
@@ -137,17 +137,19 @@ def _codec() -> pa.Codec:
 
 
 def is_chunk(payload: bytes) -> bool:
-    """Whether the payload is a chunk, and not a packer's other word to the shards (see `integrity.clock`)."""
+    """Returns True if the payload is a chunk; False if it is another message from a packer to the shards."""
     return payload.startswith((_IPC, COMPRESSED))
 
 
 def align_columns(table: pa.Table, then: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:
-    """A chunk's rows as of these columns.
+    """Returns a chunk's rows with the columns that are declared now.
 
-    A column that was declared since was not set by an update, and is null in a snapshot.
+    A column that was declared later is not set by updates, and is null in snapshots.
 
     Args:
-        then: `(name, SQL type)` of the columns that were declared when the chunk was written: all are declared now.
+        table: The chunk.
+        then: `(name, SQL type)` of the columns that were declared when the chunk was written. All still are.
+        columns: The columns that are declared now.
     """
     if list(then) == [(column.name, column.sql) for column in columns]:
         return table.replace_schema_metadata(chunk_schema(columns).metadata)
@@ -172,15 +174,18 @@ def align_columns(table: pa.Table, then: Sequence[tuple[str, str]], columns: tup
 
 
 def read_chunks(chunks: Sequence[bytes], columns: tuple[Column, ...]) -> pa.Table:
-    """Chunks as one table, in the order given.
+    """Reads chunks into one table, in the given order.
 
     Raises:
-        LakeError: a chunk is of another format version.
+        LakeError: A chunk has another format version.
     """
     schema = chunk_schema(columns)
     tables = [read_ipc(chunk) for chunk in chunks] or [schema.empty_table()]
     for table in tables:
         found = (table.schema.metadata or {}).get(_FORMAT_KEY)
         if found != FORMAT:
-            raise LakeError(f"a packed chunk is of format {found!r}, this version reads {FORMAT!r}: restart the job")
+            raise LakeError(
+                f"A chunk is of format {found!r}, but this version of sessionlake reads {FORMAT!r}",
+                fix="Restart the job, so that all its processes run the same version",
+            )
     return pa.concat_tables([table.replace_schema_metadata(schema.metadata) for table in tables]).combine_chunks()

@@ -1,4 +1,4 @@
-"""Declared columns: a name and one of the scalar Spark SQL types that a JSON value maps to exactly."""
+"""Declared columns: each has a name and a scalar Spark SQL type that JSON values map to exactly."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sessionlake.protocol.names import check_columns
 
 RESCUED = "_rescued"
 ID = "id"
-"""The field of a row in the messages that identifies it. A declared column of this name holds it, as text."""
+"""The field that identifies a row in the messages. A declared column of this name has its value, as text."""
 BUILT_IN_COLUMNS = frozenset(
     {"topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"}
     | {"_set", "_epoch", "_seq", "_ts", "_offset", "_position", "_life", "_applied_at", "_applied_by", "_batch"}
     | {"snapshot_at", "reason", "position", RESCUED}
 )
-"""Columns that the tables of silver have beside the declared ones."""
-_INSTEAD = ", or leave it out: a field of the messages that is not declared is kept in _rescued"
+"""Columns that silver's tables have in addition to the declared ones."""
+_INSTEAD = ", or leave it out: fields that are not declared are kept in _rescued"
 
 
 class JsonType(Enum):
-    """JSON type that a value must be of to fit a column, in the words of messages to operators."""
+    """The JSON type that a column's values must have, as texts for operators name it."""
 
     BOOLEAN = "true or false"
     INTEGER = "an integer in range"
@@ -36,11 +36,11 @@ class Column:
     """One declared column.
 
     Attributes:
-        name: as in the messages and in the tables.
-        sql: the Spark SQL type, normalised (`bigint`, not `long`).
-        json_type: what a JSON value must be to fit.
-        arrow: the Arrow type it is carried in.
-        bits: width of an integer type, 0 otherwise.
+        name: Its name in the messages and the tables.
+        sql: Its Spark SQL type, normalised (`bigint`, not `long`).
+        json_type: The JSON type that its values must have.
+        arrow: Its Arrow type.
+        bits: Width of an integer type; 0 for other types.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Whether averages of it make sense."""
+        """True if the column has numbers, so that averages make sense."""
         return self.json_type in (JsonType.INTEGER, JsonType.NUMBER)
 
 
@@ -69,10 +69,10 @@ _ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "b
 
 
 def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
-    """Parses `{name: Spark SQL type}`.
+    """Parses declared columns given as `{name: Spark SQL type}`.
 
     Raises:
-        ValueError: naming the column and what is allowed.
+        ValueError: A name or type is not allowed; the text names the column and what is allowed.
     """
     if not columns:
         raise ValueError("at least one column must be declared, as in {price: double}")
@@ -87,14 +87,14 @@ def _parse(name: str, sql: str) -> Column:
         raise ValueError(f"column {name!r}: type {sql!r} is not one of {', '.join(_TYPES)}")
     if name == ID and normal != "string":
         raise ValueError(
-            f"column {ID!r}: type {sql!r}, but it holds what identifies a row in the messages, which is a text. "
-            "Declare it as string, or leave it out: every table has that text in the column row_id"
+            f"column {ID!r}: type {sql!r}, but the field {ID!r} of the messages is a text that identifies a row. "
+            "Declare it as string, or leave it out: every table has this text in the column row_id"
         )
     kind, arrow, bits = _TYPES[normal]
     return Column(name, normal, kind, arrow, bits)
 
 
 def repeated_names(names: Iterable[str]) -> list[str]:
-    """The names that are there more than once."""
+    """Returns the names that occur more than once, sorted."""
     seen = list(names)
     return sorted({name for name in seen if seen.count(name) > 1})

@@ -1,8 +1,7 @@
-"""Kafka values to columns: what is plainly well-formed in bulk, the rest one by one through `parse`.
+"""Decodes Kafka messages into a chunk: well-formed messages in bulk, the others singly by `protocol.parse`.
 
-Per message, Python makes the C calls of one typed JSON decode and a few attribute reads by `map`; the cost is
-in the README's performance table. Only a message that the typed decoder refuses, or that fails a bulk check,
-is looked at by Python code of its own.
+For a well-formed JSON message, Python only calls a typed decoder in C and reads a few attributes by `map`. A message is
+parsed singly if the typed decoder refuses it or if it fails a check of the whole column.
 """
 
 from __future__ import annotations
@@ -42,13 +41,15 @@ def _never(topic: str) -> bool:
 
 @dataclass(frozen=True)
 class DecodeRules:
-    """What decides whether a value is a message.
+    """The rules that decide whether a Kafka message is well-formed.
 
     Attributes:
-        max_future_skew: in milliseconds: how far an event time may be ahead of the message's Kafka timestamp, and that
-            ahead of the time at which bronze read the message.
-        seq_optional: whether the messages of a topic may lack a `seq`.
-        payload: how messages are written that are not JSON.
+        columns: The declared columns.
+        max_message_bytes: The longest value allowed.
+        max_future_skew: In ms: how far an event time may be ahead of the message's Kafka timestamp, and a Kafka
+            timestamp ahead of the time at which bronze read the message.
+        seq_optional: Returns True for topics whose messages may lack a `seq`.
+        payload: Format and schemas of messages that are not JSON; None for JSON.
     """
 
     columns: tuple[Column, ...]
@@ -60,7 +61,13 @@ class DecodeRules:
 
 @dataclass
 class _Decoded:
-    """Messages in input order; None where malformed, with the reason's code."""
+    """Messages in input order.
+
+    Attributes:
+        messages: The decoded messages; None for malformed ones.
+        reasons: Reason code of each message; 0 if it is well-formed.
+        rescued: JSON texts of rows' undeclared columns, by the index of the message.
+    """
 
     messages: list[Message | None]
     reasons: Int8s
@@ -68,13 +75,15 @@ class _Decoded:
 
 
 def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
-    """Decodes a table of raw messages into a chunk (see `chunk.chunk_schema`), row for row.
+    """Decodes a table of raw messages into a chunk with one row per raw message.
+
+    The chunk's `clock` is each message's own Kafka timestamp. The packer replaces it by stream time.
 
     Args:
         raw: `topic string, partition int32, offset int64, kafka_ts int64 (ms), key binary, value binary, ingested_at
-            int64 (ms, null where it is not known)`. The chunk's clock is the message's own timestamp: who sees a whole
-            stretch puts in the stretch's.
-        fast: False sends every message through the slow path; the result is the same.
+            int64 (ms, null if not known)`.
+        rules: The rules that decide whether a message is well-formed.
+        fast: If false, every message is parsed singly; the result is the same.
     """
     types = message_types(rules.columns)
     with _no_garbage_collection():
@@ -88,7 +97,7 @@ def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
 
 
 def _mark_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
-    """Tells what stands for erased messages from those whose key is bad."""
+    """Replaces the reason BAD_KEY of placeholders for erased messages by the code `ERASED`."""
     if not pc.any(pc.equal(chunk["reason"], CODE_OF[Reason.BAD_KEY])).as_py():
         return chunk
     place = chunk.schema.get_field_index("reason")
@@ -99,7 +108,7 @@ def _mark_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A block's messages hold no cycles; letting the collector walk them doubles the time."""
+    """Turns Python's garbage collector off in a block: decoded messages have no cycles, and it doubles the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -127,12 +136,12 @@ def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fa
 
 
 def _latest(raw: pa.Table, rules: DecodeRules) -> Int64s:
-    """The highest believable event time of each message."""
+    """Returns the highest event time (ms) that each message may have."""
     return latest_event_times(raw["kafka_ts"].to_numpy(), rules.max_future_skew)
 
 
 def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
-    """Reason codes of what is refused by its key or its Kafka timestamp."""
+    """Returns the reason codes of messages that are refused by their key or Kafka timestamp."""
     reasons = _key_reasons(raw["key"])
     wrong = future_timestamps(raw, rules) if fast else _in_future_one_by_one(raw, rules)
     reasons[(reasons == 0) & wrong] = CODE_OF[Reason.FUTURE_KAFKA_TS]
@@ -140,7 +149,7 @@ def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
 
 
 def future_timestamps(raw: pa.Table, rules: DecodeRules) -> Bools:
-    """True for the raw messages whose Kafka timestamp is too far ahead of the time at which bronze read them."""
+    """Returns True for raw messages whose Kafka timestamp is too far ahead of the time at which bronze read them."""
     ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
     return in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
 
@@ -152,7 +161,7 @@ def _in_future_one_by_one(raw: pa.Table, rules: DecodeRules) -> Bools:
 
 
 def _refused(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
-    """Reason codes of what is refused whatever the value says."""
+    """Returns the reason codes of messages that are refused by their key, Kafka timestamp or size."""
     reasons = _head_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     reasons[(reasons == 0) & (sizes > rules.max_message_bytes)] = CODE_OF[Reason.TOO_LARGE]
@@ -160,7 +169,7 @@ def _refused(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
 
 
 def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Message | None]:
-    """Typed decode of every value; None where the decoder refuses."""
+    """Returns every value decoded by the typed decoder; None if the decoder refuses it."""
     out: list[Message | None] = []
     rest = iter(values)
     decode_one = types.decoder.decode
@@ -168,12 +177,12 @@ def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Mes
         try:
             out.extend(map(decode_one, rest))  # type: ignore[arg-type]  # None raises the TypeError that is caught
         except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError):
-            out.append(None)  # `extend` kept what came before, and `rest` stands behind the refused value
+            out.append(None)  # `extend` kept the messages before it, and `rest` continues after the refused value
     return out
 
 
 def _seq_optional(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
-    """Which messages may lack a seq; each distinct topic is asked once."""
+    """Returns True for messages that may lack a seq. The rule is asked once per topic."""
     code, names = dictionary_codes(topics)
     answers = np.array([rules.seq_optional(name) for name in names.to_pylist()], np.bool_)
     return answers[code] if len(answers) else np.zeros(len(topics), np.bool_)
@@ -201,7 +210,7 @@ def _clear(messages: list[Message | None], indices: Iterable[Any]) -> None:
 
 
 def _key_reasons(keys: pa.ChunkedArray) -> Int8s:
-    """Reason codes by key; each distinct key is looked at once."""
+    """Returns the reason code of each key. Each distinct key is checked once."""
     encoded = pc.dictionary_encode(keys, null_encoding="encode").combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = (
@@ -212,7 +221,7 @@ def _key_reasons(keys: pa.ChunkedArray) -> Int8s:
 
 
 def _suspects(messages: list[Message | None], latest: Int64s, types: MessageTypes) -> Int64s:
-    """Indices of decoded messages that bulk checks cannot pass: future times, repeated row ids, float overflow."""
+    """Returns the indices of decoded messages that may be malformed: future times, repeated row ids, float overflow."""
     index = np.fromiter((i for i, m in enumerate(messages) if m is not None), np.int64) if None in messages else None
     good = messages if index is None else [m for m in messages if m is not None]
     if not good:
@@ -240,7 +249,7 @@ def _floats(values: list[Any]) -> Float64s:
 
 
 def _owners_of_repeated_ids(rows: list[Any], counts: Int64s) -> Int64s:
-    """Messages with the same id twice in one `rows`; messages of one row cannot have any."""
+    """Returns the indices of messages that have the same id twice in their rows."""
     several = np.flatnonzero(counts > 1)
     if not len(several):
         return several

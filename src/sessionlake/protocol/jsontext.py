@@ -1,7 +1,6 @@
-"""JSON text, read as strictly as the protocol asks: finite numbers, whole characters, bounded nesting.
+"""Parses JSON as strictly as the protocol requires: finite numbers, no lone surrogates, limited nesting.
 
-What is checked here is the text, not the value made of it: a field that a later one of the same name replaces
-has to be JSON as well.
+The whole text is checked. A field must be valid JSON even if a later field of the same name replaces it.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import numpy as np
 from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.reasons import Reason
 
-_DIGITS = 4300  # Python's own bound on converting an integer's text, kept explicit
-# A string, also one that is not closed: what follows its quote is text.
+_DIGITS = 4300  # Python's default limit for converting text to an integer, stated explicitly
+# A string. One that is not closed extends to the end of the text.
 _STRINGS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as int8: one level down, one level up
 _OTHERS = bytes(set(range(256)) - set(b"[{]}"))
-# Escapes that stand for whole characters; a \u that is left after them is half a surrogate pair.
+# Escapes of complete characters. A \u that is left after removing them is a lone surrogate.
 _COMPLETE_ESCAPES = re.compile(
     r"\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}", re.DOTALL
 )
 
 
 class InvalidJsonError(Exception):
-    """The text cannot be used; `reason` is NOT_JSON or TOO_DEEP."""
+    """The text is not JSON that the protocol accepts. `reason` is NOT_JSON or TOO_DEEP."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -39,15 +38,16 @@ class InvalidJsonError(Exception):
 def parse_json(
     text: str, number: Callable[[str], Any] | None = None, integer: Callable[[str], Any] | None = None
 ) -> Any:
-    """The value a JSON text spells; of a field name given twice, the last counts.
+    """Parses a JSON text. If a field name occurs twice, the last one counts.
 
     Args:
         number: Reads a number with a point or an exponent, from its text; by default a finite double.
         integer: Reads a whole number of at most 4,300 digits, from its text; by default an int.
 
     Raises:
-        InvalidJsonError: also for NaN, numbers beyond a double, integers of more than 4,300 digits and lone surrogates;
-            TOO_DEEP, before anything else is checked, where brackets open more than `MAX_DEPTH` levels.
+        InvalidJsonError: With reason TOO_DEEP if brackets open more than `MAX_DEPTH` levels, which is checked first.
+            With NOT_JSON for other faults, also for NaN, numbers beyond a double, integers of more than 4,300 digits
+            and lone surrogates.
     """
     if _is_too_deep(text):
         raise InvalidJsonError(Reason.TOO_DEEP)
@@ -66,9 +66,9 @@ def parse_json(
 
 
 def _is_too_deep(text: str) -> bool:
-    """Whether brackets outside strings open more than `MAX_DEPTH` levels, in a text that need not be JSON.
+    """Returns True if brackets outside strings open more than `MAX_DEPTH` levels. The text need not be JSON.
 
-    One pass in C over the text: the parser must not be asked to nest as deeply as a hostile text can.
+    This check protects the recursive parser from hostile texts. It takes one pass in C.
     """
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False

@@ -1,13 +1,13 @@
-"""What a message's Kafka timestamp says about time.
+"""Decides which Kafka timestamps count for stream time, and what a message's time is. Stored facts alone decide.
 
-Three kinds of Kafka timestamp are told apart, by stored facts alone:
+There are three kinds of Kafka timestamps:
 
-- A time: it moves stream time, and is the message's own time.
-- None (`NO_KAFKA_TIME`): the producer set none. The message's own time is stream time so far.
-- One in the future: more than the allowed skew after the message was read into bronze. It says nothing about time.
+- An ordinary time: it moves stream time, and it is the message's time.
+- Missing (`NO_KAFKA_TIME`): the producer set none. The message's time is stream time so far.
+- In the future: more than the allowed skew after bronze read the message. It does not count.
 
-Stream time of a topic-partition is `NO_KAFKA_TIME` until a message, or a silence, says a time. The first time that is
-said counts for everything before it: no session expires because time becomes known.
+Stream time of a topic-partition is `NO_KAFKA_TIME` until the first timestamp that counts, or the first silence. That
+first time also applies to everything before it: no session expires because time becomes known.
 """
 
 from __future__ import annotations
@@ -19,54 +19,56 @@ from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Bools, Int64s
 
 NO_KAFKA_TIME = -1
-"""Kafka's timestamp (ms) of a message whose producer set none, and stream time while no time is known."""
+"""Kafka's timestamp (ms) of a message whose producer set none; also stream time while no time is known."""
 NOT_COUNTED = INT64_MIN
-"""In a stream of times (ms): a message that says nothing about time."""
+"""Stands for a Kafka timestamp (ms) that does not count, in arrays of times."""
 
 
 def kafka_time_reason(kafka_ts: int, ingested_at: int | None, max_skew: int) -> Reason | None:
-    """FUTURE_KAFKA_TS if a message's Kafka timestamp is too far ahead of the time at which bronze read it. All in ms.
+    """Returns FUTURE_KAFKA_TS if a Kafka timestamp is too far ahead of the time at which bronze read the message.
 
     Args:
-        ingested_at: None: not known, so any timestamp is believed.
+        kafka_ts: The Kafka timestamp in ms.
+        ingested_at: When bronze read the message, in ms; None if not known: then any timestamp is accepted.
+        max_skew: The allowed skew in ms.
     """
     too_far = ingested_at is not None and kafka_ts > ingested_at + max_skew
     return Reason.FUTURE_KAFKA_TS if too_far else None
 
 
 def in_future(kafka_ts: Int64s, ingested_at: Int64s, max_skew: int) -> Bools:
-    """True where `kafka_time_reason` finds one; `ingested_at` is `INT64_MAX` where it is not known."""
+    """Returns True for timestamps that are too far ahead. All in ms; an unknown `ingested_at` is `INT64_MAX`."""
     found: Bools = kafka_ts > _add(ingested_at, max_skew)
     return found
 
 
 def latest_event_time(kafka_ts: int, max_skew: int) -> int:
-    """The highest event time (ms) that is believed of a message; without a Kafka timestamp, any is."""
+    """Returns the highest event time (ms) that a message may have; without a Kafka timestamp it may have any."""
     return INT64_MAX if kafka_ts == NO_KAFKA_TIME else min(kafka_ts + max_skew, INT64_MAX)
 
 
 def latest_event_times(kafka_ts: Int64s, max_skew: int) -> Int64s:
-    """`latest_event_time` of many messages."""
+    """Returns the highest event time (ms) that each message may have."""
     return np.where(kafka_ts == NO_KAFKA_TIME, INT64_MAX, _add(kafka_ts, max_skew))
 
 
 def counted_times(kafka_ts: Int64s, future: Bools) -> Int64s:
-    """The time (ms) that each message says, `NOT_COUNTED` where it says none."""
+    """Returns each Kafka timestamp (ms), or `NOT_COUNTED` if it is missing or in the future."""
     unsaid = future | (kafka_ts == NO_KAFKA_TIME)
     return np.where(unsaid, NOT_COUNTED, kafka_ts) if unsaid.any() else kafka_ts
 
 
 def message_time(kafka_ts: int, stream_time: int) -> int:
-    """A message's own time, ms: what Kafka says, or else stream time when it came."""
+    """Returns a message's time in ms: its Kafka timestamp, or stream time so far if it has none."""
     return stream_time if kafka_ts == NO_KAFKA_TIME else kafka_ts
 
 
 def message_times(kafka_ts: Int64s, stream_time: Int64s) -> Int64s:
-    """`message_time` of many messages."""
+    """Returns each message's time in ms: its Kafka timestamp, or stream time so far if it has none."""
     missing = kafka_ts == NO_KAFKA_TIME
     return np.where(missing, stream_time, kafka_ts) if missing.any() else kafka_ts
 
 
 def _add(times: Int64s, skew: int) -> Int64s:
-    """The sum, or the highest int64 where that is beyond it."""
+    """Returns the sum, limited to the highest int64."""
     return np.minimum(times, INT64_MAX - skew) + skew

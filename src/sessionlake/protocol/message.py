@@ -1,4 +1,4 @@
-"""The four message types as typed structs, made for the declared columns."""
+"""The four message types as typed structs, which are built at run time for the declared columns."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MAX_ID_BYTES = 1024
 MAX_KEY_BYTES = 256
 MAX_DEPTH = 64
 NO_SEQ = -1
-"""In place of the seq of a message that has none, as class `none` allows."""
+"""Stands for the seq of a message that has none, which class `none` allows."""
 
 Seq = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Ts = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
-# A string of n characters has at most 4n bytes, so 256 characters always fit; longer ids take the slow path.
+# A string of n characters has at most 4n bytes, so 256 characters always fit. Longer ids are parsed singly.
 RowId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES // 4)]
-# No JSON value is of this type: a message that names the field is refused, and so looked at one by one.
+# No JSON value has this type. So a message with such a field is refused by the decoder and parsed singly.
 _NOTHING = Annotated[int, Meta(ge=1, le=0)]
 
 
 class MessageType(IntEnum):
-    """Message types as chunks carry them; MALFORMED never leaves quarantine."""
+    """The types of messages by their code in chunks. MALFORMED messages only go to quarantine."""
 
     MALFORMED = -1
     SNAPSHOT = 0
@@ -51,7 +51,7 @@ class _Seqless(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):
 
 
 class Heartbeat(_Message, tag="heartbeat", gc=False):
-    """Nothing changed; the session lives."""
+    """A message that changes nothing and shows that the session is alive."""
 
     code: ClassVar[int] = MessageType.HEARTBEAT
     rows: ClassVar[Sequence[Any]] = ()
@@ -59,7 +59,7 @@ class Heartbeat(_Message, tag="heartbeat", gc=False):
 
 
 class End(_Message, tag="end", gc=False):
-    """The session is over."""
+    """A message that ends its session."""
 
     code: ClassVar[int] = MessageType.END
     rows: ClassVar[Sequence[Any]] = ()
@@ -74,9 +74,12 @@ class MessageTypes:
     """The structs for one set of declared columns.
 
     Attributes:
-        columns: the declared columns; the row's attribute `field_of` each holds it, UNSET where the row lacks it.
-        decoder: accepts exactly the messages that need no second look: declared fields only, each of its type.
-        seqless_decoder: the same for messages without a seq.
+        columns: The declared columns. `field_of` names the attribute of `row` that has one; UNSET if the row lacks it.
+        row: The struct of a row.
+        snapshot: The struct of a snapshot.
+        update: The struct of an update.
+        decoder: Accepts messages that have only declared fields with values of their types.
+        seqless_decoder: Does the same for messages without a seq.
     """
 
     columns: tuple[Column, ...]
@@ -88,22 +91,23 @@ class MessageTypes:
 
 
 def field_of(column: Column, place: int) -> str:
-    """Name of a row's attribute that holds a declared column.
+    """Returns the name of a row struct's attribute for a declared column.
 
     Args:
-        place: of the column among those declared.
+        column: The column.
+        place: Its index among the declared columns.
     """
     return ID if column.name == ID else f"c{place}"
 
 
 def is_plain(name: str) -> bool:
-    """Whether msgspec can find a field by this name: JSON has it without escapes."""
+    """Returns True if JSON writes the name without escapes, so that msgspec finds a field of this name."""
     return not {'"', "\\"} & {*name}
 
 
 @lru_cache(maxsize=8)
 def message_types(columns: tuple[Column, ...]) -> MessageTypes:
-    """Makes the structs and their decoder, once for each set of columns."""
+    """Returns the structs and decoders for declared columns. They are built once per set of columns."""
     others = [(i, column) for i, column in enumerate(columns) if column.name != ID]
     fields: list[tuple[str, Any, Any]] = [
         (f"c{i}", Union[_value_type(column), None, UnsetType] if is_plain(column.name) else _NOTHING, UNSET)  # noqa: UP007 - built at run time
@@ -138,7 +142,7 @@ def _update(base: type[Struct], rows: Any) -> type[Struct]:
 
 
 def _struct(tag: str, base: type[Struct], fields: Sequence[Any], code: MessageType, **fixed: Any) -> type[Struct]:
-    """One type of message; what is `fixed` is an attribute of the class."""
+    """Returns the struct of a type of messages. `fixed` becomes attributes of the class."""
     namespace = {"code": code, **fixed, "__annotations__": dict.fromkeys(("code", *fixed), ClassVar[Any])}
     return msgspec.defstruct(
         tag.capitalize(),

@@ -1,6 +1,6 @@
-"""One message at a time: the authority on what a message is and why something is none.
+"""Parses one message at a time. This module defines what a well-formed message is and why a message is malformed.
 
-The columnar decoder (`decode.py`) handles what is plainly well-formed and comes here for the rest.
+`protocol.decode` handles messages that are clearly well-formed in bulk and uses this module for the rest.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _Refused(Exception):  # noqa: N818 - control flow of this module, never se
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A well-formed message, with the undeclared columns of each of its rows as JSON text (None: no row has any)."""
+    """A well-formed message, and the JSON text of each row's undeclared columns (None if no row has any)."""
 
     message: Message
     rescued: list[str | None] | None
 
 
 def key_reason(key: bytes | None) -> Reason | None:
-    """BAD_KEY unless the key is a session id: 1 to 256 bytes of UTF-8 without control characters."""
+    """Returns BAD_KEY unless the key is a session id: 1 to 256 bytes of UTF-8 without control characters."""
     if not key or len(key) > MAX_KEY_BYTES:
         return Reason.BAD_KEY
     try:
@@ -60,12 +60,14 @@ def parse(
     """Parses one Kafka value.
 
     Args:
-        latest_ts: the highest believable event time: the message's Kafka timestamp plus the allowed skew, ms.
-        max_bytes: longest value allowed.
-        seq_optional: whether the field may be absent; the message's seq is then `NO_SEQ`.
+        value: The value; None is refused.
+        types: The message structs of the declared columns.
+        latest_ts: The highest event time allowed, in ms: the message's Kafka timestamp plus the allowed skew.
+        max_bytes: The longest value allowed.
+        seq_optional: If true, the seq may be absent; it is `NO_SEQ` then.
 
     Returns:
-        The message, or the first reason (in `Reason`'s order) why it is none.
+        The message, or the first reason in the order of `Reason` why it is malformed.
     """
     try:
         return _message(_load(value, max_bytes), types, latest_ts, seq_optional=seq_optional)
@@ -76,7 +78,7 @@ def parse(
 def parse_object(
     loaded: dict[str, Any], types: MessageTypes, *, latest_ts: int, seq_optional: bool = False
 ) -> Parsed | Reason:
-    """Parses a value of another format, given as the JSON object that says the same."""
+    """Parses a message of another format, given as the equivalent JSON object; returns it, or why it is malformed."""
     try:
         return _message(loaded, types, latest_ts, seq_optional=seq_optional)
     except _Refused as refused:
@@ -122,8 +124,8 @@ def _message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_optional: 
     _check_ids(rows)
     parsed = [_row(row, types) for row in rows]
     rescued = [rescued_text(row, types.columns) for row in rows]
-    whole = types.snapshot(seq, ts, parsed) if kind == "snapshot" else types.update(seq, ts, parsed, deleted)
-    return Parsed(whole, rescued if any(rescued) else None)
+    message = types.snapshot(seq, ts, parsed) if kind == "snapshot" else types.update(seq, ts, parsed, deleted)
+    return Parsed(message, rescued if any(rescued) else None)
 
 
 def _rows(loaded: dict[str, Any], *, required: bool) -> list[dict[str, Any]]:
@@ -159,7 +161,7 @@ def _row(row: dict[str, Any], types: MessageTypes) -> Any:
 
 
 def _fit(value: Any, column: Column) -> Any:
-    """The value as the column holds it, without any silent cast."""
+    """Returns the value if it fits the column without a cast; raises otherwise. Integers become doubles."""
     if value is UNSET or value is None:
         return value
     if column.json_type is JsonType.BOOLEAN and isinstance(value, bool):
@@ -178,18 +180,19 @@ def _fit(value: Any, column: Column) -> Any:
 
 
 def _number(value: float, column: Column) -> float:
-    """A finite double, rounded for `float`; only packing in a named byte order refuses what a float cannot hold."""
+    """Returns the value as a finite double, rounded if the column is a `float`."""
     try:
         number = float(value)
-        if not math.isfinite(number):  # JSON has no such number, other formats do
+        if not math.isfinite(number):  # JSON has no such number, but other formats do
             raise _Refused(Reason.BAD_COLUMN)
+        # Only packing in a stated byte order raises an error for a value beyond a float.
         return struct.unpack("<f", struct.pack("<f", number))[0] if column.sql == "float" else number
     except OverflowError:
         raise _Refused(Reason.BAD_COLUMN) from None
 
 
 def rescued_text(row: dict[str, Any], columns: tuple[Column, ...]) -> str | None:
-    """The undeclared columns of a row, as JSON text with sorted names; None if it has none."""
+    """Returns a row's undeclared columns as JSON text with sorted names; None if it has none."""
     known = {ID} | {column.name for column in columns}
     extra = {name: value for name, value in row.items() if name not in known}
     if not extra:

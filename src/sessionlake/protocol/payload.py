@@ -1,21 +1,21 @@
-"""What carries the messages: JSON, or Avro or Protobuf by a schema that is named in the config or in the message.
+"""Payload formats of messages: JSON, or Avro or Protobuf with a schema that the config or the message names.
 
-Avro and Protobuf carry what JSON carries, under the same names: a record (message) with `type` (a string, or an
-enum whose symbols may be upper case and prefixed: `UPDATE`, `TYPE_UPDATE`), `seq` and `ts` (integers; `ts` in
-milliseconds), `rows` (an array of records with `id` and the columns), and `deleted` (an array of strings). What a
-schema lacks is absent, and so is a null outside of Avro's rows. A value is what its own type says, never another: a
-logical type (a decimal, a timestamp) is what it is stored as, and NaN or an infinity is no number.
+Avro and Protobuf messages have the same fields as JSON ones: a record (message) with `type` (a string, or an enum whose
+symbols may be upper case and prefixed: `UPDATE`, `TYPE_UPDATE`), `seq` and `ts` (integers; `ts` in ms), `rows` (an
+array of records with `id` and the columns), and `deleted` (an array of strings). A field that the schema lacks is
+absent, and so is a null outside of Avro's rows. Values are not converted: a logical type (a decimal, a timestamp) is
+read as the type it is stored in, and NaN or an infinity is not a number.
 
-Which columns of a row are set, and which are absent and so keep their value in an update:
+Columns of a row are set or absent. In an update, an absent column keeps its value:
 
-- Avro: every column that the writer's schema has is set, a null to null.
-- Protobuf: every field that is present is set; a field without presence (proto3 without `optional`) always is.
-- Either: a row may say so itself, in an array of strings `_set`, as a Protobuf field mask does: exactly the columns
-  that it names are set, those without a value to null. Null (Avro) or empty (Protobuf), it says nothing.
+- Avro: every column that the writer's schema has is set; a null sets it to null.
+- Protobuf: every field that is present is set. A field without presence (proto3 without `optional`) always is.
+- Both: a row may have an array of strings `_set`, like a Protobuf field mask. Exactly the columns that it names are
+  set, to null if they have no value. A `_set` that is null (Avro) or empty (Protobuf) is ignored.
 
-With a wire header, a message begins as schema registries have it: a zero byte, the schema's id as four bytes, and for
-Protobuf the path to the message type among those of its file. An id means one schema for ever: that is the
-registry's contract, and what makes silver a function of bronze although the schemas are not in it.
+A message with a wire header begins as schema registries define it: a zero byte, the schema's id in four bytes, and for
+Protobuf the path of the message type in its file. The registry guarantees that an id always means the same schema. So
+silver is a function of bronze although bronze does not have the schemas.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from enum import StrEnum
 from typing import Protocol
 
 Definition = tuple[bytes, ...]
-"""A schema: what it refers to first, itself last. Avro: JSON texts. Protobuf: serialized `FileDescriptorProto`s."""
+"""A schema, after the schemas that it refers to. Avro: JSON texts. Protobuf: serialized `FileDescriptorProto`s."""
 
 
 class PayloadFormat(StrEnum):
-    """How a message is written."""
+    """The format of messages."""
 
     JSON = "json"
     AVRO = "avro"
@@ -38,25 +38,30 @@ class PayloadFormat(StrEnum):
 
 
 class UnusableSchemaError(Exception):
-    """A schema that no message can be read with; the text says why."""
+    """No message can be read with a schema. The text says why."""
 
 
 class Schemas(Protocol):
-    """Where schemas come from."""
+    """A source of schemas."""
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """The definitions of these schema ids; one that is unknown is absent."""
+        """Returns the schemas with these ids, without those that are unknown."""
 
 
 @dataclass(frozen=True)
 class ConfiguredSchemas:
-    """Schemas that the config names: one for every message, or one for each id."""
+    """Schemas that the config names.
+
+    Attributes:
+        every: The schema of every message, whatever its id; None if the id decides.
+        by_id: Pairs of a schema id and the schema.
+    """
 
     every: Definition | None = None
     by_id: tuple[tuple[int, Definition], ...] = ()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """The definitions of these schema ids; one that is unknown is absent."""
+        """Returns the schemas with these ids, without those that are unknown."""
         if self.every is not None:
             return dict.fromkeys(ids, self.every)
         known = dict(self.by_id)
@@ -65,11 +70,13 @@ class ConfiguredSchemas:
 
 @dataclass(frozen=True)
 class Payload:
-    """How messages that are not JSON are read.
+    """How to read messages that are not JSON.
 
     Attributes:
-        header: whether each begins with a wire header.
-        message: full name of the Protobuf message type; None: each header says which of its schema's types it is.
+        format: Avro or Protobuf.
+        schemas: The source of schemas.
+        header: True if each message begins with a wire header.
+        message: Full name of the Protobuf message type; None if each message's header names it.
     """
 
     format: PayloadFormat

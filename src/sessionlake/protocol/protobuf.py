@@ -1,4 +1,4 @@
-"""Protobuf payloads: one message each, of a type that a descriptor gives."""
+"""Decodes Protobuf payloads. Each is one message of a type that a descriptor defines."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from sessionlake.protocol.schema_decoder import (
 from sessionlake.protocol.types import Bools
 from sessionlake.protocol.wire import Path
 
-# What protobuf makes of bytes that are no message of the type; a proto2 string is looked at when it is read.
+# Errors that protobuf raises for bytes that are not a message of the type. A proto2 string is checked when it is read.
 _DECODE_ERRORS = (DecodeError, UnicodeDecodeError)
-# The row's number and length, its id's number and length, and a character.
+# The smallest row: number and length of the row, number and length of its id, and one character.
 _ROW_BYTES = 5
 _GROUP = 3  # the wire type of a group, which Protobuf no longer writes but still reads
 _REPEATED = FieldDescriptorProto.LABEL_REPEATED
@@ -60,13 +60,15 @@ _VALUE_KINDS = {
 
 
 class ProtobufDecoder:
-    """Reads messages of one type.
+    """Decodes messages of one type.
 
     Args:
-        message: the type's full name.
+        definition: The schema.
+        message: The type's full name.
+        columns: The declared columns.
 
     Raises:
-        UnusableSchemaError: the definition has no such type, or is none.
+        UnusableSchemaError: The definition is not a Protobuf descriptor, or does not have the type.
     """
 
     def __init__(self, definition: Definition, message: str, columns: tuple[Column, ...]) -> None:
@@ -84,18 +86,18 @@ class ProtobufDecoder:
         self.layout = _layout(self._fields, self._row, columns)
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
-        """Each payload as a message; None where it is none of the type."""
+        """Returns each payload as a Protobuf message; None if it is not a message of the type."""
         found: list[Any] = []
         rest = iter(bodies)
         while len(found) < len(bodies):
             try:
                 found.extend(map(self._parse, rest))
             except _DECODE_ERRORS:
-                found.append(None)  # `extend` kept what came before, and `rest` stands behind the refused one
+                found.append(None)  # `extend` kept the messages before it, and `rest` continues after it
         return found
 
     def types(self, objects: Sequence[Any]) -> list[Any]:
-        """Name of each message's type."""
+        """Returns the name of each message's type; None if it is missing or unknown."""
         found, present = list(map(attrgetter("type"), objects)), self._fields.present(objects, "type")
         symbols = self._fields.symbols("type")
         names = found if symbols is None else list(map(symbols.get, found))
@@ -104,29 +106,29 @@ class ProtobufDecoder:
         return [name if there else None for name, there in zip(names, present.tolist(), strict=True)]
 
     def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
-        """`seq` or `ts` of each message."""
+        """Returns `seq` or `ts` of each message, 0 if missing, and where it is missing (None: nowhere)."""
         if name not in self._fields.holds:
             return [0] * len(objects), np.ones(len(objects), np.bool_)
         present = self._fields.present(objects, name)
         return list(map(attrgetter(name), objects)), None if present is None else ~present
 
     def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """`rows` or `deleted` of each message."""
+        """Returns `rows` or `deleted` of each message, and where the type lacks it (None: nowhere)."""
         if name in self._fields.holds:
             return list(map(attrgetter(name), objects)), None
         return [()] * len(objects), np.ones(len(objects), np.bool_)
 
     def ids(self, rows: Sequence[Any]) -> list[str]:
-        """`id` of each row."""
+        """Returns the `id` of each row."""
         return list(map(attrgetter("id"), rows))
 
     def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
-        """`_set` of each row, None where it is empty."""
+        """Returns the `_set` of each row, None in rows where it is empty; None if no row has one."""
         found = list(map(attrgetter(SET), rows)) if self._row is not None and SET in self._row.holds else []
         return [names or None for names in found] if any(found) else None
 
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """A declared column of each row."""
+        """Returns a declared column of each row, and which rows have it (None: all)."""
         if self._row is None or name not in self._row.holds:
             return [None] * len(rows), np.zeros(len(rows), np.bool_)
         values, present = list(map(attrgetter(name), rows)), self._row.present(rows, name)
@@ -135,25 +137,25 @@ class ProtobufDecoder:
         return [value if there else None for value, there in zip(values, present.tolist(), strict=True)], present
 
     def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
-        """Indexes of the rows that carry fields which the descriptor does not name."""
+        """Returns the indices of rows that have fields which the descriptor does not name."""
         return np.flatnonzero(np.fromiter(map(len, map(UnknownFieldSet, rows)), np.int64, len(rows))).tolist()
 
     def row_to_json(self, row: Any) -> dict[str, Any]:
-        """A row as the JSON object that says the same."""
+        """Returns a row as the equivalent JSON object."""
         fields = {field.name: field for field in row.DESCRIPTOR.fields if field.name in self._plain_names}
         to_json_object = {name: _value(row, field) for name, field in fields.items() if _is_set(row, field)}
         sent = {field.name: _value(row, field) for field, _ in row.ListFields() if field.name not in self._plain_names}
         named = apply_set_names(
             to_json_object | {name: value if name == SET else to_json_value(value) for name, value in sent.items()}
         )
-        # `_set` cannot name them: they are kept whatever it says. A declared column may have digits as its name.
+        # `_set` cannot name unknown fields, so all are kept. A declared column may have digits as its name.
         unknown = _unknown_fields(UnknownFieldSet(row))
         return named | {
             f"#{name}" if name in self._plain_names else name: to_json_value(value) for name, value in unknown.items()
         }
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Type, seq and ts of a message, as far as it has them."""
+        """Returns type, seq and ts of a message, without those that it lacks."""
         fields = message.DESCRIPTOR.fields_by_name
         known = [fields[name] for name in HEADER_FIELDS if name in fields]
         header_fields = {field.name: _value(message, field) for field in known if _is_set(message, field)}
@@ -162,7 +164,7 @@ class ProtobufDecoder:
         return header_fields
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
-        """A message as the JSON object that says the same."""
+        """Returns a message as the equivalent JSON object."""
         to_json_object, fields = self.header_fields(message), message.DESCRIPTOR.fields_by_name
         if "deleted" in fields and _is_set(message, fields["deleted"]):
             to_json_object["deleted"] = _value(message, fields["deleted"])
@@ -177,13 +179,13 @@ class ProtobufDecoder:
 
 
 def type_names(definition: Definition) -> list[str]:
-    """Full names of the message types outside others, in the schema itself."""
+    """Returns the full names of the schema's message types that are not nested in others."""
     file = _file(definition)
     return [f"{file.package}.{message.name}" if file.package else message.name for message in file.message_type]
 
 
 def type_of(definition: Definition, path: Path) -> str | None:
-    """Full name of the message type at a path of numbers in the schema's file; None if there is none."""
+    """Returns the full name of the message type at a path of indices in the schema's file; None if there is none."""
     file = _file(definition)
     names, inside = [file.package] if file.package else [], file.message_type
     for number in path:
@@ -218,10 +220,10 @@ def _pool(definition: Definition) -> DescriptorPool:
 
 
 def _add_well_known(pool: DescriptorPool, name: str) -> None:
-    """Google's own files come with the library."""
+    """Adds one of Google's well-known files, which come with the library, and the files that it imports."""
     from google.protobuf import any_pb2, duration_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2
 
-    del any_pb2, duration_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2  # importing makes them known
+    del any_pb2, duration_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2  # importing registers them
     file = Default().FindFileByName(name)
     for inner in file.dependencies:
         _add_well_known(pool, inner.name)
@@ -229,7 +231,7 @@ def _add_well_known(pool: DescriptorPool, name: str) -> None:
 
 
 class _Fields:
-    """What a message type's fields hold, and which of them know whether they were sent."""
+    """The fields of a message type: the kind of their values, and which of them record whether they were sent."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.holds = {field.name: _value_kind(field) for field in descriptor.fields}
@@ -238,13 +240,13 @@ class _Fields:
         self._presence = {field.name for field in descriptor.fields if field.has_presence}
 
     def present(self, messages: Sequence[Any], name: str) -> Bools | None:
-        """Which messages have the field; None: all, always."""
+        """Returns which messages have the field; None if all always have it."""
         if name not in self._presence or not messages:
             return None
         return np.fromiter(map(type(messages[0]).HasField, messages, repeat(name)), np.bool_, len(messages))
 
     def symbols(self, name: str) -> dict[int, str] | None:
-        """Message types by number, if the field is an enum."""
+        """Returns message types by enum number; None if the field is not an enum."""
         enum = self.type[name].enum_type
         return None if enum is None else {n: message_type_of(value.name) for n, value in enum.values_by_number.items()}
 
@@ -276,7 +278,7 @@ def _rows_fit(fields: _Fields, row: _Fields | None) -> bool:
 
 
 def _is_string_list(fields: _Fields, name: str) -> bool:
-    """Whether it is missing or repeats strings."""
+    """Returns True if the field does not exist or is a repeated string."""
     return name not in fields.holds or (fields.holds[name] is ValueKind.STRING and fields.repeated[name])
 
 
@@ -290,7 +292,7 @@ def _is_repeated(field: FieldDescriptor) -> bool:
 
 @lru_cache(maxsize=256)
 def _repeated_names(descriptor: Descriptor) -> frozenset[str]:
-    # The descriptor's own way to say so has changed its name between the versions that are supported.
+    # The descriptor's attribute for this has different names in the supported versions.
     proto = DescriptorProto()
     descriptor.CopyToProto(proto)
     return frozenset(field.name for field in proto.field if field.label == _REPEATED)
@@ -305,7 +307,7 @@ def _is_set(message: Any, field: FieldDescriptor) -> bool:
 
 
 def _value(message: Any, field: FieldDescriptor) -> Any:
-    """A field's value in plain types: lists, dicts, symbols for an enum's numbers."""
+    """Returns a field's value as lists and dicts, with symbols in place of enum numbers."""
     value = getattr(message, field.name)
     if _is_map(field):
         of_value = field.message_type.fields_by_name["value"]
@@ -324,12 +326,12 @@ def _single(value: Any, field: FieldDescriptor) -> Any:
 
 
 def _unknown_fields(fields: UnknownFieldSet, level: int = ROW_LEVEL + 1) -> dict[str, Any]:
-    """Fields that the descriptor does not name, by number: integers as sent (unsigned), bytes, groups as dicts.
+    """Returns the fields that the descriptor does not name, by number: unsigned integers, bytes, and groups as dicts.
 
-    A number that occurs more than once has a list.
+    A number that occurs more than once has a list of values.
 
     Raises:
-        TooDeepError: groups nest deeper than `MAX_DEPTH`.
+        TooDeepError: Groups nest deeper than `MAX_DEPTH`.
     """
     if level > MAX_DEPTH:
         raise TooDeepError

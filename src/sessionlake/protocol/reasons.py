@@ -1,4 +1,4 @@
-"""The closed list of reasons for which a message is kept in quarantine instead of being used."""
+"""The closed list of reasons why a message goes to `silver.quarantine` instead of its session's table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a message is in `silver.quarantine`. Of several that apply, the first in this order is given."""
+    """Why a message is in `silver.quarantine`. If several reasons apply, the first in this order is recorded."""
 
     BAD_KEY = "bad_key"
     FUTURE_KAFKA_TS = "future_kafka_ts"
@@ -43,6 +43,6 @@ class Reason(StrEnum):
     BAD_VALUE = "bad_value"
 
 
-# Chunks carry a reason as its number here; 0 is "none". Messages that a state keeps have none: numbers may change.
+# The code of a reason in chunks; 0 means none. Stored states have no codes, so the numbers may change.
 CODES: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: dict[Reason, int] = {reason: code for code, reason in enumerate(CODES) if reason is not None}

@@ -1,4 +1,4 @@
-"""What decodes the payloads of one schema: the part that Avro and Protobuf do each in their own way."""
+"""The interface of the Avro and Protobuf decoders, and conversions that both use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sessionlake.protocol.types import Bools
 
 SET = "_set"
 HEADER_FIELDS = ("type", "seq", "ts")
-ROW_LEVEL = 3  # in the message's object, in its rows
+ROW_LEVEL = 3  # nesting depth of a row: in the list of rows, in the message's object
 TYPE_CODES = {
     "snapshot": MessageType.SNAPSHOT,
     "update": MessageType.UPDATE,
@@ -25,7 +25,7 @@ TYPE_CODES = {
 
 
 class ValueKind(Enum):
-    """What a field's values are, all of them."""
+    """The kind of values that a field can have."""
 
     BOOLEAN = "booleans"
     INTEGER = "integers of at most 64 bits, signed"
@@ -44,18 +44,18 @@ _FITS = {
 
 
 def fits_column(holds: ValueKind, column: Column) -> bool:
-    """Whether values are of a declared column's type; whether they are in its range is another question."""
+    """Returns True if values of this kind have the column's type. Their range is not checked."""
     return holds in _FITS[column.json_type]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a schema has, where all its messages can be read by column.
+    """The fields of a schema whose messages can be read column by column.
 
     Attributes:
-        cells: what the rows' fields of the declared columns hold; a column that the schema lacks is not in it.
-        undeclared: whether rows have fields beside.
-        row_bytes: a row with an id takes so many bytes at least.
+        cells: Kind of values of each declared column; without columns that the schema lacks.
+        undeclared: True if rows have undeclared fields.
+        row_bytes: The least number of bytes of a row with an id.
     """
 
     cells: dict[str, ValueKind]
@@ -64,62 +64,62 @@ class Layout:
 
 
 class SchemaDecoder(Protocol):
-    """Decodes payloads of one schema: what the Avro and the Protobuf library each do in their own way.
+    """Decodes payloads of one schema. There is one implementation for Avro and one for Protobuf.
 
     Attributes:
-        layout: what the schema says of all its messages; None if each has to be looked at by itself.
+        layout: The fields of the schema; None if its messages must be parsed singly.
     """
 
     layout: Layout | None
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
-        """Each payload as the library's own object; None where it is none."""
+        """Returns each payload as an object of the library; None if it cannot be decoded."""
 
     def types(self, objects: Sequence[Any]) -> list[Any]:
-        """Name of each message's type, or what stands in its place."""
+        """Returns the name of each message's type, or whatever value is in its place."""
 
     def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
-        """`seq` or `ts` of each message, and where it is missing, then any number (None: nowhere)."""
+        """Returns `seq` or `ts` of each message, any number if missing, and where it is missing (None: nowhere)."""
 
     def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """`rows` or `deleted` of each message, and where it is missing, then empty (None: nowhere)."""
+        """Returns `rows` or `deleted` of each message, empty if missing, and where it is missing (None: nowhere)."""
 
     def ids(self, rows: Sequence[Any]) -> list[str]:
-        """`id` of each row."""
+        """Returns the `id` of each row."""
 
     def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
-        """`_set` of each row, None where it says nothing (None: nowhere)."""
+        """Returns the `_set` of each row, None in rows without one; None if no row has one."""
 
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """A declared column of each row, null where it has no value, and whether it is there (None: everywhere)."""
+        """Returns a declared column of each row, None if it has no value, and which rows have it (None: all)."""
 
     def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
-        """Indexes of the rows that carry fields which the schema does not name."""
+        """Returns the indices of rows that have fields which the schema does not name."""
 
     def row_to_json(self, row: Any) -> dict[str, Any]:
-        """A row as the JSON object that says the same; values of declared columns are of their own type."""
+        """Returns a row as the equivalent JSON object. Values of declared columns keep their type."""
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Type, seq and ts of a message, as far as it has them."""
+        """Returns type, seq and ts of a message, without those that it lacks."""
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
-        """A message as the JSON object that says the same."""
+        """Returns a message as the equivalent JSON object."""
 
 
 def message_type_of(symbol: str) -> str:
-    """The message type that an enum's symbol names, in any case and with any prefix; else the symbol."""
+    """Returns the message type that an enum symbol names, in any case and with any prefix; else the symbol itself."""
     lower = symbol.lower()
     last = lower.rpartition("_")[2]
     return lower if lower in TYPE_CODES else last if last in TYPE_CODES else symbol
 
 
 def apply_set_names(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without its `_set`: of exactly the columns that it names, if it names any way, and the id."""
+    """Returns a row without its `_set`, with only the id and the columns that it names, if it is a list of names."""
     names = row.get(SET)
     if names is None:
         return {name: value for name, value in row.items() if name != SET}
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return row  # no such list: a column like any other
+        return row  # not a list of names: `_set` is a column like any other
     kept = {"id": row["id"]} if "id" in row else {}
     return kept | {name: row.get(name) for name in names if name not in {"id", SET}}
 
@@ -129,10 +129,14 @@ class TooDeepError(Exception):
 
 
 def to_json_value(value: Any, level: int = ROW_LEVEL + 1) -> Any:
-    """A value of an undeclared column as JSON has it: bytes as base64, what is no finite number by its name.
+    """Converts a value of an undeclared column to JSON: bytes to base64, NaN and infinities to their names.
+
+    Args:
+        value: The value.
+        level: Its nesting depth in the message.
 
     Raises:
-        TooDeepError: `level`, where the value itself is, and what it holds come to more than `MAX_DEPTH`.
+        TooDeepError: The value nests deeper than `MAX_DEPTH`.
     """
     if isinstance(value, dict | list) and level > MAX_DEPTH:
         raise TooDeepError

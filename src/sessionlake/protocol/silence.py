@@ -1,8 +1,8 @@
-"""Silences: how far time went on in a topic-partition though no message came.
+"""Silences: rows in `bronze.messages` that record that a topic-partition had no message for some time.
 
-Stream time is what the messages say, so a sensor that says nothing more would leave its last session open for ever.
-Bronze therefore writes down, as facts beside its messages, that a topic-partition was silent, and for how long. From
-there on stream time is what they say, too: in every replay, at the same place between the same messages.
+Messages move stream time, so the last session of a sensor that sends nothing more would stay open for ever. Bronze
+therefore records silences among its messages, and they move stream time too. A replay sees each silence at the same
+place between the same messages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from sessionlake.protocol.types import TopicPartition
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """A topic-partition brought no message behind an offset, until stream time had come to a moment.
+    """A topic-partition had no message after an offset until a moment of stream time.
 
     Attributes:
-        behind: offset of its last message.
-        until: stream time, ms since the epoch.
-        lasted: how long it had been silent by then, ms.
+        topic: The topic.
+        partition: The partition.
+        behind: Offset of its last message.
+        until: Stream time at the end of the silence, in ms since the Unix epoch.
+        lasted: Length of the silence in ms.
     """
 
     topic: str
@@ -32,7 +34,7 @@ class Silence(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> TopicPartition:
-        """Its topic-partition."""
+        """The topic-partition."""
         return self.topic, self.partition
 
 
@@ -44,21 +46,22 @@ _decoder = msgspec.json.Decoder(_Value)
 
 
 def encode(silences: Iterable[Silence]) -> bytes:
-    """Silences as the `value` of one row of `bronze.messages`: JSON."""
+    """Returns silences as JSON for the `value` of one row of `bronze.messages`."""
     return msgspec.json.encode(_Value([*silences]))
 
 
 def decode(values: Iterable[bytes]) -> Iterator[Silence]:
-    """Reads what `encode` wrote.
+    """Yields the silences in values of `bronze.messages`.
 
     Raises:
-        LakeError: a value is nothing of the kind.
+        LakeError: A value is not JSON of silences.
     """
     for value in values:
         try:
             yield from _decoder.decode(value).silences
         except msgspec.MsgspecError as error:
             raise LakeError(
-                f"bronze.messages has a row without a topic that tells of no silence ({error}): nobody but bronze may "
-                "write there; restore the table (Delta's time travel: RESTORE TABLE)"
+                f"bronze.messages has a row without a topic that is not a silence ({error})",
+                why="Only bronze may write to this table",
+                fix="Restore the table to a version before that row (Delta's time travel: RESTORE TABLE)",
             ) from None

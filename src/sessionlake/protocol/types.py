@@ -1,4 +1,4 @@
-"""Aliases of array and row types, defined once for all packages."""
+"""Type aliases for arrays, rows and topic-partitions that all packages use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TopicPartition = tuple[str, int]
 """A Kafka topic and the number of one of its partitions."""
 
 Row = dict[str, Any]
-"""A table's row by column name."""
+"""A table's row: values by column name."""
 
 Payloads = list[tuple[str, bytes]]
-"""What a fold emits: pairs of a kind and its content."""
+"""The output of a fold: pairs of a kind and its content."""

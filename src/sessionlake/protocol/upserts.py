@@ -1,12 +1,12 @@
-"""What a changed row is as a Kafka message: an upsert (the whole row) or a tombstone (no value), by the table's key.
+"""Converts changed rows of a table to Kafka messages: an upsert has the whole row, a tombstone has no value.
 
-The key is a JSON object of the key columns, always in the same order and spelling: Kafka compares bytes. The value is
-a JSON object of every column, a null among them as `null`. JSON has no type for some values:
+The key is a JSON object of the key columns, always in the same order and spelling, because Kafka compares bytes. The
+value is a JSON object of all columns; nulls are `null`. JSON has no type for some values:
 
 - `NaN`, `Infinity` and `-Infinity` are strings;
-- a timestamp is an integer, microseconds since the Unix epoch, and a date one, days since then;
-- bytes are a string, in base64;
-- integers are numbers of up to 64 bits, which a reader must not take for doubles.
+- a timestamp is an integer, microseconds since the Unix epoch; a date is an integer, days since then;
+- bytes are a base64 string;
+- integers have up to 64 bits, so a reader must not parse them as doubles.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sessionlake.errors import LakeError
 
 CHANGE = "_change_type"
 VERSION = "_commit_version"
-# What Delta's change feed adds to a table's columns.
+# The columns that Delta's change feed adds to a table's columns.
 FEED = (CHANGE, VERSION, "_commit_timestamp")
 DELETE = "delete"
-# Headers of every message: a consumer may skip what is not newer than the last it saw of the same key.
+# Headers of every message. A consumer may skip a message whose version is not above the last one of the same key.
 VERSION_HEADER = "sessionlake.version"
 BATCH_HEADER = "sessionlake.batch"
 
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
     ]
 )
 DDL = "key binary, value binary, headers array<struct<key:string,value:binary>>, version bigint"
-# Rows may be large: messages leave in chunks of about so many bytes.
+# Rows may be large, so messages are returned in batches of about this many bytes.
 _CHUNK_BYTES = 16 << 20
 
 _json = msgspec.json.Encoder()
@@ -50,21 +50,21 @@ _json = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class Messages:
-    """Rows of a change feed to messages, as a `mapInArrow` function.
+    """A `mapInArrow` function that converts rows of a change feed to Kafka messages.
 
-    The rows, without pre-images, must be sorted by version, then key, then deletes before upserts. A version that
-    both deletes and writes a row, as RESTORE does, gives the one message that says what it left.
+    The rows must have no pre-images and be sorted by version, then key, then deletes before upserts. If a version both
+    deletes and writes a row, as RESTORE does, there is one message with the final row.
 
     Attributes:
-        key: the table's key columns.
-        batch: id of the micro-batch, for the header.
+        key: The table's key columns.
+        batch: Id of the micro-batch, for the header.
     """
 
     key: tuple[str, ...]
     batch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Encodes the task's rows (see `SCHEMA`), in their order."""
+        """Yields the messages of the task's rows in their order, with the columns of `SCHEMA`."""
         for rows in _last_of_runs(batches, (VERSION, *self.key)):
             yield from self._encoded(rows)
 
@@ -93,7 +93,7 @@ def _record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def _last_of_runs(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> Iterator[pa.Table]:
-    """The last row of each run of rows that are equal in the columns `by`; runs may cross batches."""
+    """Yields the last row of each run of rows that are equal in the columns `by`. Runs may cross batches."""
     held: pa.Table | None = None
     for batch in batches:
         fresh = pa.Table.from_batches([batch])
@@ -112,7 +112,7 @@ def _transpose(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[
 
 
 def _json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """A column's values in the types that JSON has."""
+    """Returns a column's values in types that JSON has."""
     kind = column.type
     if pa.types.is_floating(kind):
         return [value if value is None or math.isfinite(value) else _spelled(value) for value in column.to_pylist()]
@@ -124,7 +124,10 @@ def _json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
         return [value if value is None else b64encode(value).decode() for value in column.to_pylist()]
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column.to_pylist()
-    raise LakeError(f"publish: column {name} is {kind}, and it is not laid down how JSON spells that: leave it out")
+    raise LakeError(
+        f"publish: column {name} has type {kind}, which has no defined form in JSON",
+        fix="Leave the column out of what is published",
+    )
 
 
 def _spelled(value: float) -> str:

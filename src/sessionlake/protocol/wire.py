@@ -1,4 +1,4 @@
-"""The header that schema registries have before a payload: a zero byte, the schema's id, and Protobuf's type path."""
+"""Splits off the wire header of schema registries: a zero byte, the schema's id, and for Protobuf the type's path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WireHeader = tuple[int, Path]
 _INVALID_PATH: Path = (-1,)
 _NO_HEADER: WireHeader = (-1, _INVALID_PATH)
 _FIXED = 5
-# A type nested deeper than this, or of a higher number, is nobody's: a header is at most so long.
+# Nobody nests types deeper than this or has longer headers. The limits bound the search for a header's end.
 _MAX_PATH = 8
 _MAX_HEADER_BYTES = 24
 _CONTINUES = 0x80
@@ -24,12 +24,12 @@ _MAX_VARINT = 5
 
 @dataclass(frozen=True)
 class Headers:
-    """The wire headers of many payloads, each distinct one kept once.
+    """The wire headers of many payloads.
 
     Attributes:
-        which: for each payload, the index of its header in `found`; -1 where it has none.
-        found: schema id, and path of the message type in the schema's file (`()` where there is no path).
-        bodies: the payloads without their headers, binary; null where there is none.
+        which: For each payload, the index of its header in `found`; -1 if it has no valid header.
+        found: The distinct headers: schema id, and path of the message type in its file (`()` if there is no path).
+        bodies: The payloads without their headers; null if there is no valid header.
     """
 
     which: Int64s
@@ -38,7 +38,12 @@ class Headers:
 
 
 def split_headers(values: pa.Array, *, with_path: bool) -> Headers:
-    """Takes headers off payloads. Each distinct header is looked at once."""
+    """Splits payloads into headers and bodies. Each distinct header is parsed once.
+
+    Args:
+        values: The payloads.
+        with_path: True if headers have the path of a Protobuf message type.
+    """
     which = np.full(len(values), -1, np.int64)
     sizes = np.zeros(len(values), np.int64)
     found: dict[WireHeader, int] = {}
@@ -56,7 +61,7 @@ def split_headers(values: pa.Array, *, with_path: bool) -> Headers:
 
 
 def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
-    """A header of exactly this width, or that it is none; None: it may be longer."""
+    """Returns a header of exactly `width` bytes, `_NO_HEADER` if it is invalid, or None if it may be longer."""
     if len(head) < width or head[0] != 0:
         return _NO_HEADER
     path = _path(head[_FIXED:]) if with_path else ()
@@ -66,7 +71,10 @@ def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
 
 
 def _path(text: bytes) -> Path | None:
-    """Zigzag varints: how many numbers there are, then those; a lone 0 is short for the first type, [0]."""
+    """Parses a path of zigzag varints: their count, then the indices. A lone 0 is short for the first type, [0].
+
+    Returns None if the path may be longer, and `_INVALID_PATH` if it is invalid.
+    """
     numbers, value, shift = [], 0, 0
     for byte in text:
         value |= (byte & 0x7F) << shift
@@ -88,7 +96,7 @@ def _path(text: bytes) -> Path | None:
 
 def _bodies(values: pa.Array, skip: Int64s, without: Bools) -> pa.Array:
     bodies: pa.Array = pa.nulls(len(values), pa.binary())
-    end = pc.max(pc.binary_length(values)).as_py() or 0  # to be named: slices without an end fail on short values
+    end = pc.max(pc.binary_length(values)).as_py() or 0  # must be given: slices without an end fail on short values
     for width in np.unique(skip[~without]).tolist():
         of_width = pa.array(~without & (skip == width))
         bodies = pc.if_else(of_width, pc.binary_slice(values, width, max(width, end)), bodies)

@@ -1,4 +1,4 @@
-"""What stops a publication, told with the way on: Spark and Delta know neither the topic nor what became of it."""
+"""Explains failures of a publication. Spark and Delta know neither the topic nor what was sent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class PublishQuery(LayerQuery):
         self._topic = topic
 
     @property
-    def anew(self) -> str:
-        """How to publish from the beginning. In the topic as it is, rows that are gone by now would live on."""
+    def restart_hint(self) -> str:
+        """How to publish the table from the start. The old topic would keep rows that the table no longer has."""
         return (
             f"publish into a new topic (--topic), or delete topic {self._topic} and the folder {self.checkpoint} and "
-            "run it again"
+            "run the command again"
         )
 
     def _explain(self, error: BaseException) -> SessionlakeError:
@@ -29,19 +29,19 @@ class PublishQuery(LayerQuery):
         failure = parse_failure(error)
         for cause in _CAUSES:
             if cause.fits(failure):
-                meaning = cause.remedy.format(topic=self._topic, anew=self.anew)
+                meaning = cause.remedy.format(topic=self._topic, restart_hint=self.restart_hint)
                 return cause.error(f"{self.layer}: {meaning}\n  Spark says: {failure}")
         return super()._explain(error)
 
 
 _KAFKA = "org.apache.kafka.common.errors"
-# What Spark, Delta or Kafka say, and what it means for a publication.
+# Failures of Spark, Delta and Kafka, and what each means for a publication.
 _CAUSES = (
     KnownFailure(
         LakeError,
-        "changes that were not sent yet are gone from the table: VACUUM and the expiry of its log remove them after "
-        "delta.deletedFileRetentionDuration and delta.logRetentionDuration, or its change feed was off for a while. "
-        "To have a topic with the table as it is, {anew}",
+        "changes that were not published yet are gone from the table. VACUUM and log cleanup remove them after "
+        "delta.deletedFileRetentionDuration and delta.logRetentionDuration, or the change feed was off for a while. "
+        "Publish the table from the start: {restart_hint}",
         conditions=(
             "FAILED_READ_FILE.FILE_NOT_EXIST",
             "FAILED_READ_FILE.DBR_FILE_NOT_EXIST",
@@ -55,12 +55,12 @@ _CAUSES = (
     ),
     KnownFailure(
         LakeError,
-        "the table was made anew since the last run. To have a topic with the table as it is, {anew}",
+        "the table was replaced by a new one since the last run. Publish it from the start: {restart_hint}",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
     KnownFailure(
         LakeError,
-        "columns were added to the table while it was published. Run it again: it goes on with them",
+        "columns were added to the table while it was published. Run the command again: it resumes with them",
         conditions=(
             *SCHEMA_CHANGED,
             "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE",
@@ -69,13 +69,13 @@ _CAUSES = (
     ),
     KnownFailure(
         BrokerError,
-        "a row is larger than topic {topic} takes. Raise the topic's max.message.bytes and run it again: it sends "
-        "the whole batch once more, which changes nothing for whoever has a part of it",
+        "a row is larger than topic {topic} allows. Raise the topic's max.message.bytes and run the command again. It "
+        "sends the whole batch again, which changes nothing for readers that have a part of it",
         types=(f"{_KAFKA}.RecordTooLargeException",),
     ),
     KnownFailure(
         BrokerError,
-        "Kafka does not take the messages. When it does, run it again: it goes on where it ended",
+        "Kafka does not accept the messages. Run the command again once it does: it resumes where it stopped",
         types=(
             f"{_KAFKA}.TimeoutException",
             f"{_KAFKA}.NotEnoughReplicasException",

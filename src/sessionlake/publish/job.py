@@ -1,4 +1,4 @@
-"""A table's change feed to Kafka: the whole table once, then every version's changes, in order."""
+"""Publishes a table's change feed to Kafka: the whole table once, then the changes of every version, in order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sessionlake.ledger.progress import last_batch
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, Messages
 from sessionlake.publish.failures import PublishQuery
-from sessionlake.publish.outlets import outlet_of
-from sessionlake.publish.topic import BATCH_BYTES, prepare, require_topic
+from sessionlake.publish.publishable import require_publishable
+from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_topic
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import map_batches
 from sessionlake.spark.interpreted import interpreted
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 _PREIMAGE = "update_preimage"
 _LARGEST = 64 << 20  # bytes of one message
 _PRODUCER = {
-    # A retry neither repeats nor overtakes: within a partition, and so within a key, the order sent is the order kept.
+    # Retries neither repeat nor reorder messages within a partition, and therefore within a key.
     "kafka.enable.idempotence": "true",
     "kafka.acks": "all",
     "kafka.batch.size": str(BATCH_BYTES),
-    # How large a message may be is for the topic to say.
+    # The topic's own limit decides how large a message may be.
     "kafka.max.request.size": str(_LARGEST),
     "kafka.buffer.memory": str(_LARGEST),
 }
@@ -48,28 +48,28 @@ _PRODUCER = {
 
 @dataclass(frozen=True)
 class Publication:
-    """A table published to a topic."""
+    """A table and the topic that it is published to."""
 
     table: str
     topic: str
 
     @property
     def layer(self) -> str:
-        """What the ledger calls it."""
+        """Its name in the ledger."""
         return f"publish:{self.table}:{self.topic}"
 
     @property
     def name(self) -> str:
-        """What its checkpoint and its lock are called."""
+        """Name of its checkpoint and its lock."""
         return f"publish-{self.table}-{self.topic}"
 
-    def require_allowed(self, settings: Settings) -> None:
-        """Returns if the table can be published, and the topic is none that bronze captures.
+    def require_publishable_to(self, settings: Settings) -> None:
+        """Checks that the table can be published, and that bronze does not capture the topic.
 
         Raises:
-            UsageError: naming what can be published, or what is wrong with the topic.
+            UsageError: the table or the topic cannot be used; the text says what can.
         """
-        outlet_of(settings, self.table)
+        require_publishable(settings, self.table)
         require_topic(settings, self.topic)
 
 
@@ -81,37 +81,40 @@ def start(
     once: bool = False,
     on_batch: Callable[[LedgerEntry], None] | None = None,
 ) -> LayerQuery:
-    """Starts to publish a table: first all its rows, or from where the last run ended.
+    """Starts to publish a table: all its rows in the first run, then from where the last run stopped.
 
-    Delivery is at least once: a batch that did not end is sent again, the same messages in the same order.
+    Delivery is at least once: an unfinished batch is sent again, with the same messages in the same order.
 
     Args:
-        once: send what the table holds now, then end.
-        on_batch: told of every batch that sent something.
+        once: send what the table holds now, then stop.
+        on_batch: called after every batch that sent messages.
 
     Raises:
-        UsageError: as `Publication.require_allowed`.
-        BrokerError: Kafka does not answer, or the topic does not serve (see `topic.prepare`).
-        LakeError: the table is missing, keeps no change feed or has other columns, or the checkpoint is damaged.
-        MachineError: Spark may run a task twice at once.
+        UsageError: the table or the topic cannot be used for publishing.
+        BrokerError: Kafka does not answer, or `topic.prepare_topic` refuses the topic.
+        LakeError: the table is missing, has no change feed or other columns, or the checkpoint is damaged.
+        MachineError: Spark may run a task twice at the same time.
     """
-    publication.require_allowed(settings)
+    publication.require_publishable_to(settings)
     require_broker(settings)
     checkpoint, lake = settings.checkpoint(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
-    require_readable(checkpoint, publication.layer, instead=query.anew)
-    require_feed(spark, lake, publication.table)
+    require_readable(checkpoint, publication.layer, instead=query.restart_hint)
+    require_change_feed(spark, lake, publication.table)
     _refuse_speculation(spark)
     lake.ensure(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
     _require_same(spark, lake, publication, query)
-    written = prepare(settings, publication.topic, first=first, anew=query.anew)
+    written = prepare_topic(settings, publication.topic, first=first, restart_hint=query.restart_hint)
     if written == 0 and not first:
         if _has_sent(spark, lake, publication.layer):
             raise BrokerError(
-                f"publish: topic {publication.topic} was made anew, without what was published to it: {query.anew}"
+                f"publish: topic {publication.topic} was deleted and created again, without its messages",
+                fix=f"Publish the table from the start: {query.restart_hint}",
             )
-        shutil.rmtree(checkpoint)  # it sends what the table holds now: whose log may no longer reach back to its begin
+        shutil.rmtree(
+            checkpoint
+        )  # starts from the table's current rows: its log may not reach back to its first version
     limit, feed = settings.publish.max_bytes_per_trigger, {"readChangeFeed": "true"}
     stream = lake.stream(spark, publication.table, limit, feed)
     batch = _PublishBatch(lake, settings, publication, on_batch)
@@ -119,27 +122,28 @@ def start(
 
 
 def _require_same(spark: SparkSession, lake: Lake, publication: Publication, query: PublishQuery) -> None:
-    """Returns if the table can be read on from where it was published to.
+    """Checks that publishing can resume from the version where it stopped.
 
     Raises:
-        LakeError: a column of it is another since.
-        LossError: it was put back from a backup.
+        LakeError: a column has changed since.
+        LossError: the table was restored from a backup.
     """
     other = changed_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
         raise LakeError(
-            f"publish: {publication.table} had a column {other} when it was published last, and has it not so any "
-            f"more: a change feed is not read across that. To have a topic with the table as it is, {query.anew}"
+            f"publish: {publication.table} had a column {other} when it was published last, and no longer has it",
+            why="A change feed cannot be read across such a change",
+            fix=f"Publish the table from the start: {query.restart_hint}",
         )
     if is_ahead_of_table(spark, lake, publication.table, query.checkpoint):
         raise LossError(
-            f"publish: versions of {publication.table} that were published are gone: it was put back from a backup",
-            fix=f"To have a topic with the table as it is, {query.anew}",
+            f"publish: versions of {publication.table} that were published are gone: it was restored from a backup",
+            fix=f"Publish the table from the start: {query.restart_hint}",
         )
 
 
 class _PublishBatch:
-    """Sends one micro-batch, then writes the ledger row."""
+    """Sends one micro-batch, then writes its ledger row."""
 
     def __init__(
         self,
@@ -152,7 +156,7 @@ class _PublishBatch:
         self._ledger = Ledger(lake)
         self._settings = settings
         self._publication = publication
-        self._outlet = outlet_of(settings, publication.table)
+        self._table = require_publishable(settings, publication.table)
         self._on_batch = on_batch
         self._few = (
             lake.limits.few_messages > 0
@@ -166,7 +170,7 @@ class _PublishBatch:
             count, first, last = self._send(changes, txn.version)
         self._few = count <= self._lake.limits.few_messages
         fault_point("after:kafka")
-        if not count:  # versions that changed no row, as a compaction
+        if not count:  # versions that changed no row, such as a compaction
             return
         entry = LedgerEntry(
             layer=publication.layer,
@@ -184,7 +188,7 @@ class _PublishBatch:
             self._on_batch(entry)
 
     def _send(self, changes: DataFrame, batch: int) -> tuple[int, int, int]:
-        """Number of messages, first and last version."""
+        """Sends the changes. Returns the number of messages, and the first and the last version."""
         from pyspark.sql import functions as F
 
         messages = self._messages(changes, batch).persist()
@@ -199,11 +203,11 @@ class _PublishBatch:
         return tuple(account)
 
     def _messages(self, changes: DataFrame, batch: int) -> DataFrame:
-        """Every key in one task, its versions in order: what keeps their order in Kafka."""
+        """Returns the messages, with all versions of a key in one task and in order, so that Kafka keeps the order."""
         from pyspark.sql import functions as F
 
-        key = self._outlet.key
-        sent = self._outlet.columns(name for name in changes.columns if name not in FEED)
+        key = self._table.key
+        sent = self._table.columns(name for name in changes.columns if name not in FEED)
         tasks = changes.sparkSession.sparkContext.defaultParallelism
         written = F.col(CHANGE) != DELETE
         ordered = (
@@ -215,30 +219,36 @@ class _PublishBatch:
         return map_batches(ordered, Messages(key, batch), DDL)
 
 
-def require_feed(spark: SparkSession, lake: Lake, table: str) -> None:
-    """Returns if a table has a change feed.
+def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:
+    """Checks that a table has a change feed.
 
     Raises:
-        LakeError: it has not, or is not there.
+        LakeError: it has none, or does not exist.
     """
     if not lake.exists(spark, table):
-        raise LakeError(f"publish: {table} is not there yet: fill it with `sessionlake run all --once`")
+        raise LakeError(f"publish: {table} does not exist yet", fix="Run `sessionlake run all --once`, which fills it")
     if lake.storage.properties(spark, table).get(CHANGE_FEED) == "true":
         return
     if table.startswith(f"{GOLD}."):
         raise LakeError(
-            f"publish: {table} has no change feed yet: gold switches it on as it starts: `sessionlake run gold --once`"
+            f"publish: {table} has no change feed yet",
+            fix="Run `sessionlake run gold --once`, which switches it on when it starts",
         )
     raise LakeError(
-        f"publish: {table} was made without a change feed. Switch it on, for the versions from there on, with "
-        f"ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES ({CHANGE_FEED} = true)"
+        f"publish: {table} was created without a change feed",
+        fix=f"Switch it on for later versions with `ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES "
+        f"({CHANGE_FEED} = true)`",
     )
 
 
 def _refuse_speculation(spark: SparkSession) -> None:
-    """A second copy of a task could still send a key's older version when the first has sent the newer."""
+    """Refuses speculative tasks: a second copy could send a key's older version after the first sent a newer one."""
     if spark.conf.get("spark.speculation", "false") == "true":
-        raise MachineError("publish: spark.speculation is on and would mix up the order of changes: switch it off")
+        raise MachineError(
+            "publish: spark.speculation is on",
+            why="A task that runs twice could reorder the changes of a key",
+            fix="Set `spark.speculation` to false",
+        )
 
 
 def _has_sent(spark: SparkSession, lake: Lake, layer: str) -> bool:

@@ -1,4 +1,4 @@
-"""The topic that a table is published to: made where there is none, refused where a table would not last in it."""
+"""The Kafka topic that a table is published to: created if it is missing, refused if it would lose rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
-# Kafka takes 249 characters, but the name is part of a folder's, which takes 255.
+# Kafka allows 249 characters, but the name is part of a folder's name, which can have 255.
 _LONGEST = 200
 _SECONDS = 10.0
-# The producer sends several messages at once up to so many bytes, and a topic must take twice that. When one refuses a
-# batch of several, Kafka's producer splits it and tells Spark that all is sent before it is: a message that is refused
-# after that would be lost in silence. A larger message travels alone, and its refusal is told.
+# The producer batches messages up to this size, and a topic must accept twice that. If a topic refuses a batch, Kafka's
+# producer splits it and reports success to Spark before it has sent the parts. A message that is refused then would be
+# lost silently. A larger message is sent alone, and its refusal is reported.
 BATCH_BYTES = 16_384
 _SMALLEST_LIMIT = 2 * BATCH_BYTES
 _COMPACTED = {"cleanup.policy": "compact"}
@@ -26,38 +26,40 @@ _UNLIMITED = "-1"
 
 
 def require_topic(settings: Settings, topic: str) -> None:
-    """Returns if a table may be published under this name at all.
+    """Checks that a table may be published to a topic of this name.
 
     Raises:
-        UsageError: it is no topic name, or bronze captures the topic.
+        UsageError: it is not a valid topic name, or bronze captures the topic.
     """
     if not _NAME.fullmatch(topic) or len(topic) > _LONGEST:
         raise UsageError(
-            f"publish: {topic!r} cannot be a topic: up to {_LONGEST} letters, digits, dots, dashes and underscores"
+            f"publish: {topic!r} cannot be a topic",
+            fix=f"Use up to {_LONGEST} letters, digits, dots, dashes and underscores",
         )
     if re.fullmatch(settings.kafka.topic_pattern, topic):
         raise UsageError(
-            f"publish: topic {topic} matches kafka.topic_pattern ({settings.kafka.topic_pattern}): bronze would "
-            "capture what is published, in a circle. Choose a topic that does not match, or narrow the pattern"
+            f"publish: topic {topic} matches kafka.topic_pattern ({settings.kafka.topic_pattern})",
+            why="Bronze would capture the published messages, in a loop",
+            fix="Choose a topic that does not match, or narrow the pattern",
         )
 
 
-def prepare(settings: Settings, topic: str, *, first: bool, anew: str) -> int | None:
-    """Makes sure that the topic is there and keeps the last message of every key.
+def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: str) -> int | None:
+    """Makes sure that the topic exists and keeps the last message of every key.
 
-    Nothing is looked at without the package `confluent_kafka`, as on a cluster that has only Spark's client, or where a
-    key or trust store is one that only Java reads.
+    Nothing is checked if the package `confluent_kafka` is missing, as on a cluster with only Spark's client. The same
+    applies if a key store or trust store is one that only Java can read.
 
     Args:
-        first: whether nothing has been published to it yet: then it is created if missing, compacted and with the
-            broker's own number of partitions and replicas; else it must be there.
-        anew: how to publish from the beginning.
+        first: whether nothing was published to the topic yet. If so, a missing topic is created as compacted, with the
+            broker's default numbers of partitions and replicas. If not, the topic must exist.
+        restart_hint: how to publish the table from the start, for error texts.
 
     Returns:
-        How many messages were ever written to it; None if it could not be looked at.
+        The number of messages ever written to the topic; None if it could not be checked.
 
     Raises:
-        BrokerError: it is missing, drops messages by age or size, holds other messages, or cannot be made.
+        BrokerError: the topic is missing, drops messages by age or size, has other messages, or cannot be created.
     """
     try:
         from confluent_kafka import KafkaException
@@ -75,14 +77,17 @@ def prepare(settings: Settings, topic: str, *, first: bool, anew: str) -> int | 
             _create(admin, topic)
             written = 0
         else:
-            raise BrokerError(f"publish: topic {topic} is gone, and what was published with it: {anew}")
+            raise BrokerError(
+                f"publish: topic {topic} is gone, with everything that was published to it",
+                fix=f"Publish the table from the start: {restart_hint}",
+            )
     except KafkaException as error:
-        raise BrokerError(f"publish: topic {topic} cannot be looked at: {error.args[0].str()}") from error
+        raise BrokerError(f"publish: Kafka cannot describe topic {topic}: {error.args[0].str()}") from error
     if first and written:
         raise BrokerError(
-            f"publish: topic {topic} has been written to ({written} messages), but nothing of this table was published "
-            "there from here: rows that the table no longer has would live on in it. Name a new topic, or delete this "
-            "one and run again"
+            f"publish: topic {topic} has {written} messages already, but nothing of this table was published from here",
+            why="The topic could keep rows that the table no longer has",
+            fix="Name a new topic, or delete this one and run the command again",
         )
     return written
 
@@ -95,13 +100,13 @@ def _create(admin: AdminClient, topic: str) -> None:
         admin.create_topics([NewTopic(topic, config=_COMPACTED)], request_timeout=_SECONDS)[topic].result()
     except KafkaException as error:
         raise BrokerError(
-            f"publish: there is no topic {topic} and it cannot be created ({error.args[0].str()}): create it with "
-            f"`kafka-topics.sh --create --topic {topic} --config cleanup.policy=compact`"
+            f"publish: topic {topic} does not exist and cannot be created ({error.args[0].str()})",
+            fix=f"Create it with `kafka-topics.sh --create --topic {topic} --config cleanup.policy=compact`",
         ) from error
 
 
 def _require_fit(admin: AdminClient, topic: str) -> None:
-    """Refuses a topic that forgets a row because nobody has changed it for long, or takes only tiny ones."""
+    """Refuses a topic that drops messages by age or size, or that accepts only small ones."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource
 
@@ -109,24 +114,27 @@ def _require_fit(admin: AdminClient, topic: str) -> None:
     try:
         found = admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result()
     except KafkaException:
-        return  # who may write need not be allowed to look
+        return  # a client that may write is not always allowed to read the topic's configuration
     config = {name: entry.value for name, entry in found.items()}
     limits = {name: config[name] for name in ("retention.ms", "retention.bytes")}
     if "delete" in config["cleanup.policy"].split(",") and set(limits.values()) != {_UNLIMITED}:
         spelled = ", ".join(f"{name}={value}" for name, value in limits.items())
         raise BrokerError(
             f"publish: topic {topic} drops messages by age or size (cleanup.policy={config['cleanup.policy']}, "
-            f"{spelled}): rows would be lost to whoever reads it later. {_alter(topic, 'cleanup.policy=compact')}"
+            f"{spelled})",
+            why="Later readers would miss rows that have not changed for long",
+            fix=_alter(topic, "cleanup.policy=compact"),
         )
     if int(config["max.message.bytes"]) < _SMALLEST_LIMIT:
         raise BrokerError(
-            f"publish: topic {topic} takes {config['max.message.bytes']} bytes at once, at least {_SMALLEST_LIMIT} are "
-            f"needed. {_alter(topic, 'max.message.bytes=1048588')}"
+            f"publish: topic {topic} has max.message.bytes={config['max.message.bytes']}, but needs at least "
+            f"{_SMALLEST_LIMIT}",
+            fix=_alter(topic, "max.message.bytes=1048588"),
         )
 
 
 def _alter(topic: str, config: str) -> str:
-    return f"Change it: `kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {config}`"
+    return f"Run `kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {config}`"
 
 
 def _written(settings: Settings, topic: str, partitions: list[int]) -> int:

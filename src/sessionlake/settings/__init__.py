@@ -1,1 +1,1 @@
-"""The configuration: one validated tree."""
+"""The configuration: one validated tree, read from a YAML file and the environment."""

@@ -1,4 +1,4 @@
-"""YAML whose size is bounded, whoever wrote it: its bytes, its nodes with all aliases written out, and its depth."""
+"""Loads YAML with limits on its size, so that no document can exhaust memory: bytes, nodes after aliases, and depth."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 import yaml
 
 MAX_BYTES = 1 << 20
-"""Of a file: PyYAML takes some seconds for as many."""
+"""Largest file in bytes. PyYAML needs some seconds for that many."""
 MAX_NODES = 100_000
-"""Of a document, where each alias counts as all that it stands for: nine lines of aliases can stand for a billion."""
+"""Most nodes of a document. An alias counts as all nodes it stands for: nine lines of aliases can stand for a billion.
+"""
 MAX_DEPTH = 64
+"""Deepest nesting of a document."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """YAML's own types alone, within the bounds. Each error is a `yaml.YAMLError`, which knows its line."""
+    """Loads plain YAML types within the limits. Every error is a `yaml.YAMLError` with a line number."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -24,16 +26,16 @@ class BoundedLoader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node, as PyYAML's own.
+        """Returns the next node.
 
         Raises:
-            yaml.composer.ComposerError: the document goes beyond a bound, or a value contains itself.
+            yaml.composer.ComposerError: the document exceeds a limit, or a value contains itself.
         """
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs lack its types
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
             if id(node) not in self._sizes:
-                raise _fault(f"the alias *{event.anchor} stands inside of what it stands for", event.start_mark)
+                raise _fault(f"the alias *{event.anchor} is inside the value that it stands for", event.start_mark)
             self._count(self._sizes[id(node)], event.start_mark)
             return node
         with self._deeper(event.start_mark):
@@ -44,10 +46,10 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A node's value, as PyYAML's own.
+        """Returns a node's value.
 
         Raises:
-            yaml.constructor.ConstructorError: it has none, as the date 2026-99-99.
+            yaml.constructor.ConstructorError: the text has no value, as in the date 2026-99-99.
         """
         try:
             return super().construct_object(node, deep=deep)
@@ -70,8 +72,8 @@ class BoundedLoader(yaml.SafeLoader):
         self._depth -= 1
 
 
-def place_of(error: yaml.YAMLError, text: str) -> tuple[int, int]:
-    """Line and column of what is wrong in a text, from 1; (0, 0) where the error does not say."""
+def error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
+    """Returns line and column of an error in a text, from 1; (0, 0) if the error has no position."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is not None:
         return mark.line + 1, mark.column + 1

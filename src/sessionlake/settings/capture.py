@@ -1,7 +1,4 @@
-"""What is captured and how it is judged: the settings that decide results. They are read with all others (`config`).
-
-Durations and patterns are spelled alike in every section, so their types are here, too.
-"""
+"""Settings that decide results: what is captured, and how it is judged. Also the types that all sections share."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_0
 
 
 def _duration(value: object) -> timedelta:
-    """`10 minutes`, `1 hour`, `500 ms`: one number and one unit."""
+    """Parses a duration of one number and one unit, such as `10 minutes`, `1 hour` or `500 ms`."""
     if isinstance(value, timedelta):
         return value
     match = _DURATION.fullmatch(value.strip().lower()) if isinstance(value, str) else None
@@ -53,7 +50,7 @@ def _regex(value: str) -> str:
         raise ValueError(f"not a regular expression: {error}") from None
     if why := find_slow_matching(value):
         raise ValueError(
-            f"a topic's name (of up to 249 characters) could make this expression take hours: {why}; write it simpler"
+            f"matching a topic name of up to 249 characters could take hours: {why}; simplify the expression"
         )
     return value
 
@@ -63,12 +60,12 @@ Regex = Annotated[str, AfterValidator(_regex)]
 
 
 def milliseconds(duration: timedelta) -> int:
-    """Whole milliseconds of a duration: the unit of every time in the protocol."""
+    """Returns a duration in whole milliseconds."""
     return duration // timedelta(milliseconds=1)
 
 
 class Integrity(StrEnum):
-    """How a session's stream is judged (PROTOCOL, "Stream integrity")."""
+    """How strictly the order and completeness of a session's messages is judged."""
 
     NONE = "none"
     ONCE = "once"
@@ -78,7 +75,7 @@ class Integrity(StrEnum):
 
 
 class OnViolation(StrEnum):
-    """What a violation does."""
+    """What happens when a session violates its integrity class."""
 
     FAIL = "fail"
     ISOLATE = "isolate"
@@ -86,85 +83,89 @@ class OnViolation(StrEnum):
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, without unknown keys."""
+    """A part of the configuration. It is frozen and refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TopicRule(Section):
-    """Overrides for the topics whose whole name matches `pattern`; the first matching rule wins."""
+    """Overrides for topics whose whole name matches `pattern`. The first matching rule applies."""
 
     pattern: Regex
-    """Regular expression of the whole names of the topics."""
+    """Regular expression that must match the topic's whole name."""
     integrity: Integrity | None = None
-    """In place of `capture.integrity`."""
+    """Overrides `capture.integrity`."""
     on_violation: OnViolation | None = None
-    """In place of `capture.on_violation`."""
+    """Overrides `capture.on_violation`."""
     lateness: Duration | None = None
-    """In place of `capture.lateness`."""
+    """Overrides `capture.lateness`."""
 
 
 class PayloadSettings(Section):
-    """With what Avro and Protobuf messages are read; `protocol/payload.py` says what they carry."""
+    """The schemas for Avro and Protobuf messages."""
 
     schema_file: Path | None = None
-    """The one schema: an Avro schema (.avsc), or a Protobuf descriptor set (`protoc --include_imports -o`)."""
+    """The only schema: an Avro schema (.avsc), or a Protobuf descriptor set (`protoc --include_imports -o`)."""
     schema_files: dict[int, Path] = {}
-    """Or a file for each schema id, for messages with a wire header."""
+    """Or one file per schema id, for messages with a wire header."""
     message: str | None = Field(None, min_length=1)
-    """Full name of the Protobuf message type; with a registry, each message says it itself."""
+    """Full name of the Protobuf message type. With a registry, each message names its own type."""
     registry_url: str | None = None
-    """Or the schema registry that the ids in the messages' headers refer to."""
+    """Or the address of a schema registry."""
     registry_auth: SecretStr | None = None
-    """`user:password`, or a bearer token."""
+    """Login for the registry: `user:password`, or a bearer token."""
     wire_header: bool | None = None
-    """Whether messages begin with a schema id, as they do with a registry; by default, unless `schema_file` is set."""
+    """Whether messages start with a schema id, as those of a registry do. Default: true unless `schema_file` is set."""
 
     @field_validator("registry_url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "http://none")
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("an address as https://host:port, maybe with a path, is needed")
+            raise ValueError("expected an address such as https://host:port, optionally with a path")
         if parts.username or parts.password:
             raise ValueError("user and password belong in registry_auth")
         return value and value.rstrip("/")
 
     @property
     def header(self) -> bool:
-        """Whether messages begin with a wire header."""
+        """Whether messages start with a wire header."""
         return self.schema_file is None if self.wire_header is None else self.wire_header
 
 
 class CaptureSettings(Section):
-    """What the messages say and how strictly a session's stream is judged."""
+    """What messages contain, and how strictly a session's stream is judged."""
 
     format: PayloadFormat = PayloadFormat.JSON
     """How the values of messages are encoded."""
     payload: PayloadSettings = PayloadSettings()
     columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
-    """The columns of a row, with Spark's names of their types."""
+    """The columns of a row and their Spark SQL types."""
     integrity: Integrity = Integrity.STRICT
-    """The class by which the stream of a session is judged."""
+    """The integrity class that a session's stream is judged by."""
     on_violation: OnViolation = OnViolation.FAIL
-    """When a session breaks its class, the job stops, the session is isolated, or the event is recorded."""
+    """What happens when a session violates its class: the job stops, the session is isolated, or the event is recorded.
+    """
     by_topic: tuple[TopicRule, ...] = ()
     lateness: Duration = timedelta(minutes=10)
-    """Under `window`: how far behind the highest event time a message may still be applied."""
+    """Under `window`: how far behind the session's highest event time a message is still applied."""
     gap_timeout: Duration = timedelta(minutes=10)
-    """Under `once`: how long, in stream time, a missing message may take before it is a violation."""
+    """Under `once`: how long a message may be missing, in stream time, before that is a violation."""
     session_timeout: Duration = timedelta(hours=1)
-    """A session without a message for longer, in stream time, has expired."""
+    """A session expires after this long without a message, in stream time."""
     max_future_skew: Duration = timedelta(days=1)
-    """How far an event time may be ahead of the message's Kafka timestamp, and that ahead of the time of reading."""
+    """How far an event time may be ahead of its message's Kafka timestamp.
+
+    The same limit holds for Kafka timestamps that are ahead of the time at which bronze reads the message.
+    """
     max_message_bytes: int = Field(10 * 1024 * 1024, gt=0)
-    """Longer values go to quarantine."""
+    """Messages with larger values go to quarantine."""
     max_held_messages: int = Field(10_000, ge=1)
-    """Most messages that class `window` holds back of a session, and most bytes: one more is a violation."""
+    """Most messages of a session that class `window` holds back. One more is a violation."""
     max_held_bytes: int = Field(64 * 1024 * 1024, ge=1)
-    """Most bytes that class `window` holds back of a session: more is a violation."""
+    """Most bytes of a session that class `window` holds back. More is a violation."""
     max_gaps: int = Field(10_000, ge=0)
-    """Most gaps between the seqs of a session, under `once` and `window`: one more is a violation."""
+    """Most gaps in a session's seqs, under `once` and `window`. One more is a violation."""
 
     @field_validator("columns")
     @classmethod
@@ -181,12 +182,12 @@ class CaptureSettings(Section):
 
     @property
     def declared(self) -> tuple[Column, ...]:
-        """The declared columns, parsed, in their configured order."""
+        """The declared columns, parsed, in configured order."""
         return parse_columns(self.columns)
 
 
 def _wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:
-    """What about the payload's settings does not go together."""
+    """Returns why the payload settings do not fit the format or each other; None if they do."""
     if kind is PayloadFormat.JSON:
         return "is for format avro or protobuf; leave it out" if payload != PayloadSettings() else None
     sources = [name for name in ("schema_file", "schema_files", "registry_url") if getattr(payload, name)]
@@ -194,10 +195,10 @@ def _wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:
     by_id = not payload.schema_file
     wrong = {
         f"format {kind} needs one of schema_file, schema_files and registry_url, found {found}": len(sources) != 1,
-        f"{found} finds schemas by the id in the wire header: leave out wire_header": by_id and not payload.header,
+        f"{found} needs the schema id in the wire header: leave out wire_header": by_id and not payload.header,
         "message names a Protobuf type; leave it out": kind is PayloadFormat.AVRO and bool(payload.message),
         "message must name the Protobuf type, as in my.package.Capture": kind is PayloadFormat.PROTOBUF
         and not (payload.message or payload.registry_url),
-        "registry_auth is of no use without registry_url": bool(payload.registry_auth and not payload.registry_url),
+        "registry_auth needs registry_url": bool(payload.registry_auth and not payload.registry_url),
     }
     return next((text for text, applies in wrong.items() if applies), None)

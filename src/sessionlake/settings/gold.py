@@ -1,4 +1,4 @@
-"""What gold computes, and the products that a configuration declares."""
+"""Settings of gold: its batches, and the tables that a configuration declares."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _TEXT_KEYS = ("topic", "session_id", "row_id", "column", "value")
 
 
 class EventKind(StrEnum):
-    """What a product counts and adds up: each number that a change set, or each text."""
+    """What a product aggregates: each number that a change set, or each text."""
 
     NUMBERS = "numbers"
     TEXTS = "texts"
 
 
 class OutputMode(StrEnum):
-    """How a product's results are given out."""
+    """How a product's results are published."""
 
     UPDATE = "update"
-    """As a table that is brought up to date: a row changes as long as events come for it."""
+    """As a table with the current results: a row changes as long as events arrive for it."""
     APPEND = "append"
-    """As that table, and one more, to which each row is appended once, when it is final."""
+    """As that table, and a second one to which each row is appended once it is final."""
 
 
 class AggregateKind(StrEnum):
-    """What a column of a product comes from."""
+    """What a product's column is computed as."""
 
     COUNT = "count"
     SUM = "sum"
@@ -57,12 +57,12 @@ class AggregateKind(StrEnum):
 
 
 SOURCE = r"^(silver|gold|reference)\.[a-z][a-z0-9_]{0,127}$"
-"""Tables whose rows can be given to whoever has a key."""
+"""Pattern of the tables whose rows a processor with a key can read."""
 _RETENTION = Field(None, ge=timedelta(hours=1))
-# An event's place in time is one among those of the same metric of the same row alone.
-_IN_ORDER = {AggregateKind.FIRST, AggregateKind.LAST}
-_TIMES = {AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
-_OF = {
+# These depend on the order of events, which is defined only within one metric of one row.
+_ORDERED_KINDS = {AggregateKind.FIRST, AggregateKind.LAST}
+_TIME_KINDS = {AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
+_KINDS_OF = {
     EventKind.NUMBERS: {*AggregateKind} - {AggregateKind.APPROX_DISTINCT},
     EventKind.TEXTS: {
         AggregateKind.COUNT,
@@ -73,85 +73,85 @@ _OF = {
 }
 
 
-def lacking_for_append(
+def missing_for_append(
     keys: Collection[str], bucket: timedelta | None, lateness: timedelta | None, retention: timedelta | None
 ) -> str:
-    """What a product lacks whose rows are to be appended when they are final, and why; empty if nothing."""
-    lacking = [] if bucket is not None else ["a bucket, at whose end a row is complete"]
-    lacking += [] if lateness is not None else ["a lateness, behind which nothing comes for a bucket"]
+    """Returns what a product lacks for `output: append`, with the reasons; empty if nothing is missing."""
+    missing = [] if bucket is not None else ["a bucket, which says when a row is complete"]
+    missing += [] if lateness is not None else ["a lateness, after which no event is added to a bucket"]
     if lateness is not None and retention is not None and retention <= lateness:
-        lacking.append("a retention that is longer than the lateness: rows would be gone before they are final")
+        missing.append("a retention that is longer than the lateness, or rows would expire before they are final")
     if not {"topic", "session_id"} <= {*keys}:
-        lacking.append(
-            "topic and session_id among its keys: a session's messages are all of one topic-partition, whose stream "
-            "time says when a row is final; one of several would be when the last of them is"
+        missing.append(
+            "topic and session_id among its keys, because the stream time of a session's topic-partition says when a "
+            "row is final"
         )
-    return f"output append needs {'; and '.join(lacking)}" if lacking else ""
+    return f"output append needs {'; and '.join(missing)}" if missing else ""
 
 
-def _meaningless(one: ProductSettings) -> Iterator[str]:
-    """What a product of a table's rows says that has no meaning there, and why."""
-    again = "all rows of a key and bucket are gone through once more whenever one of them comes or changes"
+def _unsupported_by_source(one: ProductSettings) -> Iterator[str]:
+    """Yields settings that have no meaning for a product with a source table, and why."""
+    again = "a result is computed again from all rows of its key and bucket whenever one of them changes"
     if one.lateness is not None:
-        yield f"lateness {one.lateness}: with a source, nothing comes too late: {again}"
+        yield f"lateness {one.lateness}: with a source, no row is too late, because {again}"
     if one.retention is not None:
-        yield f"retention {one.retention}: with a source, rows stay as long as those they are made of: {again}"
+        yield f"retention {one.retention}: with a source, results stay as long as its rows, because {again}"
     if one.output is not OutputMode.UPDATE:
-        yield f"output {one.output}: with a source, no row is ever final: {again}"
+        yield f"output {one.output}: with a source, no result is ever final, because {again}"
     if one.source == one.table:
-        yield f"source {one.source}: it would be made of itself"
+        yield f"source {one.source}: a table cannot be its own source"
 
 
-def _lacking(one: ProductSettings) -> Iterator[str]:
-    """What a product of a table's rows needs besides, and what for."""
+def _missing_for_source(one: ProductSettings) -> Iterator[str]:
+    """Yields what a product with a source table needs and does not have, and why."""
     kinds = {*one.aggregates.values()}
     if one.python is not None and not one.keys:
-        yield "keys: who looks after tables goes by the configuration alone: say them here, too"
-    if one.time is None and (needs := [*sorted(kinds & _TIMES), *["bucket"] * (one.bucket is not None)]):
-        yield f"{needs[0]}: needs `time`, the column of the source that has the event time"
-    if one.value is None and (needs := sorted(kinds - {AggregateKind.COUNT} - _TIMES)):
-        yield f"{needs[0]}: needs `value`, the column of the source that it is of"
-    if kinds & _IN_ORDER and one.time is None and not one.order:
-        yield f"{min(kinds & _IN_ORDER)}: needs `time` or `order`, by which rows are the first and the last"
+        yield "keys: repeat the product's keys here, because commands that maintain tables read the configuration only"
+    if one.time is None and (needs := [*sorted(kinds & _TIME_KINDS), *["bucket"] * (one.bucket is not None)]):
+        yield f"{needs[0]}: needs `time`, the source's column with the event time"
+    if one.value is None and (needs := sorted(kinds - {AggregateKind.COUNT} - _TIME_KINDS)):
+        yield f"{needs[0]}: needs `value`, the source's column to aggregate"
+    if kinds & _ORDERED_KINDS and one.time is None and not one.order:
+        yield f"{min(kinds & _ORDERED_KINDS)}: needs `time` or `order`, which say what rows are first and last"
 
 
 class ProductSettings(Section):
-    """One table of gold that is declared: a row for each key, and each bucket of event time."""
+    """A declared table of gold, with one row per key and bucket of event time."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
     """Names the table: `gold.<name>`."""
     python: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
-    """A `sessionlake.gold.Product` as `module:NAME`, in the place of all that follows."""
+    """A `sessionlake.gold.Product` as `module:NAME`, instead of the settings below."""
     source: str | None = Field(None, pattern=SOURCE)
-    """The table whose rows it aggregates; unless set, what silver's changes set."""
+    """The table whose rows it aggregates. None: the values that silver's changes set."""
     time: str | None = None
-    """With a source: its column that has the event time, a timestamp, or a bigint in milliseconds."""
+    """With a source: its column with the event time, a timestamp, or a bigint in milliseconds."""
     value: str | None = None
-    """With a source: its column that is aggregated. A row without a value in it counts nowhere."""
+    """With a source: its column to aggregate. Rows where it is null are ignored."""
     order: tuple[str, ...] = ()
-    """With a source: its columns that order rows of one time, for `first` and `last`."""
+    """With a source: its columns that order rows of the same time, for `first` and `last`."""
     of: EventKind = EventKind.NUMBERS
-    """The columns whose changes are aggregated."""
+    """Whether it aggregates the numbers or the texts that changes set."""
     keys: tuple[str, ...] = ()
-    """Of `topic, session_id, row_id` and `metric` (of texts: `column` and `value`); with a source, columns of it."""
+    """Of `topic, session_id, row_id` and `metric` (for texts: `column` and `value`). With a source: its columns."""
     bucket: Duration | None = Field(None, ge=timedelta(seconds=1))
-    """Length of the buckets of event time; unless set, all time is one."""
+    """Length of the buckets of event time. None: one bucket for all time."""
     lateness: Duration | None = Field(None, ge=timedelta(0))
-    """How long after its bucket's end, in stream time, an event may come; unless set, for ever."""
+    """How long after its bucket's end, in stream time, an event is still added. None: forever."""
     retention: Duration | None = _RETENTION
-    """How long after its bucket's end, in stream time of its topic, a row stays; unless set, for good."""
+    """How long after its bucket's end, in stream time of its topic, a row is kept. None: forever."""
     output: OutputMode = OutputMode.UPDATE
-    """`append`: beside the table, `gold.<name>_final`, to which each row is appended once, when it is final."""
+    """`append`: also `gold.<name>_final`, to which each row is appended once it is final."""
     aggregates: dict[str, AggregateKind] = Field(default_factory=dict)
-    """The columns and what they come from."""
+    """The result columns, and what each is computed as."""
 
     @field_validator("output", mode="before")
     @classmethod
     def _is_no_complete(cls, value: object) -> object:
         if value == "complete":
             raise ValueError(
-                "there is update, and append. A table that is kept by update holds the complete result at each of its "
-                "versions: read the table, or one of them by VERSION AS OF"
+                "allowed are update and append. With update, each version of the table is a complete result: read the "
+                "table, or an older version with VERSION AS OF"
             )
         return value
 
@@ -162,29 +162,29 @@ class ProductSettings(Section):
         return value
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _is_complete(self) -> Self:
         given = self.model_fields_set - {"name", "python", "output", "source"}
         given -= {"keys"} if self.source is not None else set()
         if self.python is not None and given:
-            raise ValueError(f"the product in Python says all of it: leave out {', '.join(sorted(given))}")
+            raise ValueError(f"the product in Python defines everything else: leave out {', '.join(sorted(given))}")
         if self.python is None and not (self.keys and self.aggregates):
-            raise ValueError("keys and aggregates are missing; or name a product in Python: python: module:NAME")
+            raise ValueError("set keys and aggregates, or name a product in Python with `python: module:NAME`")
         return self
 
     @model_validator(mode="after")
     def _fits_its_source(self) -> Self:
         if self.source is None:
-            if idle := sorted(self.model_fields_set & {"time", "value", "order"}):
-                raise ValueError(f"{idle[0]}: is for products that name a `source`")
+            if unused := sorted(self.model_fields_set & {"time", "value", "order"}):
+                raise ValueError(f"{unused[0]}: only products with a `source` have it")
             return self
-        for wrong in chain(_meaningless(self), _lacking(self)):
+        for wrong in chain(_unsupported_by_source(self), _missing_for_source(self)):
             raise ValueError(wrong)
-        check_columns((*self.keys, *self.aggregates), self._published, self.table)
+        check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
         return self
 
     @property
-    def _published(self) -> tuple[str, ...]:
-        """The columns that its tables have beside its keys and aggregates."""
+    def _added_columns(self) -> tuple[str, ...]:
+        """The columns that its tables have in addition to keys and aggregates."""
         partition = ("partition",) if self.output is OutputMode.APPEND else ()
         return ("_batch", *partition) if self.bucket is None else ("_batch", *partition, "window_start")
 
@@ -192,29 +192,34 @@ class ProductSettings(Section):
     def _fits(self) -> Self:
         if self.source is None:
             self._fits_changes()
-        if lacking := sorted({*self.aggregates.values()} - _OF[self.of]):
+        if missing := sorted({*self.aggregates.values()} - _KINDS_OF[self.of]):
             raise ValueError(
-                f"{self.of} have no {', '.join(lacking)}; of them there are {', '.join(sorted(_OF[self.of]))}"
+                f"{self.of} cannot be aggregated as {', '.join(missing)}; allowed are "
+                f"{', '.join(sorted(_KINDS_OF[self.of]))}"
             )
         return self
 
     def _fits_changes(self) -> None:
         known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
-        if strange := [key for key in self.keys if key not in known]:
-            raise ValueError(f"keys of {self.of} are {', '.join(known)}; found {', '.join(strange)}")
-        check_columns((*self.keys, *self.aggregates), self._published, self.table)
+        if unknown := [key for key in self.keys if key not in known]:
+            raise ValueError(f"a product of {self.of} can have the keys {', '.join(known)}; found {', '.join(unknown)}")
+        check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
         if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
-            raise ValueError("with topic and session_id, the table has a column partition: give yours another name")
-        if {*self.aggregates.values()} & _IN_ORDER and {*self.keys} != {*_NUMBER_KEYS}:
-            raise ValueError(f"first and last are those of one series: with them, keys are {', '.join(_NUMBER_KEYS)}")
+            raise ValueError(
+                "with the keys topic and session_id the table has a column partition; give yours another name"
+            )
+        if {*self.aggregates.values()} & _ORDERED_KINDS and {*self.keys} != {*_NUMBER_KEYS}:
+            raise ValueError(
+                f"first and last are defined within one series, so the keys must be {', '.join(_NUMBER_KEYS)}"
+            )
         if self.retention is not None and (self.bucket is None or "topic" not in self.keys):
-            raise ValueError("what is kept for a time has a bucket, and topic among its keys, whose stream time counts")
+            raise ValueError("retention needs a bucket, and topic among the keys, whose stream time it is measured in")
 
     @model_validator(mode="after")
     def _can_be_final(self) -> Self:
         if self.output is not OutputMode.APPEND or self.python is not None or self.source is not None:
             return self
-        if lacks := lacking_for_append(self.keys, self.bucket, self.lateness, self.retention):
+        if lacks := missing_for_append(self.keys, self.bucket, self.lateness, self.retention):
             raise ValueError(lacks)
         return self
 
@@ -230,34 +235,34 @@ class ProductSettings(Section):
 
 
 class AverageSettings(Section):
-    """One table of averages over the last points of series: a row for each point."""
+    """A table of averages over the last points of each series, with one row per point."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
     """Names the table: `gold.<name>`."""
     keys: tuple[str, ...] | None = None
-    """`topic` and `metric`, and `session_id` or `row_id` or both; those of the two standard tables are given."""
+    """`topic` and `metric`, and `session_id` or `row_id` or both. The two standard tables have fixed keys."""
     points: int | None = Field(None, ge=1, le=1024)
-    """How many points an average is over, at most; by default `rolling_points`."""
+    """Most points per average. Default: `rolling_points`."""
     watermark: Duration = Field(timedelta(0), ge=timedelta(0))
-    """How far the watermark of a series stays behind its newest point, in event time."""
+    """How far the watermark of a series is behind its newest point, in event time."""
     early: bool = True
     """Whether averages are published before the watermark has passed their points."""
     least_points: int = Field(1, ge=1)
-    """No average of fewer points is published."""
+    """Averages over fewer points are not published."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         standard = STANDARD_AVERAGES.get(self.name)
         if standard is None and self.keys is None:
-            raise ValueError("keys are missing: topic and metric, and session_id or row_id or both")
+            raise ValueError("keys are missing: set topic and metric, and session_id or row_id or both")
         if self.keys is None:
             return self
         if standard is not None and {*self.keys} != {*standard}:
-            raise ValueError(f"the keys of {self.name} are {', '.join(standard)}")
-        if strange := sorted({*self.keys} - {*_NUMBER_KEYS}):
-            raise ValueError(f"averages are kept by {', '.join(_NUMBER_KEYS)}; found {', '.join(strange)}")
+            raise ValueError(f"the keys of {self.name} must be {', '.join(standard)}")
+        if unknown := sorted({*self.keys} - {*_NUMBER_KEYS}):
+            raise ValueError(f"averages can have the keys {', '.join(_NUMBER_KEYS)}; found {', '.join(unknown)}")
         if len({*self.keys}) < len(self.keys) or not {"topic", "metric"} <= {*self.keys}:
-            raise ValueError("keys name topic and metric, each once")
+            raise ValueError("keys must have topic and metric, and no key twice")
         return self
 
     @property
@@ -271,91 +276,93 @@ STANDARD_AVERAGES = {"rolling_average": _NUMBER_KEYS, "sensor_average": ("topic"
 
 
 class TierSettings(Section):
-    """How long rows of the standard tiers stay after their bucket's end, in stream time of their topic."""
+    """How long rows of the standard tiers are kept after their bucket's end, in stream time of their topic."""
 
     metrics_1m: Duration | None = _RETENTION
-    """How long rows of `gold.metrics_1m` stay; unless set, for good."""
+    """How long rows of `gold.metrics_1m` are kept. None: forever."""
     metrics_1h: Duration | None = _RETENTION
-    """How long rows of `gold.metrics_1h` stay; unless set, for good."""
+    """How long rows of `gold.metrics_1h` are kept. None: forever."""
     metrics_1d: Duration | None = _RETENTION
-    """How long rows of `gold.metrics_1d` stay; unless set, for good."""
+    """How long rows of `gold.metrics_1d` are kept. None: forever."""
 
     @model_validator(mode="after")
     def _coarser_is_longer(self) -> Self:
         spans = [(name, getattr(self, name) or timedelta.max) for name in type(self).model_fields]
         for (finer, short), (coarser, long) in pairwise(spans):
             if long < short:
-                raise ValueError(f"{coarser} is kept shorter than {finer}, of which ranges are put together with it")
+                raise ValueError(
+                    f"{coarser} must be kept at least as long as {finer}, because queries over a range combine both"
+                )
         return self
 
     @property
     def shortest(self) -> timedelta | None:
-        """How long all of them are there; None: for good."""
+        """How long the rows of all tiers are kept; None for forever."""
         return min((span for name in type(self).model_fields if (span := getattr(self, name))), default=None)
 
 
 class GoldSettings(Section):
-    """Session changes to analytics."""
+    """Settings of the layer that turns session changes into analytics."""
 
     trigger: Duration = timedelta(seconds=3)
-    """A batch costs some CPU seconds whatever its size: at a quicker pace, gold would leave silver none."""
+    """Least time between the starts of two batches. Each batch costs some CPU seconds, which silver then lacks."""
     max_bytes_per_trigger: ByteSize = Field(ByteSize(64 << 20), gt=0)
-    """Of files of `session_changes`, as they are stored: about what a batch takes in, and one file at least.
+    """Size of the stored files of `session_changes` per batch, at least one file.
 
-    In memory, and as rows of gold's tables, that is twenty times as much.
+    In memory, and as rows of gold's tables, the data is about twenty times as large.
     """
     rolling_points: int = Field(8, ge=1, le=1024)
-    """How many points an average is over, at most, unless `averages` says another number."""
+    """Most points per average, unless `averages` sets another number."""
     averages: tuple[AverageSettings, ...] = ()
-    """Tables of averages of your own, and what is other in the standard ones."""
+    """Further tables of averages, and overrides for the standard ones."""
     shards: int = Field(64, gt=0, le=65_536)
-    """In how many parts averages are computed at once."""
+    """Number of parts in which averages are computed in parallel."""
     products: tuple[ProductSettings, ...] = ()
-    """Tables of your own."""
+    """Further tables of aggregates."""
     retention: TierSettings = TierSettings()
-    """How long `metrics_1m`, `metrics_1h` and `metrics_1d` are kept; unless set, for good."""
+    """How long `metrics_1m`, `metrics_1h` and `metrics_1d` are kept. Default: forever."""
     references: tuple[ReferenceSettings, ...] = ()
     """Slowly changing tables, `reference.<name>`, that others write."""
     enriched: tuple[EnrichedSettings, ...] = ()
-    """Tables of changes joined with them."""
+    """Tables of changes joined with reference tables."""
     change_feed: tuple[str, ...] = ()
-    """The tables, without `gold.`, whose changes are written down besides, so that they can be published."""
+    """Tables, without `gold.`, that record their changes so that they can be published."""
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
-        tables = [*self.declared, *self.of_tables, *(one.applied_table for one in self.references)]
+        tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
         if repeated := repeated_names(table.removeprefix("gold.") for table in tables):
-            raise ValueError(f"two products have the name {', '.join(repeated)}")
+            raise ValueError(f"two tables of gold have the name {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")
     def _feeds_are_of_tables(self) -> Self:
-        own = (table.removeprefix("gold.") for table in (*self.declared, *self.of_tables))
+        own = (table.removeprefix("gold.") for table in (*self.declared_tables, *self.processor_tables))
         known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
-        if strange := [name for name in self.change_feed if name not in known]:
-            raise ValueError(f"change_feed: gold keeps up no {', '.join(strange)}; there are {', '.join(known)}")
+        if unknown := [name for name in self.change_feed if name not in known]:
+            raise ValueError(f"change_feed: gold has no table {', '.join(unknown)}; it has {', '.join(known)}")
         return self
 
     @property
-    def declared(self) -> tuple[str, ...]:
-        """The tables that are declared, for gold to keep up; standard ones among them if they are."""
+    def declared_tables(self) -> tuple[str, ...]:
+        """The declared tables that gold maintains, including standard ones that are declared."""
         averages, enriched = ((one.table for one in many) for many in (self.averages, self.enriched))
         kept_up = (one for one in self.products if one.source is None)
         return (*averages, *(table for one in kept_up for table in one.tables), *enriched)
 
     @property
-    def of_tables(self) -> tuple[str, ...]:
-        """The products that name a source: they are run as processors with a key, and not kept up by gold."""
+    def processor_tables(self) -> tuple[str, ...]:
+        """The tables of products with a source. They run as processors with a key."""
         return tuple(one.table for one in self.products if one.source is not None)
 
     @property
-    def own_tables(self) -> tuple[str, ...]:
-        """The tables of gold that are added to those of every lake."""
+    def added_tables(self) -> tuple[str, ...]:
+        """The tables of gold that this configuration adds to those of every lake."""
         standard = {f"gold.{name}" for name in STANDARD_AVERAGES}
-        own = (table for table in self.declared if table not in standard)
+        own = (table for table in self.declared_tables if table not in standard)
         return (*own, *(one.applied_table for one in self.references))
 
     @property
     def reference_tables(self) -> tuple[str, ...]:
-        """The tables that others write."""
+        """The reference tables, which others write."""
         return tuple(one.table for one in self.references)

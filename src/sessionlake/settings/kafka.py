@@ -1,4 +1,4 @@
-"""The settings that say where the messages come from, and what becomes of topics."""
+"""Settings of bronze's sources: where messages come from, how Kafka is reached, and what happens when topics change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sessionlake.settings.capture import Duration, Regex, Section
 
 
 class SourceKind(StrEnum):
-    """What bronze reads."""
+    """What bronze reads from."""
 
     KAFKA = "kafka"
     ARCHIVE = "archive"
@@ -23,19 +23,19 @@ class SourceKind(StrEnum):
 
 
 class ArchiveSettings(Section):
-    """Captures on disk (see `sessionlake.bronze.archive`)."""
+    """Captures in files, read by `sessionlake.bronze.archive`."""
 
     path: str = Field(min_length=1)
-    """A folder of `.zip` and `.gz` files, which driver and executors see under the same path."""
+    """A folder of `.zip` and `.gz` files, at the same path on the driver and the executors."""
     max_bytes_per_trigger: ByteSize = Field(ByteSize(128 * 1024 * 1024), gt=0)
-    """Of files, as they are stored: about what a batch takes in, and one file at least."""
+    """Size of the stored files per batch, at least one file."""
 
 
 class KinesisSettings(Section):
-    """Kinesis, by the connector that Databricks' runtime has."""
+    """Kinesis, read by the connector of Databricks' runtime."""
 
     streams: str = Field(min_length=1)
-    """Names, with commas between them; each is a topic."""
+    """Stream names, separated by commas. Each is a topic."""
     region: str = Field(min_length=1)
     """AWS region of the streams."""
     options: dict[str, str] = Field(default_factory=dict, repr=False)
@@ -43,7 +43,7 @@ class KinesisSettings(Section):
 
 
 class OnTopicChange(StrEnum):
-    """What bronze does about a topic that was deleted, created anew, or cut before it was read."""
+    """What bronze does if a topic was deleted, created again, or cut before it was read."""
 
     FAIL = "fail"
     FORGET = "forget"
@@ -51,7 +51,7 @@ class OnTopicChange(StrEnum):
 
 
 class Protocol(StrEnum):
-    """What is spoken with a broker, by Kafka's own names."""
+    """The security protocol of a broker, with Kafka's own names."""
 
     PLAINTEXT = "PLAINTEXT"
     SSL = "SSL"
@@ -60,7 +60,7 @@ class Protocol(StrEnum):
 
 
 class Mechanism(StrEnum):
-    """How a client logs in under a SASL protocol."""
+    """How a client logs in under a SASL protocol, with Kafka's own names."""
 
     PLAIN = "PLAIN"
     SCRAM_SHA_256 = "SCRAM-SHA-256"
@@ -71,8 +71,8 @@ class Mechanism(StrEnum):
 _LOGIN = ("username", "password")
 _TOKEN = ("token_url", "client_id", "client_secret")
 _TLS = ("ca", "certificate", "key", "key_password")
-# What a section `security` says is said there alone.
-_SAID_BY_SECURITY = re.compile(
+# Options that the section `security` sets.
+_SECURITY_OPTIONS = re.compile(
     r"security\.protocol|sasl\.(mechanism|jaas\.config|login\.callback.*|oauthbearer\..*)"
     r"|ssl\.((truststore|keystore)\..*|key\.password)"
 )
@@ -81,60 +81,63 @@ _ISOLATION, _COMMITTED = "isolation.level", "read_committed"
 
 
 class KafkaSecurity(Section):
-    """How clients reach a broker that is secured; each of them, in Java and in Python, is told the same."""
+    """How clients reach a secured broker. The same settings apply to Java and Python clients."""
 
     protocol: Protocol
-    """How the broker is spoken to."""
+    """The broker's security protocol."""
     mechanism: Mechanism | None = None
-    """How the client logs in, where the protocol is SASL."""
+    """How the client logs in, for a SASL protocol."""
     username: str | None = Field(None, min_length=1)
     """With `password`, for PLAIN and SCRAM."""
     password: SecretStr | None = Field(None, min_length=1)
     """With `username`, for PLAIN and SCRAM."""
     token_url: str | None = Field(None, pattern=r"^https?://\S+$")
-    """Where OAUTHBEARER gets its tokens, by the grant of client credentials."""
+    """Where OAUTHBEARER gets its tokens, by the client credentials grant."""
     client_id: str | None = Field(None, min_length=1)
-    """Names the client to `token_url`."""
+    """Identifies the client to `token_url`."""
     client_secret: SecretStr | None = Field(None, min_length=1)
-    """Proves the client to `token_url`."""
+    """Authenticates the client to `token_url`."""
     scope: str | None = Field(None, min_length=1)
-    """What the token is asked for, where `token_url` needs that."""
+    """Scope of the requested token, if `token_url` needs one."""
     ca: str | None = Field(None, min_length=1)
-    """Authorities that sign brokers' certificates: a PEM file, or its text; without it, those that the client knows."""
+    """Authorities that sign brokers' certificates: a PEM file, or its text. Default: those that the client trusts."""
     certificate: str | None = Field(None, min_length=1)
-    """The client's own, for a broker that asks for one (mTLS): a PEM file, or its text, with its chain."""
+    """The client's own certificate with its chain, for a broker that asks for one (mTLS): a PEM file, or its text."""
     key: SecretStr | None = Field(None, min_length=1)
-    """Of `certificate`: a PEM file, or its text, in PKCS#8."""
+    """The key of `certificate`, in PKCS#8: a PEM file, or its text."""
     key_password: SecretStr | None = Field(None, min_length=1)
-    """Opens `key`, where it is encrypted."""
+    """Password of `key`, if it is encrypted."""
 
     @property
     def tls(self) -> bool:
-        """Whether what is sent is encrypted."""
+        """Whether the connection is encrypted."""
         return self.protocol in {Protocol.SSL, Protocol.SASL_SSL}
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _is_complete(self) -> Self:
         sasl = self.protocol in {Protocol.SASL_PLAINTEXT, Protocol.SASL_SSL}
         if sasl and self.mechanism is None:
             raise ValueError(f"{self.protocol} needs mechanism: {', '.join(Mechanism)}")
         if not sasl:
-            self._refuse(("mechanism", *_LOGIN, *_TOKEN, "scope"), f"{self.protocol} has no login; SASL_SSL has one")
+            self._refuse(
+                ("mechanism", *_LOGIN, *_TOKEN, "scope"),
+                f"{self.protocol} has no login; use SASL_SSL, or leave these out",
+            )
         elif self.mechanism is Mechanism.OAUTHBEARER:
-            self._need(_TOKEN, f"{self.mechanism}")
-            self._refuse(_LOGIN, f"{self.mechanism} logs in by client_id and client_secret")
+            self._require(_TOKEN, f"{self.mechanism}")
+            self._refuse(_LOGIN, f"{self.mechanism} logs in with client_id and client_secret; leave these out")
         else:
-            self._need(_LOGIN, f"{self.mechanism}")
-            self._refuse((*_TOKEN, "scope"), f"{self.mechanism} logs in by username and password")
+            self._require(_LOGIN, f"{self.mechanism}")
+            self._refuse((*_TOKEN, "scope"), f"{self.mechanism} logs in with username and password; leave these out")
         if not self.tls:
-            self._refuse(_TLS, f"{self.protocol} knows no certificates; SSL and SASL_SSL do")
+            self._refuse(_TLS, f"{self.protocol} uses no certificates; use SSL or SASL_SSL, or leave these out")
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key go together: name both, or neither")
+            raise ValueError("certificate and key belong together: set both or neither")
         if self.key_password is not None and self.key is None:
-            raise ValueError("key_password is of a key, and there is none")
+            raise ValueError("key_password is set without key")
         return self
 
-    def _need(self, names: Iterable[str], who: str) -> None:
+    def _require(self, names: Iterable[str], who: str) -> None:
         if missing := [name for name in names if getattr(self, name) is None]:
             raise ValueError(f"{who} needs {' and '.join(missing)}")
 
@@ -144,25 +147,27 @@ class KafkaSecurity(Section):
 
 
 class KafkaSettings(Section):
-    """Where the messages come from."""
+    """Where messages come from, and how Kafka is reached."""
 
     bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
-    """Brokers to ask first, as `host:port`, with commas between them."""
+    """Brokers to connect to first, as `host:port`, separated by commas."""
     topic_pattern: Regex = r"capture\..+"
-    """Regular expression of the whole names of the topics that bronze reads."""
+    """Regular expression that must match the whole name of a topic for bronze to read it."""
     options: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Any further client option, without its `kafka.` prefix: `security.protocol: SASL_SSL`. A secret holds them as one
-    JSON object."""
+    """Any further client option, without the prefix `kafka.`, as in `security.protocol: SASL_SSL`.
+
+    A secret has all options as one JSON object.
+    """
     security: KafkaSecurity | None = None
-    """How a secured broker is reached; in `options`, the same can be said in Kafka's own words for Java clients."""
+    """How a secured broker is reached. `options` can say the same in Kafka's own words, for Java clients only."""
     service_credential: str | None = Field(None, min_length=1)
-    """A Unity Catalog service credential: messages are read and sent by it, not by `security` or `options`."""
+    """A Unity Catalog service credential, used for reading and sending instead of `security` and `options`."""
     allow_offset_gaps: bool = False
-    """True for compacted topics, whose offsets have gaps where Kafka removed messages. Transactions need it not."""
+    """True for compacted topics, whose offsets have gaps where Kafka removed messages. Transactions do not need it."""
     on_topic_change: OnTopicChange = OnTopicChange.FAIL
-    """For topics that are deleted, created anew, or cut by retention before they were read."""
+    """What happens if a topic is deleted, created again, or cut by retention before it was read."""
     inactive_after: Duration = timedelta(days=7)
-    """A topic without a message for so long leaves the subscription until one comes."""
+    """A topic without a message for this long leaves the subscription until a message arrives."""
 
     @field_validator("options", mode="before")
     @classmethod
@@ -171,7 +176,7 @@ class KafkaSettings(Section):
             try:
                 value = json.loads(value)
             except ValueError:
-                raise ValueError("as a text, the options are one JSON object") from None
+                raise ValueError("options given as text must be one JSON object") from None
         if not isinstance(value, dict):
             return value
         spelled = {True: "true", False: "false"}
@@ -182,38 +187,42 @@ class KafkaSettings(Section):
         level = self.options.get(_ISOLATION, _COMMITTED)
         if level != _COMMITTED:
             raise ValueError(
-                f"options has {_ISOLATION}: {level}, which would turn records of aborted transactions into rows; "
-                f"only {_COMMITTED} is allowed, and is the default"
+                f"options has {_ISOLATION}: {level}, which would read messages of aborted transactions; "
+                f"only {_COMMITTED} is allowed, which is the default"
             )
         return self
 
     @model_validator(mode="after")
-    def _is_said_once(self) -> Self:
-        twice = [key for key in self.options if self.security is not None and _SAID_BY_SECURITY.fullmatch(key)]
+    def _security_is_set_once(self) -> Self:
+        twice = [key for key in self.options if self.security is not None and _SECURITY_OPTIONS.fullmatch(key)]
         if twice:
-            raise ValueError(f"options has {', '.join(sorted(twice))}, which security says: leave it to one of them")
+            raise ValueError(
+                f"options has {', '.join(sorted(twice))}, which security sets too; set each in one place only"
+            )
         return self
 
 
 class BronzeSettings(Section):
-    """A source to `bronze.messages`."""
+    """Settings of the layer that copies a source to `bronze.messages`."""
 
     source: SourceKind = SourceKind.KAFKA
     """Where messages come from."""
     archive: ArchiveSettings | None = None
     kinesis: KinesisSettings | None = None
     max_offsets_per_trigger: int = Field(1_000_000, gt=0)
-    """Most messages of a batch."""
+    """Most messages per batch."""
     trigger: Duration = timedelta(seconds=1)
-    """How long after the start of a batch the next one starts."""
+    """Least time between the starts of two batches."""
     topic_refresh: Duration = timedelta(seconds=3)
     """How soon a new topic or partition is noticed."""
     silent_after: Duration | None = timedelta(hours=1)
-    """A topic-partition without a message for so long, and for `capture.session_timeout`, is noted as silent: stream
-    time goes on there, so that its sessions expire. None: never."""
+    """Bronze writes silence rows for a topic-partition without a message for this long. None: never.
+
+    It also waits at least `capture.session_timeout`. Silence rows move stream time on, so that sessions expire.
+    """
 
     @model_validator(mode="after")
     def _has_its_source(self) -> Self:
         if self.source is not SourceKind.KAFKA and getattr(self, self.source) is None:
-            raise ValueError(f"source is {self.source}: say more of it in bronze.{self.source}")
+            raise ValueError(f"source is {self.source}, so bronze.{self.source} must be set")
         return self

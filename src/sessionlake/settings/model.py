@@ -1,8 +1,11 @@
-"""The one configuration: a YAML file, validated once, every key overridable from the environment.
+"""The whole configuration: a YAML file, validated once. Every key can be overridden by an environment variable.
 
-Precedence, highest first: `SESSIONLAKE_*` environment variables (`__` separates levels, as in
-`SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS`), the YAML file (the section of `SESSIONLAKE_TARGET` over the rest), the
-defaults below.
+The sources, of which the first that has a key counts:
+
+- `SESSIONLAKE_*` variables, where `__` separates levels, as in `SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS`
+- the section of `SESSIONLAKE_TARGET` in the file
+- the rest of the file
+- the defaults below
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ from sessionlake.settings.kafka import (
     OnTopicChange,
     SourceKind,
 )
-from sessionlake.settings.processors import ProcessorSettings, with_products
+from sessionlake.settings.processors import ProcessorSettings, with_product_processors
 from sessionlake.settings.references import EnrichedSettings, JoinSettings, ReferenceSettings
 
 __all__ = [
@@ -83,52 +86,53 @@ __all__ = [
 ENV_PREFIX = "SESSIONLAKE_"
 CONFIG_VARIABLE = "SESSIONLAKE_CONFIG"
 PUBLICATIONS_VARIABLE = "SESSIONLAKE_PUBLICATIONS"
-"""What jobs may publish, as `table=topic,table=topic`: a deployment says so, and no command line can."""
+"""What jobs may publish, as `table=topic,table=topic`. Only a deployment sets it, never a command line."""
 DEFAULT_FILE = "sessionlake.yml"
-# Read by the process itself, not settings.
-_OTHER_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
-_OTHER_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
+# Variables that the process reads itself and that are not settings.
+_PROCESS_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
+_PROCESS_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
-# Keys whose values no error text repeats.
+# Keys whose values never appear in error texts.
 _SECRET = {"options", "security", "registry_auth", "registry_url", "url", "token"}
 
 
 class SilverSettings(Section):
-    """`bronze.messages` to session tables."""
+    """Settings of the layer that turns `bronze.messages` into session tables."""
 
     shards: int = Field(64, gt=0, le=65_536)
-    """In how many parts sessions are judged at once. `sessionlake reshard` changes it."""
+    """Number of parts in which sessions are judged in parallel. `sessionlake reshard` changes it."""
     trigger: Duration = timedelta(seconds=1)
-    """How long after the start of a batch the next one starts."""
+    """Least time between the starts of two batches."""
     snapshot_interval: Duration = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
-    """In stream time: a session that changed is cut, as a whole table, at the next multiple of it."""
+    """In stream time: a changed session is cut, as a whole table, at the next multiple of this interval."""
     max_files_per_trigger: int = Field(1000, gt=0)
-    """Most files of bronze that a batch reads."""
+    """Most files of bronze per batch."""
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
-    """Of bronze's files, as they are stored: about what a batch takes in, and one file at least; processors, too."""
+    """Size of bronze's stored files per batch, at least one file. Also applies to processors."""
     merge_interval: Duration = timedelta(seconds=5)
-    """Least time between two MERGEs into `session_rows` and `sessions`; they take in all batches since."""
+    """Least time between two MERGEs into `session_rows` and `sessions`. A MERGE applies all batches since the last one.
+    """
 
 
 class PublishSettings(Section):
-    """A table's changes to Kafka."""
+    """Settings of publishing a table's changes to Kafka."""
 
     trigger: Duration = timedelta(seconds=1)
-    """Least time between two micro-batches."""
+    """Least time between the starts of two batches."""
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
-    """Of files of the change feed, as they are stored: about what a batch sends, and one version at least."""
+    """Size of the change feed's stored files per batch, at least one version."""
 
 
 _RETENTION = Field(None, ge=timedelta(hours=1))
 
 
 class RetentionSettings(Section):
-    """How long rows stay, from their commit on; without one, for good. What is still needed stays longer."""
+    """How long rows stay after their commit; None: forever. Rows that are still needed stay longer."""
 
     bronze: Duration | None = _RETENTION
     """`bronze.messages`."""
     changes: Duration | None = _RETENTION
-    """`silver.session_changes`: moments of a session before its last whole table that is so old cannot be told then."""
+    """`silver.session_changes`. A session can then be read only from its last whole table of that age on."""
     progress: Duration | None = _RETENTION
     """`silver.session_progress`."""
     snapshots: Duration | None = _RETENTION
@@ -138,7 +142,7 @@ class RetentionSettings(Section):
     events: Duration | None = _RETENTION
     """`silver.integrity_events`."""
     ledger: Duration | None = _RETENTION
-    """`ops.ledger`, whose sums stay: at least as long as anything else that does not stay for good."""
+    """`ops.ledger`, whose sums stay. At least as long as every other table here that has a limit."""
 
     @model_validator(mode="after")
     def _ledger_is_longest(self) -> Self:
@@ -146,28 +150,28 @@ class RetentionSettings(Section):
         for name, span in spans.items():
             if self.ledger is not None and span is not None and span > self.ledger:
                 raise ValueError(
-                    f"ledger is shorter than {name}: the ledger says how old that is, and must stay as long"
+                    f"ledger is shorter than {name}: it must be at least as long, because it says how old rows are"
                 )
         return self
 
 
 class MaintainSettings(Section):
-    """Files merged, and files, log entries and rows that nobody needs removed."""
+    """Settings of maintenance, which merges files and removes files, log entries and rows that are no longer needed."""
 
     interval: Duration = Field(timedelta(minutes=1), ge=timedelta(seconds=1))
-    """In which each table is looked at once."""
+    """The time in which each table is checked once."""
     keep: Duration = Field(timedelta(hours=6), ge=timedelta(hours=1))
-    """How long a file that is no part of its table any more stays: a query that has begun may yet read it."""
+    """How long a file stays after it left its table, because a query that has started may still read it."""
     versions: Duration = Field(timedelta(hours=1), ge=timedelta(minutes=10))
-    """How far back, in a home, every version of a table can be read; not further than `keep`.
+    """How far back every version of a table in a home can be read; at most `keep`.
 
-    All that time each commit has a file in the table's log, and Spark looks at all of these with every batch.
+    Until then each commit has a file in the table's log, and Spark lists all of them in every batch.
     """
     retention: RetentionSettings = RetentionSettings()
 
 
 class SchemaSettings(Section):
-    """What the schemas are called in the catalog (development targets put a prefix before them)."""
+    """Names of the schemas in the catalog. Development targets add a prefix to them."""
 
     bronze: str = Field("bronze", min_length=1)
     """Name of the schema of bronze's tables."""
@@ -176,28 +180,28 @@ class SchemaSettings(Section):
     gold: str = Field("gold", min_length=1)
     """Name of the schema of gold's tables."""
     ops: str = Field("ops", min_length=1)
-    """Name of the schema of the ledger and all else that operators read."""
+    """Name of the schema of the ledger and other tables for operators."""
     reference: str = Field("reference", min_length=1)
     """Name of the schema of reference tables."""
 
     def name_of(self, schema: str) -> str:
-        """Catalog name of one of them."""
+        """Returns the catalog name of one of the schemas."""
         return str(getattr(self, schema))
 
 
 class Settings(BaseSettings):
-    """Everything a job is told. Frozen; inside the package its values are trusted."""
+    """The whole configuration of a job. It is frozen, and code inside the package trusts its values."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
     home: Path = Path(".sessionlake")
-    """Folder of everything that sessionlake writes on a laptop: tables, checkpoints, the embedded broker's data."""
+    """Folder of everything that sessionlake writes on a laptop: tables, checkpoints, and the embedded broker's data."""
     catalog: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")
-    """Unity Catalog name; on a laptop it stays empty and tables live in `home/warehouse`."""
+    """Unity Catalog name. None on a laptop, where tables are in `home/warehouse`."""
     checkpoints: str | None = None
-    """Folder or volume path of the checkpoints; `home/checkpoints` unless set."""
+    """Folder or volume path of the checkpoints. Default: `home/checkpoints`."""
     driver_memory: str = Field("2g", pattern=r"^[1-9]\d*[mg]$")
-    """The most that the heap of a laptop's Spark takes; a cluster has its own setting."""
+    """Largest heap of Spark on a laptop. A cluster has its own setting."""
     kafka: KafkaSettings = KafkaSettings()
     capture: CaptureSettings = CaptureSettings()
     bronze: BronzeSettings = BronzeSettings()
@@ -207,7 +211,7 @@ class Settings(BaseSettings):
     maintain: MaintainSettings = MaintainSettings()
     schemas: SchemaSettings = SchemaSettings()
     processors: tuple[ProcessorSettings, ...] = ()
-    """Those that are configured; once validated, also what products of gold that name a source are run as."""
+    """The configured processors. After validation also those that run products of gold with a source."""
 
     @classmethod
     def settings_customise_sources(
@@ -218,7 +222,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment over file: the file arrives as the initial values."""
+        """Returns the sources in order: the environment, then the file, which arrives as the initial values."""
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
 
@@ -229,10 +233,10 @@ class Settings(BaseSettings):
 
     @field_validator("processors")
     @classmethod
-    def _apart(cls, value: tuple[ProcessorSettings, ...]) -> tuple[ProcessorSettings, ...]:
+    def _processors_differ(cls, value: tuple[ProcessorSettings, ...]) -> tuple[ProcessorSettings, ...]:
         for own in value:
             if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
-                raise ValueError(f"{own.name}: {min(idle)} is for processors with{'out' if own.key else ''} a key")
+                raise ValueError(f"{own.name}: only processors with{'out' if own.key else ''} a key have {min(idle)}")
         for what in ("name", "into"):
             if repeated := repeated_names(getattr(processor, what) for processor in value):
                 called = "name" if what == "name" else "table"
@@ -240,47 +244,47 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _products_of_tables_are_run(self) -> Self:
-        # It is frozen, and this is the one place that completes it.
-        object.__setattr__(self, "processors", with_products(self.processors, self.gold))
+    def _add_product_processors(self) -> Self:
+        # The settings are frozen; this validator is the only place that completes them.
+        object.__setattr__(self, "processors", with_product_processors(self.processors, self.gold))
         return self
 
     @model_validator(mode="after")
-    def _tables_are_apart(self) -> Self:
-        if repeated := repeated_names(self.own_tables):
+    def _tables_differ(self) -> Self:
+        if repeated := repeated_names(self.added_tables):
             raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")
     def _home_is_not_a_file(self) -> Self:
         if self.home.exists() and not self.home.is_dir():
-            raise ValueError(f"home: {self.home} is a file, a folder is needed")
+            raise ValueError(f"home: {self.home} is a file, but must be a folder")
         return self
 
     @property
-    def own_tables(self) -> tuple[str, ...]:
+    def added_tables(self) -> tuple[str, ...]:
         """The tables that this configuration adds to those of every lake."""
-        gold = self.gold.own_tables + self.gold.reference_tables
+        gold = self.gold.added_tables + self.gold.reference_tables
         return tuple(processor.into for processor in self.processors) + gold
 
     @property
     def allows_offset_gaps(self) -> bool:
-        """Whether offsets have holes by right: archives are whole by their members' own checks."""
+        """Whether gaps in offsets are no error: archives are checked for completeness by their own means."""
         return self.kafka.allow_offset_gaps or self.bronze.source is SourceKind.ARCHIVE
 
     @computed_field  # type: ignore[prop-decorator]  # mypy supports none above property
     @property
     def warehouse(self) -> Path:
-        """Folder of the local tables: `warehouse/<schema>/<table>`."""
+        """Folder of the local tables, `warehouse/<schema>/<table>`."""
         return self.home / "warehouse"
 
     @property
     def place(self) -> str:
-        """Where the tables are, for people."""
+        """Where the tables are, as a text for people."""
         return f"catalog {self.catalog}" if self.catalog else str(self.home)
 
     def checkpoint(self, name: str) -> str:
-        """Checkpoint location of a streaming query."""
+        """Returns the checkpoint location of a streaming query."""
         return f"{self.checkpoints or self.home / 'checkpoints'}/{name}"
 
 
@@ -288,48 +292,50 @@ def load_settings(file: str | Path | None = None) -> Settings:
     """Reads and validates the configuration.
 
     Args:
-        file: the YAML file; without it `SESSIONLAKE_CONFIG`, else `sessionlake.yml` in `SESSIONLAKE_HOME`, else here,
-            else the defaults.
+        file: the YAML file. Default: `SESSIONLAKE_CONFIG`, else `sessionlake.yml` in `SESSIONLAKE_HOME`, else in the
+            working folder, else the defaults.
 
     Raises:
-        ConfigError: naming each wrong key, its value and what is allowed.
+        ConfigError: the text has each wrong key with its value and what is allowed.
     """
-    path = _path(file)
+    path = _config_path(file)
     document = Document(Path(DEFAULT_FILE)) if path is None else read_document(path)
     _refuse_unknown_variables()
     return settings_of(read_settings(document, os.environ.get(TARGET_VARIABLE), secret_of_scope))
 
 
 def settings_of(file: SettingsFile) -> Settings:
-    """Validates what a file says, under what the environment says.
+    """Validates what a file has, overridden by the environment.
 
     Raises:
-        ConfigError: as `load_settings`.
+        ConfigError: the text has each wrong key with its value and what is allowed.
     """
     try:
         return Settings(**file.content)
     except ValidationError as error:
-        wrong = _wrong(error, file)
+        wrong = _problems(error, file)
         where = f"config file {file.document.path}" if file.content else "configuration"
         lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
         raise ConfigError("\n".join([f"{where}: {len(wrong)} wrong", *lines])) from None
     except SettingsError as error:
-        raise ConfigError(f"the environment's settings cannot be read: {error}") from None
+        raise ConfigError(f"the settings in environment variables cannot be read: {error}") from None
 
 
-def wrong_settings(file: SettingsFile) -> list[tuple[int | None, str]]:
-    """Everything that is wrong in a file: the line that says it, and what."""
+def settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:
+    """Returns everything that is wrong in a file: the line, or None, and a text."""
     try:
         Settings(**file.content)
     except ValidationError as error:
-        return _wrong(error, file)
+        return _problems(error, file)
     return []
 
 
-def _path(file: str | Path | None) -> Path | None:
+def _config_path(file: str | Path | None) -> Path | None:
     if named := file or os.environ.get(CONFIG_VARIABLE):
         if not Path(named).exists():
-            raise ConfigError(f"config file {named}: there is none; name another with --config or {CONFIG_VARIABLE}")
+            raise ConfigError(
+                f"config file {named} does not exist", fix=f"Name another one with `--config` or {CONFIG_VARIABLE}"
+            )
         return Path(named)
     own = Path(os.environ.get(f"{ENV_PREFIX}HOME", "")) / DEFAULT_FILE
     return next((path for path in (own, Path(DEFAULT_FILE)) if path.is_file()), None)
@@ -338,22 +344,23 @@ def _path(file: str | Path | None) -> Path | None:
 def _refuse_unknown_variables() -> None:
     known = set(Settings.model_fields)
     for name in os.environ:
-        if name.startswith(ENV_PREFIX) and name not in _OTHER_VARIABLES:
+        if name.startswith(ENV_PREFIX) and name not in _PROCESS_VARIABLES:
             section = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
             if section not in known:
                 raise ConfigError(
-                    f"environment variable {name}: there is no key '{section}'; known: {', '.join(sorted(known))}"
+                    f"environment variable {name} names an unknown key '{section}'",
+                    fix=f"Use one of {', '.join(sorted(known))}",
                 )
 
 
-def _wrong(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
+def _problems(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
     found = []
     for item in error.errors():
         key, text = ".".join(str(part) for part in item["loc"]) or "(whole)", item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             text = f"{key}: no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
         elif file.repeats_secret(item["loc"], text):
-            text = f"{key}: what a secret holds is refused ({item['type']})"
+            text = f"{key}: the value of the secret is not valid ({item['type']})"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
             text = f"{key}: {text}"
         else:

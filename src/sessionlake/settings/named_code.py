@@ -1,4 +1,4 @@
-"""Code that a configuration names as `module:name`."""
+"""Loads Python objects that the configuration names as `module:name`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 
 class NamedCodeError(Exception):
-    """It cannot be found or imported; the text says why."""
+    """The object does not exist or cannot be imported; the text says why."""
 
 
 def named_code(target: str, kind: type, folder: str = "") -> Any:
-    """The object.
+    """Returns the object that `module:name` names.
 
     Args:
         target: `module:name`.
-        kind: of the module's objects that a message about a wrong name lists.
-        folder: where modules that are not installed are looked for.
+        kind: type of the objects that an error text lists if the name is wrong.
+        folder: where to search for modules that are not installed.
 
     Raises:
-        NamedCodeError: there is none.
+        NamedCodeError: the object does not exist, or its module cannot be imported.
     """
     if folder and folder not in sys.path:
-        sys.path.append(folder)  # at the end: what is installed is not hidden by what lies about
+        sys.path.append(folder)  # at the end, so that files in the folder do not hide installed modules
     module, _, name = target.partition(":")
     try:
         found: Any = import_module(module)

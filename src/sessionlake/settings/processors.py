@@ -1,4 +1,4 @@
-"""Processors: those that a configuration names, and those that its products of tables are run as."""
+"""Settings of processors: those that are configured, and those that run products with a source table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sessionlake.settings.gold import SOURCE, GoldSettings, ProductSettings
 
 
 class ProcessorSettings(Section):
-    """One user-defined processor (see `sessionlake.processors`)."""
+    """One user-defined processor, a class of `sessionlake.processors`."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -24,25 +24,28 @@ class ProcessorSettings(Section):
     target: str = Field(alias="class", min_length=1)
     """An entry point of the group `sessionlake.processors`, or `module:Class`."""
     topics: Regex = ".*"
-    """Which of the captured topics it is given; matches whole names."""
+    """The captured topics that it processes. Must match a topic's whole name."""
     key: tuple[str, ...] = ()
-    """Columns of `source`, by whose values it has a state, and is given rows; unless set, sessions and messages."""
+    """Columns of `source`: the processor has a state for each value of them. Empty: a state per session.
+
+    With a key it receives rows, without one the messages of sessions.
+    """
     source: str = Field("silver.session_changes", pattern=SOURCE)
-    """The table whose rows it is given, with a `key`."""
+    """The table whose rows it processes, if it has a `key`."""
     order: tuple[str, ...] = ("_ts", "topic", "partition", "_position", "session_id", "ordinal")
-    """Columns of `source` by which a key's rows are ordered: no two rows of a key are alike in all of them."""
+    """Columns of `source` that order a key's rows. No two rows of a key may be equal in all of them."""
     table: str | None = Field(None, pattern=r"^(silver|gold)\.[a-z][a-z0-9_]{0,127}$")
-    """The output table; `silver.<name>` unless set."""
+    """The output table. Default: `silver.<name>`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
     on_error: OnViolation | None = None
-    """What a failure of the class does; without it, what a violation does in the topic."""
+    """What happens when the class raises. Default: what a violation in the topic does."""
     max_state_bytes: int = Field(1024 * 1024, gt=0)
-    """Most bytes of one session's state."""
+    """Largest state of one session, in bytes."""
     max_records_per_call: int = Field(100_000, gt=0)
-    """Most records and timers of one message or timer."""
+    """Most records and timers that one message or timer may emit."""
     trigger: Duration = timedelta(seconds=1)
-    """How long after the start of a batch the next one starts."""
+    """Least time between the starts of two batches."""
 
     @property
     def into(self) -> str:
@@ -51,41 +54,43 @@ class ProcessorSettings(Section):
 
     @property
     def layer(self) -> str:
-        """What the ledger, the checkpoint and the streaming query call it."""
+        """Its name in the ledger, the checkpoint and the streaming query."""
         return f"processor-{self.name}"
 
     @property
     def where(self) -> str:
-        """Where the configuration declares it."""
+        """The configuration key that declares it."""
         return f"processors.{self.name}"
 
     @property
     def rebuilt_as(self) -> str:
-        """What `sessionlake rebuild` calls it."""
+        """Its name for `sessionlake rebuild`."""
         return f"processor:{self.name}"
 
 
 class ProductProcessor(ProcessorSettings):
-    """A product of gold that names a source: it is run as a processor with a key, which goes by its declaration."""
+    """A product of gold with a source table, run as a processor with a key."""
 
     product: ProductSettings
 
     @property
     def where(self) -> str:
-        """Where the configuration declares it."""
+        """The configuration key that declares it."""
         return f"gold.products.{self.name}"
 
     @property
     def rebuilt_as(self) -> str:
-        """What `sessionlake rebuild` calls it."""
+        """Its name for `sessionlake rebuild`."""
         return self.into
 
 
-def with_products(processors: Iterable[ProcessorSettings], gold: GoldSettings) -> tuple[ProcessorSettings, ...]:
-    """Processors and what products of tables are run as, each behind those that fill its source.
+def with_product_processors(
+    processors: Iterable[ProcessorSettings], gold: GoldSettings
+) -> tuple[ProcessorSettings, ...]:
+    """Returns processors and those that run products. Each comes after those that write its source.
 
     Raises:
-        ValueError: two have one name, or some are made of each other.
+        ValueError: two have the same name or table, or some are computed from each other.
     """
     named = [own for own in processors if not isinstance(own, ProductProcessor)]
     every = [*named, *(_run_as(one, gold.trigger) for one in gold.products if one.source is not None)]
@@ -98,7 +103,9 @@ def with_products(processors: Iterable[ProcessorSettings], gold: GoldSettings) -
     try:
         return tuple(by_table[table] for table in TopologicalSorter(sources).static_order())
     except CycleError as error:
-        raise ValueError(f"{' from '.join(reversed(error.args[1]))}: tables cannot be made from each other") from None
+        raise ValueError(
+            f"tables cannot be computed from each other: {' from '.join(reversed(error.args[1]))}"
+        ) from None
 
 
 def _run_as(product: ProductSettings, trigger: timedelta) -> ProductProcessor:

@@ -24,7 +24,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.late import LATE_COLUMNS, NEVER
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.batch.final import Finals
+from sessionlake.gold.batch.final import FinalRowAppender
 from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, rows_of
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
 from sessionlake.gold.tables.expiry import Expiry, without_expired_rows
@@ -52,7 +52,7 @@ class ProductMerger:
     rows: BatchRows
     txn: Txn
     expiry: Expiry
-    finals: Finals
+    finals: FinalRowAppender
 
     def merge(self, products: Iterable[Product]) -> Iterator[TableOutput]:
         """Merges the batch into these products' tables, and yields what was written to each."""

@@ -129,4 +129,6 @@ def _join(settings: Settings, one: JoinSettings, where: str) -> Join:
             f"{where}.join.take: {reference.name} has no column {', '.join(unknown)}",
             fix=f"Use some of {', '.join(values)}",
         )
-    return Join(reference, one.called, tuple(one.keys[name] for name in reference.key_names), tuple(take.items()))
+    return Join(
+        reference, one.version_prefix, tuple(one.keys[name] for name in reference.key_names), tuple(take.items())
+    )

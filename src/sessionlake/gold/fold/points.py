@@ -109,7 +109,7 @@ class Points:
         by_seq = () if self.by_seq is None else (self.by_seq.seq, self.by_seq.life, self.by_seq.session)
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
-    def under(self, key: Int64s) -> Points:
+    def with_keys(self, key: Int64s) -> Points:
         """Returns these points with other key codes."""
         return replace(self, key=key)
 

@@ -1,7 +1,7 @@
 """Rolling averages over the last N points of a series, folded batch by batch and equal to a recomputation bit for bit.
 
-Of each series only the *tail* is kept, its newest points, and `Older` about the points before it. A window is always
-summed from scratch, the oldest point first. So the order in which points arrived has no effect on the doubles.
+Of each series only the *tail* is kept, its newest points, and `OlderPoints` about the points before it. A window is
+always summed from scratch, the oldest point first. So the order in which points arrived has no effect on the doubles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pane(IntEnum):
 
 
 @dataclass(frozen=True)
-class Older:
+class OlderPoints:
     """What is known about the points that are older than each series' tail.
 
     Attributes:
@@ -42,37 +42,37 @@ class Older:
         return len(self.some)
 
     @staticmethod
-    def nothing(keys: int) -> Older:
+    def nothing(keys: int) -> OlderPoints:
         """Returns the entries of series that no point has left."""
-        return Older(np.zeros(keys, np.bool_), np.zeros(keys, np.int64))
+        return OlderPoints(np.zeros(keys, np.bool_), np.zeros(keys, np.int64))
 
     @staticmethod
-    def forgotten(some: Bools, ts: Int64s) -> Older:
+    def forgotten(some: Bools, ts: Int64s) -> OlderPoints:
         """Returns the entries of series whose points up to `ts` were forgotten, where `some` is true."""
-        return Older(some, np.where(some, ts, 0))
+        return OlderPoints(some, np.where(some, ts, 0))
 
     @staticmethod
-    def concat(*parts: Older) -> Older:
+    def concat(*parts: OlderPoints) -> OlderPoints:
         """Concatenates several."""
-        return Older(np.concatenate([p.some for p in parts]), np.concatenate([p.ts for p in parts]))
+        return OlderPoints(np.concatenate([p.some for p in parts]), np.concatenate([p.ts for p in parts]))
 
-    def take(self, index: Int64s | Bools) -> Older:
+    def take(self, index: Int64s | Bools) -> OlderPoints:
         """Returns the entries at these places."""
-        return Older(self.some[index], self.ts[index])
+        return OlderPoints(self.some[index], self.ts[index])
 
-    def put(self, index: Int64s, changed: Older) -> Older:
+    def with_replaced(self, index: Int64s, changed: OlderPoints) -> OlderPoints:
         """Returns the entries with those at these places replaced."""
-        result = Older(self.some.copy(), self.ts.copy())
+        result = OlderPoints(self.some.copy(), self.ts.copy())
         result.some[index], result.ts[index] = changed.some, changed.ts
         return result
 
-    def with_dropped(self, key: Int64s, ts: Int64s) -> Older:
+    def with_dropped(self, key: Int64s, ts: Int64s) -> OlderPoints:
         """Adds points that leave the tails, sorted by series and event time.
 
         They are later than all that left before.
         """
         last = np.flatnonzero(np.diff(key, append=-1))
-        return self.put(key[last], Older(np.ones(len(last), np.bool_), ts[last]))
+        return self.with_replaced(key[last], OlderPoints(np.ones(len(last), np.bool_), ts[last]))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Evolution:
     """
 
     tail: Points
-    older: Older
+    older: OlderPoints
     unproven: Bools
     averages: Averages
 
@@ -196,7 +196,7 @@ class Times:
     watermark_ms: int
 
     @staticmethod
-    def of(tail: Points, older: Older, new: Points, watermark_ms: int) -> Times:
+    def of(tail: Points, older: OlderPoints, new: Points, watermark_ms: int) -> Times:
         """Returns the times of series with these points."""
         before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
         known[tail.key] = True
@@ -211,7 +211,7 @@ class Times:
         A new point is late if it is before the watermark, not if it is at it.
         """
         passed, passing = ~self.early(points), self._passed(self.after, points)
-        late = passed & ~(fresh & (points.ts == self._mark(self.before)[points.key]))
+        late = passed & ~(fresh & (points.ts == self._watermark(self.before)[points.key]))
         return np.where(late, Pane.LATE, np.where(passing, Pane.ON_TIME, Pane.EARLY))
 
     def early(self, points: Points) -> Bools:
@@ -222,20 +222,20 @@ class Times:
         """Returns which points the watermark has not passed after the batch."""
         return ~self._passed(self.after, points)
 
-    def pending_before(self, older: Older) -> Bools:
+    def pending_before(self, older: OlderPoints) -> Bools:
         """Returns the series with points beyond their tails that may have been pending before the batch."""
-        return older.some & (self._mark(self.before) < older.ts)
+        return older.some & (self._watermark(self.before) < older.ts)
 
     def _passed(self, newest: Int64s, points: Points) -> Bools:
-        passed: Bools = points.ts <= self._mark(newest)[points.key]
+        passed: Bools = points.ts <= self._watermark(newest)[points.key]
         return passed
 
-    def _mark(self, newest: Int64s) -> Int64s:
+    def _watermark(self, newest: Int64s) -> Int64s:
         # Keeps the difference from underflowing.
         return np.where(newest < _NEVER + self.watermark_ms, _NEVER, newest - self.watermark_ms)
 
 
-def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, keep: int) -> Evolution:
+def evolve(tail: Points, older: OlderPoints, new: Points, *, series: RollingAverage, keep: int) -> Evolution:
     """Folds a batch's points into the tails of their series.
 
     Args:
@@ -246,9 +246,9 @@ def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, k
     """
     times = Times.of(tail, older, new, series.watermark_ms)
     line, too_old = _merge_timeline(tail, older, new)
-    near = _affected_points(line, times, series.last)
-    unproven = _find_unproven(line, older, too_old, near, series.last) | times.pending_before(older)
-    averages, revision = _averages(line, near & ~unproven[line.points.key], times, series)
+    affected = _affected_points(line, times, series.last)
+    unproven = _find_unproven(line, older, too_old, affected, series.last) | times.pending_before(older)
+    averages, revision = _averages(line, affected & ~unproven[line.points.key], times, series)
     # Rows of unproven series are computed from the table, so their revisions are not known here.
     line = replace(
         line,
@@ -264,7 +264,7 @@ def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, k
     )
 
 
-def _merge_timeline(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:
+def _merge_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Timeline, Points]:
     """Merges tail and new points into one timeline. New points that are older than the tail are returned separately."""
     both = Points.concat(tail, new)
     order = both.order()
@@ -292,14 +292,14 @@ def _affected_points(line: Timeline, times: Times, window: int) -> Bools:
     return follows | (times.early(line.points) & ~times.pending(line.points))
 
 
-def _find_unproven(line: Timeline, older: Older, too_old: Points, near: Bools, window: int) -> Bools:
+def _find_unproven(line: Timeline, older: OlderPoints, too_old: Points, affected: Bools, window: int) -> Bools:
     """Returns series with a row to write whose window reaches beyond the tail, or whose revision is unknown."""
     key = line.points.key
     short = line.rank < max(window - 1, 1)
     found = np.zeros(len(older), np.bool_)
     found[too_old.key] = True
-    found[key[near & older.some[key] & short]] = True
-    found[key[near & (line.points.revision == UNKNOWN)]] = True
+    found[key[affected & older.some[key] & short]] = True
+    found[key[affected & (line.points.revision == UNKNOWN)]] = True
     return found
 
 
@@ -309,7 +309,7 @@ def _averages(line: Timeline, chosen: Bools, times: Times, series: RollingAverag
     points, fresh = line.points.take(index), line.fresh[index]
     pane = times.pane(points, fresh)
     now = _figures(*line.sums(index, series.last), series, pane != Pane.EARLY)
-    was = _before(line, index, times, series)
+    was = _figures_before(line, index, times, series)
     restated = was.seen & now.differs(was)
     passed = times.early(points) & (pane != Pane.EARLY)
     revision = line.points.revision.copy()
@@ -328,12 +328,12 @@ def _averages(line: Timeline, chosen: Bools, times: Times, series: RollingAverag
         was=was.take(written),
         causes=causes,
         order=order,
-        late_ms=_behind(times.before[line.points.key[rows]], oldest),
+        late_ms=_lag(times.before[line.points.key[rows]], oldest),
     )
     return replace(averages, points=replace(averages.points, revision=revision[rows])), revision
 
 
-def _behind(newest: Int64s, oldest: Int64s) -> Int64s:
+def _lag(newest: Int64s, oldest: Int64s) -> Int64s:
     """Returns how much older one time is than another: 0 if it is not, capped at the largest int64."""
     apart = newest - oldest
     return np.where(newest > oldest, np.where(apart < 0, np.iinfo(np.int64).max, apart), 0)
@@ -343,7 +343,7 @@ def _figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bo
     return Figures(average, size, (size >= series.least) & (passed | series.early))
 
 
-def _before(line: Timeline, index: Int64s, times: Times, series: RollingAverage) -> Figures:
+def _figures_before(line: Timeline, index: Int64s, times: Times, series: RollingAverage) -> Figures:
     """Returns the rows' figures without the batch; nothing is visible for new points."""
     held = ~line.fresh
     base = Timeline.of(line.points.take(held), line.source[held], len(times.before))

@@ -93,11 +93,12 @@ class RebuiltTable:
 
     Attributes:
         rows: Number of rows.
-        before: Text of the first row that differed before; None if no row did, or the table was empty or did not exist.
+        first_difference: Text of the first row that differs from the former table; None if none does, or that table was
+            empty or did not exist.
     """
 
     rows: int
-    before: str | None
+    first_difference: str | None
 
 
 def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> RebuiltTable:
@@ -112,16 +113,16 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
     for one in with_finals([product]):
         _ensure_columns(spark, lake, one, empty=changes is None)
     set_change_feeds(spark, lake, settings, [product])
-    made = RebuiltTable(0, None)
+    rebuilt = RebuiltTable(0, None)
     if changes is not None:
-        rows = _rows(spark, lake, settings, product, changes)
+        rows = _compute_rows(spark, lake, settings, product, changes)
         times = latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = due_floors(product, by_topic(times))
             store_floors(spark, lake, [one.table for one in with_finals([product])], floors)
             rows = without_expired(rows, floors)
         rows = rows.localCheckpoint()
-        made = RebuiltTable(rows.count(), _first_difference(lake.read_small_in_memory(spark, table), rows, product))
+        rebuilt = RebuiltTable(rows.count(), _first_difference(lake.read_small_in_memory(spark, table), rows, product))
         replace_table(spark, lake, table, rows)
         _skip_batches_read(spark, lake, settings, table)
         for final in finals_of([product]):
@@ -137,7 +138,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
     # Set last: until then the table counts as incomplete.
     lake.storage.require_lease(table)
     lake.set_property(spark, table, LOGIC, product.logic)
-    return made
+    return rebuilt
 
 
 def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
@@ -159,7 +160,9 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
             fence_off(spark, lake, [table], txn)
 
 
-def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
+def _compute_rows(
+    spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
+) -> DataFrame:
     if isinstance(product, EnrichedTable):
         return enriched_frame(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
     return recompute_rows(changes, product, declared_in(settings))

@@ -128,11 +128,11 @@ class AppliedRows:
         """Returns the last correction if it is not marked as finished, else None."""
         done = int(self._lake.storage.properties(spark, reference.applied_table).get(_CORRECTED, 0))
         reader, schema = self._lake.reader(spark), _applied_schema(reference)
-        gone, new = (
+        removed, added = (
             reader.table(reference.applied_table, (name, operator.gt, done), columns=schema.names).cast(schema)
             for name in (GONE_BY, TAKEN_BY)
         )
-        found = Difference(gone, new)
+        found = Difference(removed, added)
         return found if found.rows else None
 
     def mark_corrected(self, spark: SparkSession, reference: Reference) -> None:
@@ -161,10 +161,10 @@ def _applied_schema(reference: Reference) -> pa.Schema:
 
 def _recorded_rows(reference: Reference, part: Difference, number: int) -> pa.Table:
     schema = _applied_schema(reference)
-    gone = part.removed.append_column(GONE_BY, pa.array([number] * part.removed.num_rows, pa.int64()))
-    new = part.added.append_column(TAKEN_BY, pa.array([number] * part.added.num_rows, pa.int64()))
-    new = new.append_column(GONE_BY, pa.nulls(new.num_rows, pa.int64()))
-    return pa.concat_tables([gone.select(schema.names).cast(schema), new.select(schema.names).cast(schema)])
+    removed = part.removed.append_column(GONE_BY, pa.array([number] * part.removed.num_rows, pa.int64()))
+    added = part.added.append_column(TAKEN_BY, pa.array([number] * part.added.num_rows, pa.int64()))
+    added = added.append_column(GONE_BY, pa.nulls(added.num_rows, pa.int64()))
+    return pa.concat_tables([removed.select(schema.names).cast(schema), added.select(schema.names).cast(schema)])
 
 
 def _upsert(reference: Reference) -> Upsert:

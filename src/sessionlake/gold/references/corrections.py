@@ -107,8 +107,8 @@ class Corrections:
             now = read_reference(self._lake, self._lake.reader(self._spark), reference)
         except LakeError:  # skipped until the table changes again; `sessionlake reference list` shows the reason
             return iter(())
-        held = self._applied.current(self._spark)[reference.name]
-        return difference(reference, held, now)[0].slices(reference, _SLICE_ROWS)
+        applied = self._applied.current(self._spark)[reference.name]
+        return difference(reference, applied, now)[0].slices(reference, _SLICE_ROWS)
 
     def _correct_tables(self, reference: Reference, part: Difference) -> None:
         spans = changed_spans(reference, part)

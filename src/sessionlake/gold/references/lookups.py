@@ -184,15 +184,15 @@ class Lookups:
 
     def _failures_of(self, keys: Collection[Key]) -> dict[Key, Row]:
         """Returns the stored failures of these keys."""
-        mine = {*keys}
-        named = [("key", is_in, [*map(_text, mine)])] if len(mine) <= _MAX_FILTER_VALUES else []
-        rows = self._read_failures(*named) if mine else ()
-        return {key: row for row in rows if (key := _key(row)) in mine}
+        wanted_keys = {*keys}
+        named = [("key", is_in, [*map(_text, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
+        rows = self._read_failures(*named) if wanted_keys else ()
+        return {key: row for row in rows if (key := _key(row)) in wanted_keys}
 
     def _read_failures(self, *conditions: Condition) -> Iterator[Row]:
         """Yields rows of `gold.lookup_failures` for this reference table."""
-        mine = ("reference", operator.eq, self._reference.name)
-        return self._lake.reader(self._spark).rows(LOOKUP_FAILURES, mine, *conditions)
+        of_reference = ("reference", operator.eq, self._reference.name)
+        return self._lake.reader(self._spark).rows(LOOKUP_FAILURES, of_reference, *conditions)
 
     def _find_keys(self) -> None:
         """Adds keys to the queue: failed ones that are due, and those named by changes since the last search.

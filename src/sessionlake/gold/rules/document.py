@@ -13,7 +13,7 @@ from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.protocol.columns import repeated_names
-from sessionlake.settings.bounded_yaml import BoundedLoader, place_of
+from sessionlake.settings.bounded_yaml import BoundedLoader, error_position
 
 _NAME, _WHEN = "name", "when"
 
@@ -79,7 +79,7 @@ def _composed(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
     try:
         root = yaml.compose(text, BoundedLoader)
     except yaml.YAMLError as error:
-        line, column = place_of(error, text)
+        line, column = error_position(error, text)
         return None, [Problem(line or 1, column or 1, f"not YAML: {getattr(error, 'problem', None) or error}")]
     if not isinstance(root, yaml.MappingNode):
         return None, [Problem(1, 1, "expected a mapping of keys to values")]
@@ -92,7 +92,7 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
     try:
         value: dict[str, Any] = BoundedLoader("").construct_document(node)
     except yaml.YAMLError as error:
-        line, column = place_of(error, text)
+        line, column = error_position(error, text)
         return [Problem(line, column, f"not YAML: {getattr(error, 'problem', None) or error}")]
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
@@ -108,8 +108,8 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
         when = _value(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
         return [Problem(*_place(when, error.at, text), error.reason, label)]
-    kept = {key: one for key, one in value.items() if key != _NAME}
-    return Written(rule, yaml.dump(kept, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
+    stored = {key: one for key, one in value.items() if key != _NAME}
+    return Written(rule, yaml.dump(stored, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -74,10 +74,10 @@ def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], beg
     rows = reduce(lambda one, other: one.unionByName(other), map(truth.alerts, rules)).where(is_decidable).persist()
     try:
         doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
-        mine = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
-        held = mine.join(doubtful, ["rule", *KEY, "at"], "left_anti")
+        logged = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
+        certain = logged.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         expected = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
-        return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], held, expected)
+        return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], certain, expected)
     finally:
         rows.unpersist()
 

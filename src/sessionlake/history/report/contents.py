@@ -95,7 +95,7 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         sessions=crosstab(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
         series=few_series(reader, few_enough(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
         alerts=latest_alerts(reader),
-        tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.own_tables)]),
+        tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),
     )
 
 

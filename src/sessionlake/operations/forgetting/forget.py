@@ -341,7 +341,7 @@ class Forgetting:
         beside = Path(self._settings.checkpoint(""))
         for old in (*beside.glob("*.before-*"), *beside.glob("*.handover.next")):
             shutil.rmtree(old)
-        shutil.rmtree(states.folder(self._settings), ignore_errors=True)  # gold's states
+        shutil.rmtree(states.owners_folder(self._settings), ignore_errors=True)  # gold's states
         if self._lake.storage.scratch is not None:  # files of a batch that died
             shutil.rmtree(self._lake.storage.scratch, ignore_errors=True)
         clear(self._spark, self._settings)

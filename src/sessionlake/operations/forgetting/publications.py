@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.operations.maintenance import Reader, readers
-from sessionlake.publish.job import require_feed
-from sessionlake.publish.outlets import outlet_of
+from sessionlake.publish.job import require_change_feed
+from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
 
@@ -43,8 +43,8 @@ def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
     for table in tables:
         for reader in publications(settings, table):
             try:
-                outlet_of(settings, table)
-                require_feed(spark, lake, table)
+                require_publishable(settings, table)
+                require_change_feed(spark, lake, table)
             except SessionlakeError as error:
                 raise LakeError(
                     f"forget: {reader.name} must send the removal of the session's rows, and cannot ({error})",

@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.operations.forgetting.publications import publications
 from sessionlake.operations.forgetting.search import pattern, search
 from sessionlake.protocol.names import quote
-from sessionlake.publish.outlets import outlets
+from sessionlake.publish.publishable import publishable_tables
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.operation import FORGET
@@ -39,7 +39,7 @@ def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
     tables: list[str] = []
     if lake.storage.needs_spark:
-        tables = [table for table in (*TABLES, *settings.own_tables) if lake.exists(spark, table)]
+        tables = [table for table in (*TABLES, *settings.added_tables) if lake.exists(spark, table)]
         found += [f"{table}, column {name}" for table in tables for name in _columns_with(spark, lake, table, session)]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)
     unread = sorted({place for part in searched for place in part.unread})
@@ -75,7 +75,7 @@ def _of_source(settings: Settings, topic: str) -> str:
 
 def _unknown(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns gold's tables that are not in the configuration. They are not emptied, and may contain the session."""
-    known = {*TABLES, *lake.settings.own_tables}
+    known = {*TABLES, *lake.settings.added_tables}
     return [table for table in lake.storage.tables(spark, GOLD) if table not in known]
 
 
@@ -88,7 +88,7 @@ def left_to_others(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
     ]
     left += [
         f"{reader.name}: the tombstones are sent. Its topic drops the earlier rows when Kafka compacts it"
-        for table in outlets(settings)
+        for table in publishable_tables(settings)
         for reader in publications(settings, table)
     ]
     left += [

@@ -28,7 +28,7 @@ from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry
 from sessionlake.operations.rebuild.replay import is_small, require_complete_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.job import fold_of, load, processor_settings, row_ddl, table_schema
+from sessionlake.processors.job import load, processor_fold, processor_settings, row_ddl, table_schema
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
@@ -197,7 +197,7 @@ class _Rebuild:
         slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, own.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
-        for part in slices.fold(spark, self._settings, source, fold_of(spark, self.lake, self._processor)):
+        for part in slices.fold(spark, self._settings, source, processor_fold(spark, self.lake, self._processor)):
             refuse_failures(own.name, part.reports)
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():

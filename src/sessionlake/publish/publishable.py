@@ -1,0 +1,76 @@
+"""The tables that can be published, with their keys and the columns that are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sessionlake.delta.schemas.names import GOLD, ROWS, VIEWS
+from sessionlake.errors import UsageError
+from sessionlake.gold.declared.tables import product_of, tables_of, with_finals
+from sessionlake.settings.gold import ProductSettings
+from sessionlake.settings.model import Settings
+from sessionlake.silver.tables.snapshots import ROW_KEY
+
+
+@dataclass(frozen=True)
+class PublishableTable:
+    """A table that can be published.
+
+    Attributes:
+        key: the columns that identify a row.
+        results: the columns with results, for tables of gold.
+        sends_all: whether all columns are sent. If not, columns that start with an underscore are left out unless they
+            are results: they hold state, such as remainders of sums and sketches.
+    """
+
+    key: tuple[str, ...]
+    results: tuple[str, ...] = ()
+    sends_all: bool = False
+
+    def columns(self, names: Iterable[str]) -> list[str]:
+        """Returns the columns that are sent, of the table's columns."""
+        return [name for name in names if self.sends_all or name in self.results or not name.startswith("_")]
+
+
+def publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
+    """Returns the tables that can be published if they have a change feed: session rows, and gold's tables."""
+    found = {ROWS: PublishableTable(ROW_KEY, sends_all=True)}
+    found |= {
+        table.table: PublishableTable(table.row_keys, table.results) for table in with_finals(tables_of(settings))
+    }
+    products = {table: product_of(one) for table, one in _processor_products(settings).items()}
+    return found | {table: PublishableTable(product.row_keys, product.results) for table, product in products.items()}
+
+
+def _processor_products(settings: Settings) -> dict[str, ProductSettings]:
+    """Returns the products with a source table. Their tables always have a change feed."""
+    return {one.table: one for one in settings.gold.products if one.source is not None}
+
+
+def require_publishable(settings: Settings, table: str) -> PublishableTable:
+    """Returns how a table is published.
+
+    Raises:
+        UsageError: the table cannot be published, or not with this configuration.
+    """
+    known = publishable_tables(settings)
+    if table in VIEWS:
+        raise UsageError(
+            f"publish: {table} is a view and has no change feed",
+            fix=f"Publish a table, one of {', '.join(known)}. A product can store the view's result as a table",
+        )
+    if table not in known:
+        raise UsageError(
+            f"publish: {table!r} is not a table that can be published",
+            why="Only tables with a key and a change feed can",
+            fix=f"Publish one of {', '.join(known)}",
+        )
+    schema, name = table.split(".")
+    if schema == GOLD and name not in settings.gold.change_feed and table not in _processor_products(settings):
+        raise UsageError(
+            f"publish: {table} has no change feed, because gold.change_feed does not name it",
+            fix=f"Set `gold: {{change_feed: [{', '.join((*settings.gold.change_feed, name))}]}}` and restart gold, "
+            "which then switches the feed on",
+        )
+    return known[table]

@@ -1,0 +1,21 @@
+"""The list of decision records, made from their titles: `make reference`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "docs" / "decisions"
+_HEAD = """\
+# Decisions
+
+Why it is built this way. Each record has context, decision and consequences, and a measurement if there is one.
+
+Made by `make reference` from the records.
+"""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    files = sorted(FOLDER.glob("[0-9]*.md"))
+    titles = [file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for file in files]
+    return "\n".join([_HEAD, *(f"- [{title}]({file.name})" for title, file in zip(titles, files, strict=True))])
