@@ -127,7 +127,7 @@ def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
 @pytest.mark.parametrize(
     ("layer", "name", "error", "said"),
     [
-        (Layer.PROCESSOR, "three", ConfigError, "there is none named 'three'. Name one that is configured: one, two"),
+        (Layer.PROCESSOR, "three", ConfigError, "no processor is named 'three'. Name one that is configured: one, two"),
         (Layer.SILVER, "one", UsageError, "`run silver` takes no name"),
     ],
 )

@@ -64,7 +64,7 @@ def processor_settings(settings: Settings, name: str) -> ProcessorSettings:
     processor = next((processor for processor in settings.processors if processor.name == name), None)
     if processor is None:
         known = ", ".join(processor.name for processor in settings.processors) or "none"
-        raise ConfigError(f"processors: there is none named {name!r}", fix=f"Name one that is configured: {known}")
+        raise ConfigError(f"processors: no processor is named {name!r}", fix=f"Name one that is configured: {known}")
     if processor.into in {*TABLES, *VIEWS}:
         raise ConfigError(
             f"{processor.where}.table: {processor.into} is a table of sessionlake itself", fix="Name another table"
