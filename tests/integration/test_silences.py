@@ -67,7 +67,7 @@ def assert_exact(world: World) -> None:
     truth = truth_from_broker(world.settings, silences=told(world))
     compared = verify(world.spark, Lake(world.settings), truth)
     assert (compared.exact, compared.differences) == (compared.sessions, {})
-    assert verify_silver(world.spark, world.settings).exact
+    assert verify_silver(world.spark, world.settings).is_exact
 
 
 class _Later:

@@ -146,7 +146,7 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     made = Counter(row["session_id"] for row in rows_of(spark, lake, "silver.top"))
     assert made == dict.fromkeys(OTHERS, 24)  # each message once, with what comes of the state that was handed over
     verified = verify(spark, settings)
-    assert verified.exact, (verified.first_difference, verified.states)
+    assert verified.is_exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, said.append), said[-3:]
     erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
     assert decoded(erased, settings).erased
@@ -348,5 +348,5 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
     assert of_others(spark, lake) == before
     run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in second])
     verified = verify(spark, settings)
-    assert verified.exact, (verified.first_difference, verified.states)
+    assert verified.is_exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, lambda _: None)

@@ -235,7 +235,7 @@ def test_each_loss_of_silver_is_found_and_made_good(
     assert re.search(f"found: .*{found}", recovered(run, Recoverable.SILVER))
     assert "no loss; nothing was changed" in recovered(run, Recoverable.SILVER)
     assert_goes_on_exactly(run, SECOND[came:])
-    assert verify(run.spark, run.settings).exact
+    assert verify(run.spark, run.settings).is_exact
 
 
 @pytest.mark.soak

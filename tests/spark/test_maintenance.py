@@ -210,7 +210,9 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     assert done.waits.startswith("silver has not started to read it")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
-    assert readers(pipeline.settings, MESSAGES) == [Reader("silver", begun=True, since=version + 1, again=version)]
+    assert readers(pipeline.settings, MESSAGES) == [
+        Reader("silver", has_started=True, next_version=version + 1, last_start=version)
+    ]
 
 
 @pytest.mark.soak

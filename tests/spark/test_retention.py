@@ -243,8 +243,8 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     with pytest.raises(LakeError, match="single sessions cannot be rebuilt"):
         rebuild(spark, aging.settings, selection=Selection(sessions=("long",)))
     rebuilt = rebuild(spark, aging.settings)
-    assert rebuilt.verified is not None
-    assert rebuilt.verified.exact
+    assert rebuilt.comparison is not None
+    assert rebuilt.comparison.is_exact
     assert read_retained(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
     unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
@@ -352,13 +352,13 @@ def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
     limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
     old = expired_rows(EVENTS, limits, 0)
-    assert lake.storage.count_rows(spark, EVENTS, old) == 2
+    assert lake.storage.count(spark, EVENTS, old) == 2
     before = lake.last_commit(spark, EVENTS).version
     remove_rows(spark, lake, EVENTS, old)
     assert lake.last_commit(spark, EVENTS) == Commit(before + 2, 0)  # behind that which lets rows go
     left = [row["offset"] for row in lake.reader(spark).rows(EVENTS, columns=["offset"])]
     assert sorted(left, key=str) == [1, 3, None]
-    assert lake.storage.count_rows(spark, EVENTS, old) == 0
+    assert lake.storage.count(spark, EVENTS, old) == 0
 
 
 class StoppedError(Exception):
@@ -490,7 +490,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     write_rows(spark, lake, SNAPSHOT_INDEX, [s | cut for s, own in zip(of, kept, strict=True) for cut in own])
     filled_late = [s | {"_batch": 1, "beneath": is_late or None} for s, is_late in zip(of, late, strict=True)]
     write_rows(spark, lake, PROGRESS, filled_late)
-    rules = {CHANGES: by_session.of_changes, SNAPSHOTS: by_session.of_snapshots}
+    rules = {CHANGES: by_session.change_limits, SNAPSHOTS: by_session.snapshot_limits}
     noted: dict[tuple[str, str, int, str], int] = {}
     # Of whole tables, more may be old than of changes, or less.
     for steps in (((CHANGES, 4), (SNAPSHOTS, 2)), ((SNAPSHOTS, 7), (CHANGES, 5)), ((SNAPSHOTS, 7), (CHANGES, 9))):
@@ -532,7 +532,7 @@ def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_l
             last = max((r["_batch"] for r in own if r["_batch"] <= batch), default=-1)
             if row["first_offset"] is not None and not row["beneath"] and row["_batch"] < last:
                 expected[*(row[name] for name in SESSION), row["first_offset"]] = last - 1
-        found = by_session.of_progress(spark, lake, batch).to_pylist()
+        found = by_session.progress_limits(spark, lake, batch).to_pylist()
         names = (*SESSION, "first_offset")
         assert {tuple(row[name] for name in names): row["limit"] for row in found} == expected
 
@@ -552,8 +552,8 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     for session in ("somebody", ""):  # of messages without an id of a session
         clean_bookkeeping(spark, lake, (TOPIC, session))
     assert [last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [None, 4]
-    assert beginnings(lake.reader(spark))[TOPIC, 0].last_removed == 7
-    lake.storage.purge_history(spark, RETAINED, "test")
+    assert beginnings(lake.reader(spark))[TOPIC, 0].last == 7
+    lake.storage.purge(spark, RETAINED, "test")
     held = [file for file in folder_of(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]
     assert held == []
 

@@ -71,7 +71,7 @@ def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(beg
     with pytest.raises(IntegrityViolationError, match=r"gap: session 'other'"):
         begun.run()
     found = verify(begun.spark, begun.settings)
-    assert found.exact, (found.first_difference, found.states)
+    assert found.is_exact, (found.first_difference, found.states)
 
 
 @pytest.mark.soak
@@ -113,4 +113,4 @@ def test_a_rebuild_has_taken_in_a_silence_that_the_stream_has_never_read(begun: 
     rebuild(begun.spark, begun.settings)
     assert_silver_is_the_truth(begun.spark, begun.settings, [*begun.facts, SILENT], ledger=False)
     found = verify(begun.spark, begun.settings)
-    assert found.exact, (found.first_difference, found.states)
+    assert found.is_exact, (found.first_difference, found.states)

@@ -58,7 +58,7 @@ FORCED: dict[str, dict[str, int]] = {
     "processors.messages": {"_SLICE": 1},
     "protocol.arrow": {"_WIDEST": 0},
     "protocol.binary": {"_SLICE_BYTES": 1},
-    "protocol.chunk": {"LARGE": 0},
+    "protocol.chunk": {"COMPRESS_ABOVE_BYTES": 0},
     "protocol.upserts": {"_CHUNK_BYTES": 1},
     "spark.frames": {"_FEW": 0},
     "silver.fold.pack": {"BLOCK_MESSAGES": 1, "BLOCK_BYTES": 1},

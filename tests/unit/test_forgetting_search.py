@@ -21,7 +21,7 @@ from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.erasures import session_hash_of
 from sessionlake.operations.forgetting import receipt
-from sessionlake.operations.forgetting.rows import topics_of
+from sessionlake.operations.forgetting.rows import find_topics
 from sessionlake.operations.forgetting.search import Match, search
 from sessionlake.operations.forgetting.states import state_without_session
 from sessionlake.processors.memory import ProcessorMemory, SessionState
@@ -162,7 +162,7 @@ def test_a_sessions_topic_is_known_by_whatever_is_left_of_it(tmp_path: Path, tab
     lake = Lake(Settings(home=tmp_path))
     ids = pa.array([ID, ID, "chamber-70"]).cast(pa.binary() if column == "key" else pa.string())
     write_deltalake(folder_of(lake, table), pa.table({"topic": ["b", "a", "c"], column: ids}))
-    assert topics_of(lake.reader(), ID) == ["a", "b"]
+    assert find_topics(lake.reader(), ID) == ["a", "b"]
 
 
 @pytest.mark.parametrize("catalog", [None, "main"])

@@ -117,11 +117,11 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
     faults = bundle_faults(folder, given, partial(refusal, commands))
-    found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
+    findings = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_installed():
         text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
-        found.append(Finding(Level.WARN, "models", text))
-    return found or [Finding(Level.OK, "bundle", "no fault found. A workspace may find more")]
+        findings.append(Finding(Level.WARN, "models", text))
+    return findings or [Finding(Level.OK, "bundle", "no fault found. A workspace may find more")]
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:
@@ -152,10 +152,10 @@ def _jars() -> str:
 def _home_of(settings: Settings) -> Finding:
     from sessionlake.local.home import require_home, rights_for_others
 
-    found = _finding("home", lambda: str(require_home(settings)))
-    rights = None if found.level is Level.FAIL else rights_for_others(settings)
+    finding = _finding("home", lambda: str(require_home(settings)))
+    rights = None if finding.level is Level.FAIL else rights_for_others(settings)
     if rights is None:
-        return found
+        return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
     text = f"{settings.home} has mode {rights}, so other users of this machine can read it. Run {remedy}"
     return Finding(Level.WARN, "home", text)
@@ -256,8 +256,8 @@ def _check_sums(reader: TableReader) -> str:
 
 
 def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
-    found = missing_offsets(reader)
-    for span, missing in found.items():
+    missing_by_span = missing_offsets(reader)
+    for span, missing in missing_by_span.items():
         if missing < 0 or (missing and not allow_gaps):
             what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages occur twice"
             raise LakeError(
@@ -265,7 +265,7 @@ def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
                 f"{span.last}: {what}",
                 fix=_remedy(span.layer),
             )
-    return f"contiguous in {len({(span.topic, span.partition) for span in found})} topic-partitions"
+    return f"contiguous in {len({(span.topic, span.partition) for span in missing_by_span})} topic-partitions"
 
 
 def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:

@@ -182,11 +182,11 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
         raise _not_of_silver(other[0])
     point = as_of_batch(spark, settings, batch)
-    own = separate_session(spark)  # so that these views hide no tables from other users of the session
+    private = separate_session(spark)  # so that these views hide no tables from other users of the session
     try:
         for table in named:
-            point.read(own, f"silver.{table}").createOrReplaceTempView(table)
-        show_table(own.sql(bare).toArrow(), form)
+            point.read(private, f"silver.{table}").createOrReplaceTempView(table)
+        show_table(private.sql(bare).toArrow(), form)
     except (PySparkException, Py4JError) as error:
         raise explain_sql_error("query", error) from error
     return point.batch
@@ -198,10 +198,10 @@ def without_schemas(sql: str) -> tuple[str, list[str]]:
     Raises:
         UsageError: The statement reads a table that has no past state by batch.
     """
-    found = names_in(sql)
-    if other := [str(one) for one in found if str(one) not in SILVER_WRITES]:
+    names = names_in(sql)
+    if other := [str(one) for one in names if str(one) not in SILVER_WRITES]:
         raise _not_of_silver(other[0])
-    return rename(sql, lambda one: quote(one.name)), sorted({one.name for one in found})
+    return rename(sql, lambda one: quote(one.name)), sorted({one.name for one in names})
 
 
 def _not_of_silver(name: str) -> UsageError:

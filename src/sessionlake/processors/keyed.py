@@ -339,16 +339,15 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
     lake, last = table.lake, last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = config_hash_of(settings, config)
-    entry = json.dumps({"sessionlake": code_version(), "config": by})
+    metadata = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
     columns = lake.storage.columns(spark, config.into) != dict(table.columns)
     if found or columns:  # without a difference nothing is written, so that readers of the table see no change
-        lake.overwrite(spark, config.into, numbered, txn, entry, columns=columns)
+        lake.overwrite(spark, config.into, numbered, txn, metadata, columns=columns)
     output = TableOutput(config.into, lake.latest_version(spark, config.into), found.rows)
     Ledger(lake).write(spark, LedgerEntry(config.layer, txn, config.source, started, outputs=(output,), config_hash=by))
-    table.archive_unusable_checkpoint(
-        spark
-    )  # after the rows: a new stream would not remove rows of keys that the source no longer has
+    # After the rows are written: a new stream would not remove rows of keys that the source no longer has.
+    table.archive_unusable_checkpoint(spark)
     table.store_logic(spark)
     return found.rows, found
 

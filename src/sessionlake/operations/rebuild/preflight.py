@@ -60,8 +60,8 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
             f"rebuild silver: {MESSAGES}@v{version} has no message{where}", fix="Check the topic's name in ops.topics"
         )
     keys = [session.encode() for session in selection.sessions]
-    found = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
-    known = {bytes(row["key"]) for row in found}
+    rows = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
+    known = {bytes(row["key"]) for row in rows}
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
             raise UsageError(
@@ -70,7 +70,7 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
             )
 
 
-def version_of(spark: SparkSession, lake: Lake, version: int | None) -> int:
+def bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
     """Returns the version of bronze to build from; None means the latest.
 
     Raises:
@@ -84,15 +84,15 @@ def version_of(spark: SparkSession, lake: Lake, version: int | None) -> int:
     return latest if version is None else version
 
 
-def _require_columns(other: str | None) -> None:
+def _require_columns(difference: str | None) -> None:
     """Checks that the tables have the declared columns, in which the kept sessions have their values.
 
     Raises:
         LakeError: Other columns are declared.
     """
-    if other is not None:
+    if difference is not None:
         raise LakeError(
-            f"{other}, so single sessions cannot be rebuilt",
+            f"{difference}, so single sessions cannot be rebuilt",
             why="The sessions that are kept would lack the new columns",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions",
         )
@@ -104,7 +104,7 @@ def _require_uncut(reader: TableReader) -> None:
     Raises:
         LakeError: Retention has removed rows of silver.
     """
-    cut = [found for table, found in sorted(read_heads(reader).items()) if table in REPLAYED]
+    cut = [entry for table, entry in sorted(read_heads(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(
             f"{cut[0].summary}, so single sessions cannot be rebuilt",

@@ -35,6 +35,6 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
         version, ends = lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, lake, LAYER).last_offsets
         replayed = replay(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
         states = compare_states(spark, settings, replayed.states)
-        found = replace(compare_tables(spark, settings, lake), states=states)
+        comparison = replace(compare_tables(spark, settings, lake), states=states)
     clear(spark, settings)
-    return found
+    return comparison

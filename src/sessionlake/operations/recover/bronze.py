@@ -94,12 +94,12 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
     refuse_restored(spark, lake, [MESSAGES])
-    found = first_loss(lambda: _require_sound(spark, lake, settings))
+    fault = first_loss(lambda: _require_sound(spark, lake, settings))
     generations = Generations(settings.checkpoint(LAYER), LAYER)
     app_id, number, unrecorded = end_query(spark, lake, settings)
     silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
-    begun = begin_generation(settings, generations, number + 1, app_id)
-    return RecoveredBronze(found, unrecorded, begun.number, begun.first_batch)
+    generation = begin_generation(settings, generations, number + 1, app_id)
+    return RecoveredBronze(fault, unrecorded, generation.number, generation.first_batch)
 
 
 def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int, int]:
@@ -119,9 +119,9 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str,
 
 def begin_generation(settings: Settings, generations: Generations, first_batch: int, app_id: str) -> Generation:
     """Starts the generation with which bronze resumes, after `end_query`."""
-    begun = generations.start_new(first_batch, app_id)
+    generation = generations.start_new(first_batch, app_id)
     RECOVER_BRONZE.file(settings).unlink()
-    return begun
+    return generation
 
 
 def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:

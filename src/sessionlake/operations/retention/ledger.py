@@ -73,13 +73,13 @@ def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetim
     These are the last entry of each layer, and the entries that are not merged yet.
     """
     layers = (BRONZE, SILVER, SILVER_TABLES, GOLD, *(processor.layer for processor in settings.processors))
-    found = [bound]
+    needed = [bound]
     for layer in layers:
         times = [
             pc.max(part.column("committed_at")).as_py() for part in LedgerReader(reader).entries(("layer", eq, layer))
         ]
-        found += [max(known)] if (known := [time for time in times if time is not None]) else []
-    return found + [row["committed_at"] for row in batches_after(reader, SILVER, last_merged_batch(reader))]
+        needed += [max(known)] if (known := [time for time in times if time is not None]) else []
+    return needed + [row["committed_at"] for row in batches_after(reader, SILVER, last_merged_batch(reader))]
 
 
 def _older(cut: datetime) -> Expired:
