@@ -74,7 +74,7 @@ def write_reference(
                      zip((plan.written, plan.removed), flags, strict=True) if part.num_rows]  # fmt: skip
             keys = (*reference.key_names, FROM)
             others = (TO, *(name for name, _ in reference.columns))
-            upsert = Upsert(keys, others, bounded=reference.key_names[:1], deletes=True)
+            upsert = Upsert(keys, others, pruned_by=reference.key_names[:1], deletes=True)
             merge(spark, lake, reference.table, pa.concat_tables(parts), upsert, next_txn(spark, lake, reference.table))
         return WriteResult(*counts, plan.refused)
 
