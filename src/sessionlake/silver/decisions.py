@@ -24,8 +24,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.progress import has_taken_in
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.progress import has_read
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming import manifest
@@ -137,7 +137,7 @@ def decide(
         )
     # If silver stopped there, only silver counts: a processor that has passed the message has judged it by other rules.
     layers = [SILVER] if SILVER in stopped else _layers(settings)
-    passed = [layer for layer in layers if has_taken_in(reader, layer, topic, partition, offset)]
+    passed = [layer for layer in layers if has_read(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
         _require_not_in_unfinished_batch(unfinished_batch(settings, layer), layer, topic, partition, offset)
@@ -197,7 +197,7 @@ def withdraw(
 
 def _followed(reader: TableReader) -> dict[DecisionKey, Decision]:
     """Returns the decisions that batches of silver have followed."""
-    rows = rows_of(Books(reader, "decisions").entries(("layer", operator.eq, SILVER)))
+    rows = to_dicts(LedgerReader(reader, "decisions").entries(("layer", operator.eq, SILVER)))
     items = (item for row in rows for item in row["decisions"] or ())
     return {_key_of(item): Decision(item["decision"]) for item in items}
 
@@ -216,7 +216,7 @@ def _require_not_followed(settings: Settings, reader: TableReader, place: Decisi
                 fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
             )
         waits = layer in stopped and _place_of(stopped[layer]) == place
-        if not waits and has_taken_in(reader, layer, topic, partition, offset):
+        if not waits and has_read(reader, layer, topic, partition, offset):
             raise UsageError(f"{_describe(place)}: {layer} has passed it, so the decision cannot be withdrawn")
 
 

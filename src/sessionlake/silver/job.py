@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.delta.commit import append
-from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
@@ -95,7 +95,7 @@ def start(
     decided = binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
     log = offset_log(spark, lake, settings, LAYER, first_batch)
-    times = StreamTimesLog.open(spark, settings, LAYER, log.ends)
+    times = StreamTimesLog.open(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatch(lake, settings, decided, first_batch, log, times, on_batch)
     frame = folded_stream(spark, lake, settings, decided, resume_from)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
@@ -159,7 +159,7 @@ def packed_stream(
     """
     from pyspark.sql import functions as F
 
-    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **PASSING_REMOVALS}
+    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
     if resume_from is not None:
         options["startingVersion"] = resume_from.bronze_version + 1
     elif last_planned(settings.checkpoint(layer)) is None:
@@ -175,7 +175,7 @@ def packed_stream(
 def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
     """Returns the options for a first read of all of bronze. The error says how to build the layer if it cannot be."""
     try:
-        return lake.storage.first_read(spark, MESSAGES)
+        return lake.storage.first_read_options(spark, MESSAGES)
     except LakeError as error:
         name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(
@@ -218,7 +218,7 @@ class _SilverBatch:
             self._refuse_violations(reports)
             ranges = offset_ranges(partitions)
             self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
-            require_continued(LAYER, partitions, self._log.ends)
+            require_continued(LAYER, partitions, self._log.last_offsets)
             with committing(self._settings, LAYER, txn.version, config_hash(self._settings, SILVER), ranges):
                 outputs, rows = self._append(folded, reports, txn)
                 entry = LedgerEntry(
@@ -305,7 +305,7 @@ def payload_ddl(settings: Settings, table: str) -> str:
     from sessionlake.delta.schemas.tables import TABLES
 
     added = {"key", "value"}
-    return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)
+    return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].columns_for(settings) if name not in added)
 
 
 def sum_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
