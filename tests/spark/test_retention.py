@@ -308,7 +308,7 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
     assert last_offsets(aging.reader, "bronze") == last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
-    assert [found for found in doctor._books(aging.settings) if found.level is Level.FAIL] == []
+    assert [found for found in doctor._check_tables(aging.settings) if found.level is Level.FAIL] == []
 
 
 class Events:
