@@ -127,7 +127,7 @@ class _Demo:
             self._stop.set()
             if sensors is not None:
                 sensors.join()
-            broker.down(own)
+            broker.stop_broker(own)
         if not _verify_tables(spark, own, truth.value, out):
             return 1
         for title, sql in ANSWERS.items():
@@ -144,7 +144,7 @@ class _Demo:
         return 0
 
     def _run_sensors(self) -> SimulationReport:
-        broker.up(self._own)
+        broker.start_broker(self._own)
         self._connected.set()
         return run_simulation(self._own, stop=self._stop, on_progress=self._progress.sent, **self._scenario)
 
@@ -216,7 +216,7 @@ def _exclusive_home(settings: Settings) -> Iterator[None]:
                 f"a demo is running in {home}", fix="Wait until it ends, or name another home with SESSIONLAKE_HOME"
             ) from None
         own = _demo_settings(settings)
-        broker.down(own)
+        broker.stop_broker(own)
         shutil.rmtree(own.home, ignore_errors=True)
         yield
 
