@@ -31,7 +31,7 @@ from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import Maintenance
-from sessionlake.operations.rebuild.processors import compared
+from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import Integrity, Settings, load_settings
@@ -343,4 +343,4 @@ class KeeperOfAll(Keeper):
         """Compares all layers, the processor's table and the declared tables."""
         super().check()
         self.run_processor()
-        assert not (found := compared(self.spark, self.settings, PROCESSOR)), found
+        assert not (found := preview_rebuild(self.spark, self.settings, PROCESSOR)), found

@@ -21,9 +21,9 @@ from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import value_of
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.progress import ends, last_merged
-from sessionlake.ledger.retained import Beginning, beginnings, begins, floor_of
-from sessionlake.ledger.silences import silences
+from sessionlake.ledger.progress import last_merged_batch, last_offsets
+from sessionlake.ledger.retained import Beginning, beginnings, describe_beginning, last_removed_position
+from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, NOT_COUNTED
 from sessionlake.protocol.message import INT64_MAX
@@ -157,7 +157,7 @@ def choose_place(session: str, places: Collection[TopicPartition], partition: in
 def _unknown(
     reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> LakeError | UsageError:
-    rows = reader.some(PROGRESS, _LOOKED_AT, columns=["session_id", "topic"])
+    rows = reader.sample(PROGRESS, _LOOKED_AT, columns=["session_id", "topic"])
     known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
         return LakeError(f"no sessions in {settings.home} yet: fill it with `sessionlake run all --once`")
@@ -211,7 +211,7 @@ class _Question:
 
     def _merged_cuts(self) -> pa.Table:
         """The session's cuts of which the tables are kept, less those that are still to be merged."""
-        conditions = *self._own, ("_batch", operator.le, last_merged(self._reader))
+        conditions = *self._own, ("_batch", operator.le, last_merged_batch(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home of before there was one: all tables were kept
             return self._reader.table(CUTS, *conditions)
         return kept_cuts(self._reader.table, *conditions)
@@ -276,9 +276,9 @@ class _Question:
         """Why stream time with an offset cannot be told; None if it can."""
         place = self._session.topic, self._session.partition
         gone = self._beginnings.get(place)
-        if gone is None or offset is None or offset >= gone.last:
+        if gone is None or offset is None or offset >= gone.last_removed:
             return None
-        return f"{begins(place, gone)}: stream time with offset {offset} cannot be told"
+        return f"{describe_beginning(place, gone)}: stream time with offset {offset} cannot be told"
 
     def _noted(self, judged: int) -> int:
         """Stream time behind the last offset that silver has judged, with the silences that it has taken in, by it."""
@@ -288,7 +288,7 @@ class _Question:
 
     @cached_property
     def _silences(self) -> list[Silence]:
-        return silences(self._reader)
+        return read_silences(self._reader)
 
     @cached_property
     def _beginnings(self) -> Mapping[TopicPartition, Beginning]:
@@ -299,7 +299,7 @@ class _Question:
     def _refuse_cut(self, base: pa.Table | None) -> None:
         """Refuses what was told without changes that are gone."""
         session = self._session
-        floor = floor_of(self._reader, session.topic, session.partition, session.session_id)
+        floor = last_removed_position(self._reader, session.topic, session.partition, session.session_id)
         if floor is None or (base is not None and base["position"][0].as_py() >= floor):
             return
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
@@ -312,7 +312,7 @@ class _Question:
 
     def _refuse_later(self) -> None:
         session, moment = self._session, self._moment
-        judged = ends(self._reader, SILVER).get((session.topic, session.partition), -1)
+        judged = last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
         now = f"; `sessionlake session show {session.session_id}` has the table as it is now"
         if moment.offset is not None and moment.offset > judged:
             raise LakeError(

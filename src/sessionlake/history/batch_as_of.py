@@ -33,12 +33,12 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError
-from sessionlake.ledger.books import VERSIONS, Books, rows_of
-from sessionlake.ledger.progress import windows
-from sessionlake.ledger.retained import cut_of, heads
+from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
+from sessionlake.ledger.progress import search_windows
+from sessionlake.ledger.retained import read_head, read_heads
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, QUARANTINE, EVENTS)
 """What silver's stream and the merges beside it write."""
 _BATCH = "_batch"
-_LAYERS: Condition = ("layer", among, [SILVER, SILVER_TABLES])
+_LAYERS: Condition = ("layer", is_in, [SILVER, SILVER_TABLES])
 _END = ("layer", "batch_id", "source_to")
 _NEVER = datetime.fromtimestamp(0, UTC)
 
@@ -83,11 +83,11 @@ class AsOfBatch:
             raise LakeError(f"{table} is not read as of a batch of silver; its tables are {', '.join(SILVER_WRITES)}")
         appended = _is_appended(table)
         by_rows = appended and not self.rebuilt
-        found = cut_of(self.lake.reader(spark), table) if by_rows else None
+        found = read_head(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
-                f"{found.since}, of batches up to {found.batch}: it can be read as of that batch, or a later one, not "
-                f"of {self.batch}"
+                f"{found.summary}, of batches up to {found.batch}: it can be read as of that batch, or a later one, "
+                f"not of {self.batch}"
             )
         # A table that nothing had been written to by then is as it was created.
         version = None if by_rows else self.versions.get(table, 0)
@@ -105,8 +105,8 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
     if not lake.exists(spark, LEDGER):
         raise LakeError(f"silver has committed no batch in {settings.home} yet: `sessionlake run all --once`")
     reader = lake.reader(spark)
-    books = Books(reader, "source_to", "outputs", "batches", VERSIONS)
-    known = _Known().told(rows_of(books.entries(_LAYERS)), batch)
+    books = LedgerReader(reader, "source_to", "outputs", "batches", VERSIONS)
+    known = _Known().told(to_dicts(books.entries(_LAYERS)), batch)
     if not 0 <= batch <= known.committed:
         said = "none yet" if known.committed < 0 else f"0 to {known.committed}"
         raise LakeError(f"batch {batch}: silver has committed batches {said}; `sessionlake status` shows them")
@@ -195,7 +195,7 @@ def _found(reader: TableReader, known: _Known, batch: int) -> tuple[int, dict[st
     Raises:
         LakeError: no merge ended by then, or the entries that say it are gone.
     """
-    for window in windows(known.latest):
+    for window in search_windows(known.latest):
         ends = _merges(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
@@ -205,9 +205,9 @@ def _found(reader: TableReader, known: _Known, batch: int) -> tuple[int, dict[st
         if versions.keys() >= known.used(end):
             break
     else:
-        cut = heads(reader).get(LEDGER)
+        cut = read_heads(reader).get(LEDGER)
         if cut is not None:  # which table had which version may be among what is gone
-            raise LakeError(f"batch {batch}: {cut.since}, and does not say what it left")
+            raise LakeError(f"batch {batch}: {cut.summary}, and does not say what it left")
     if end is None:
         first = min(_merges(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
         said = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"

@@ -26,9 +26,9 @@ from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.gold.tables.notes import LOGIC
-from sessionlake.ledger.entries import rebuilt_by
-from sessionlake.ledger.progress import changes_taken_in
-from sessionlake.ledger.retained import floor_of, heads
+from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.progress import changes_read
+from sessionlake.ledger.retained import last_removed_position, read_heads
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
@@ -103,7 +103,7 @@ class _Changes:
     """Silver's changes that gold has taken in.
 
     Attributes:
-        renumbered: see `ledger.progress.ChangesTakenIn`.
+        renumbered: see `ledger.progress.ChangesRead`.
     """
 
     rows: DataFrame
@@ -179,7 +179,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
 def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
     from pyspark.sql import functions as F
 
-    taken = changes_taken_in(reader)
+    taken = changes_read(reader)
     last = -1 if taken is None else taken.batch
     if not _is_level(lake.settings):
         last -= 1  # of silver's last batch, gold may have read a part
@@ -246,11 +246,11 @@ def _is_whole(table: GoldTable, row: Row, events: int) -> bool:
 
 def _gone_before(reader: TableReader, key: Row) -> datetime | None:
     """Before when changes were committed that are gone and of which a row may be made."""
-    cut = heads(reader).get(CHANGES)
+    cut = read_heads(reader).get(CHANGES)
     if cut is None or not cut.gone:
         return None
     is_of_session = {"topic", "session_id"} <= key.keys()
-    if is_of_session and floor_of(reader, key["topic"], key.get("partition"), key["session_id"]) is None:
+    if is_of_session and last_removed_position(reader, key["topic"], key.get("partition"), key["session_id"]) is None:
         return None  # none of the row's session
     return cut.before
 
@@ -324,7 +324,7 @@ def _gold_batches(reader: TableReader, brought: list[int], renumbered: int | Non
     """Gold's batches that took in these of silver's, which are in order, since it was emptied."""
     if not brought:
         return
-    own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, rebuilt_by(reader, GOLD))]
+    own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, earliest_after_rebuild(reader, GOLD))]
     if renumbered in brought:
         yield from _before_rebuild(reader, own, renumbered)
     between = ("source_to", ge, brought[0]), ("source_from", le, brought[-1])

@@ -17,10 +17,10 @@ from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGE
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import AccessError, BrokerError, ConfigError
 from sessionlake.kafka.clients import consumer_config, require_broker
-from sessionlake.ledger.absent import AbsentOffsets, covered
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.progress import Span, changes_taken_in, spans
-from sessionlake.ledger.topics import WAITED_FOR, Topic, latest, topics_of
+from sessionlake.ledger.absent import AbsentOffsets, count_covered
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.progress import Span, changes_read, offset_spans
+from sessionlake.ledger.topics import READ_STATES, Topic, latest_generations, parse_topics
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
@@ -71,7 +71,7 @@ STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 def begun(settings: Settings) -> bool:
     """Whether there may be a ledger to read, as far as can be told without Spark."""
-    return not Lake(settings).surely_lacks(LEDGER)
+    return not Lake(settings).is_known_missing(LEDGER)
 
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
@@ -79,9 +79,9 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     batches = _batches(reader)
     if not batches:
         return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
-    taken_in = spans(reader)
+    taken_in = offset_spans(reader)
     bronze, silver = (_ends(taken_in, layer) for layer in ("bronze", "silver"))
-    kafka = _as_captured(kafka_ends(settings), latest(topics_of(reader.rows(TOPICS))))
+    kafka = _as_captured(kafka_ends(settings), latest_generations(parse_topics(reader.rows(TOPICS))))
     behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _unread(reader, kafka, bronze),
         "silver": _unread(reader, bronze, silver),
@@ -150,7 +150,7 @@ class _Batches(NamedTuple):
 
 def _batches(reader: TableReader) -> list[_Batches]:
     """All of them, in narrow rows."""
-    return [_narrow(row) for row in rows_of(Books(reader, *_SUMMED, "outputs").current())]
+    return [_narrow(row) for row in to_dicts(LedgerReader(reader, *_SUMMED, "outputs").current())]
 
 
 def _narrow(row: Row) -> _Batches:
@@ -171,7 +171,7 @@ def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEn
     """Kafka's ends as offsets of `bronze.messages`, without the topics that are not read any more."""
     if ends is None:
         return None
-    read = {name: row.offset_shift for name, row in topics.items() if row.state in WAITED_FOR}
+    read = {name: row.offset_shift for name, row in topics.items() if row.state in READ_STATES}
     gone = topics.keys() - read.keys()
     return {(name, number): end + read.get(name, 0) for (name, number), end in ends.items() if name not in gone}
 
@@ -179,8 +179,8 @@ def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEn
 def _unread(reader: TableReader, source: KafkaEnds, reached: KafkaEnds) -> int:
     """How many messages of its source a layer has not read: offsets known to hold none do not count."""
     wanted = {place: (reached.get(place, 0), end) for place, end in source.items() if end > reached.get(place, 0)}
-    known = AbsentOffsets(reader).within(wanted)
-    return sum(end - first - covered(known[place], first, end) for place, (first, end) in wanted.items())
+    known = AbsentOffsets(reader).overlapping(wanted)
+    return sum(end - first - count_covered(known[place], first, end) for place, (first, end) in wanted.items())
 
 
 def _messages(batches: Iterable[_Batches], layer: str) -> int:
@@ -193,10 +193,10 @@ def _changes_behind(reader: TableReader, read: int) -> int:
     Args:
         read: how many it has, since it was emptied; of these, some may have been removed.
     """
-    taken = changes_taken_in(reader)
+    taken = changes_read(reader)
     if taken is None:
         return reader.count(CHANGES)
-    later = reader.counts(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
+    later = reader.count_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
     # A gold that begins reads files of the table in the order in which they were written, merged ones late.
     return max(later, reader.count(CHANGES) - read)
 
