@@ -68,7 +68,7 @@ def metrics(
         UsageError: The range, the keys or the step are not valid.
         LakeError: Gold has no metrics yet, or the buckets of a part of the range have expired.
     """
-    begin, end = _minute_ms("since", since), _whole_minute_ms("until", until)
+    begin, end = _minute_ms("since", since), _minute_ms("until", until)
     length = None if step is None else milliseconds(step)
     _check_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
