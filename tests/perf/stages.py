@@ -110,7 +110,7 @@ class Disk:
 
 def require_exact(spark: Any, settings: Settings) -> None:
     found = verify(spark, settings)
-    if not found.exact:
+    if not found.is_exact:
         sys.exit(str(found.first_difference))
 
 

@@ -119,7 +119,7 @@ def test_cuts_that_were_too_many_to_be_handed_over_are_read(spark: Any, tmp_path
     home.take_in(1, announce)
     assert [CUTS in tables for tables in told] == [True, True]
     assert merger.catch_up() == 1
-    assert verify(spark, home.settings).exact
+    assert verify(spark, home.settings).is_exact
 
 
 @pytest.mark.soak

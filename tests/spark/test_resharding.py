@@ -21,7 +21,7 @@ from sessionlake.gold.declared.tables import averages_of, tables_of
 from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claimed
-from sessionlake.operations.rebuild.processors import compared
+from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.recover import gold as recover
 from sessionlake.operations.resharding.layers import layers_of, present
@@ -129,7 +129,7 @@ def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list
     """Every table is right, every state, no message was taken in twice, and each layer is one query."""
     assert_silver_is_the_truth(spark, settings, [message for batch in messages for message in batch])
     found = verify(spark, settings)
-    assert (found.exact, found.states is not None and found.states.skipped) == (True, None)
+    assert (found.is_exact, found.states is not None and found.states.skipped) == (True, None)
     assert_gold_is_exact(spark, settings)
     for layer in LAYERS:
         entries = rows_of(spark, Lake(settings), LEDGER, ("layer", eq, layer))
@@ -297,7 +297,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
         arrive(spark, other, second, batch)
         run(spark, other)
     assert_as_if_nothing_had_been(spark, former, parts)
-    assert not compared(spark, former, "top")
+    assert not preview_rebuild(spark, former, "top")
 
 
 @pytest.mark.soak
@@ -310,7 +310,7 @@ def test_one_layer_moves_alone_and_gold_that_is_emptied_begins_with_the_shards_i
     mixed = of_shards(settings, 9, 4)
     assert reshard(spark, mixed, 9) == [SILVER]
     found = verify(spark, mixed)
-    assert (found.exact, found.states and found.states.skipped) == (True, None)
+    assert (found.is_exact, found.states and found.states.skipped) == (True, None)
     assert reshard(spark, mixed, 4) == []
     run(spark, mixed)
     mixed = of_shards(settings, 9, 3)

@@ -27,7 +27,7 @@ from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.session import Limits, prepare_processor
 from sessionlake.processors.shard import MessageProcessor
-from sessionlake.processors.testing import Result, _folded, _keep
+from sessionlake.processors.testing import Result, _collect, _folded
 from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
@@ -92,7 +92,7 @@ class Processing:
         each.loaded = prepare_processor("test", recorder, each.limits)
         packed = Packer(rules_of(self._rules), shards, times=self._times).pack(raw_table(messages, shards))
         fold = SilverFold(self._rules.declared, self._rules, processor=each)
-        reports = _keep(self.result, "test", list(_folded(fold, [packed], self.states)))
+        reports = _collect(self.result, "test", list(_folded(fold, [packed], self.states)))
         self._times = self._times.noted(ends_of(total([*reports]), reports))
 
     def reshard(self, shards: int) -> None:

@@ -21,9 +21,9 @@ from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import value_of
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.progress import ends, last_merged
-from sessionlake.ledger.retained import Beginning, beginnings, begins, floor_of
-from sessionlake.ledger.silences import silences
+from sessionlake.ledger.progress import last_merged_batch, last_offsets
+from sessionlake.ledger.retained import Beginning, beginnings, describe_beginning, last_removed_position
+from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, NOT_COUNTED
 from sessionlake.protocol.message import INT64_MAX
@@ -175,7 +175,7 @@ def choose_place(session: str, places: Collection[TopicPartition], partition: in
 def _unknown_session(
     reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> LakeError | UsageError:
-    rows = reader.some(PROGRESS, _MAX_SEARCHED, columns=["session_id", "topic"])
+    rows = reader.sample(PROGRESS, _MAX_SEARCHED, columns=["session_id", "topic"])
     known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
         return LakeError(f"no sessions in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it")
@@ -229,7 +229,7 @@ class _AsOfQuery:
 
     def _merged_cuts(self) -> pa.Table:
         """Returns the session's merged cuts whose tables are kept."""
-        conditions = *self._session_conditions, ("_batch", operator.le, last_merged(self._reader))
+        conditions = *self._session_conditions, ("_batch", operator.le, last_merged_batch(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.table(CUTS, *conditions)
         return kept_cuts(self._reader.table, *conditions)
@@ -305,9 +305,9 @@ class _AsOfQuery:
         """Returns why stream time at an offset is not known; None if it is known."""
         place = self._session.topic, self._session.partition
         gone = self._beginnings.get(place)
-        if gone is None or offset is None or offset >= gone.last:
+        if gone is None or offset is None or offset >= gone.last_removed:
             return None
-        return f"{begins(place, gone)}, so stream time at offset {offset} is not known"
+        return f"{describe_beginning(place, gone)}, so stream time at offset {offset} is not known"
 
     def _noted_stream_time(self, judged: int) -> int:
         """Returns stream time (ms) after the last judged offset, as silver stored it, including silences."""
@@ -317,7 +317,7 @@ class _AsOfQuery:
 
     @cached_property
     def _silences(self) -> list[Silence]:
-        return silences(self._reader)
+        return read_silences(self._reader)
 
     @cached_property
     def _beginnings(self) -> Mapping[TopicPartition, Beginning]:
@@ -332,7 +332,7 @@ class _AsOfQuery:
             base: The cut that the table is computed from; None if it is computed from the beginning.
         """
         session = self._session
-        floor = floor_of(self._reader, session.topic, session.partition, session.session_id)
+        floor = last_removed_position(self._reader, session.topic, session.partition, session.session_id)
         if floor is None or (base is not None and base["position"][0].as_py() >= floor):
             return
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
@@ -346,7 +346,7 @@ class _AsOfQuery:
 
     def _refuse_later(self) -> None:
         session, moment = self._session, self._moment
-        judged = ends(self._reader, SILVER).get((session.topic, session.partition), -1)
+        judged = last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
         fix = f"Run `sessionlake session show {session.session_id}` for the table as it is now"
         if moment.offset is not None and moment.offset > judged:
             raise LakeError(

@@ -32,12 +32,12 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError
-from sessionlake.ledger.books import VERSIONS, Books, rows_of
-from sessionlake.ledger.progress import windows
-from sessionlake.ledger.retained import cut_of, heads
+from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
+from sessionlake.ledger.progress import search_windows
+from sessionlake.ledger.retained import read_head, read_heads
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, QUARANTINE, EVENTS)
 """The tables that silver's stream and its merges write."""
 _BATCH = "_batch"
-_LAYERS: Condition = ("layer", among, [SILVER, SILVER_TABLES])
+_LAYERS: Condition = ("layer", is_in, [SILVER, SILVER_TABLES])
 _END = ("layer", "batch_id", "source_to")
 _NEVER = datetime.fromtimestamp(0, UTC)
 
@@ -83,10 +83,10 @@ class AsOfBatch:
             raise LakeError(f"{table} is not a table of silver; its tables are {', '.join(SILVER_WRITES)}")
         appended = _is_appended(table)
         by_rows = appended and not self.rebuilt
-        found = cut_of(self.lake.reader(spark), table) if by_rows else None
+        found = read_head(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
-                f"{found.since}, of batches up to {found.batch}, so it cannot be read as of batch {self.batch}",
+                f"{found.summary}, of batches up to {found.batch}, so it cannot be read as of batch {self.batch}",
                 fix=f"Choose batch {found.batch} or a later one",
             )
         # Version 0: nothing had been written to the table by then.
@@ -107,8 +107,8 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
             f"silver has committed no batch in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it"
         )
     reader = lake.reader(spark)
-    books = Books(reader, "source_to", "outputs", "batches", VERSIONS)
-    known = _LedgerSummary().with_entries(rows_of(books.entries(_LAYERS)), batch)
+    books = LedgerReader(reader, "source_to", "outputs", "batches", VERSIONS)
+    known = _LedgerSummary().with_entries(to_dicts(books.entries(_LAYERS)), batch)
     if not 0 <= batch <= known.committed:
         committed = "none yet" if known.committed < 0 else f"0 to {known.committed}"
         raise LakeError(
@@ -209,7 +209,7 @@ def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tu
     Raises:
         LakeError: No merge ended by then, or retention has removed the entries that say so.
     """
-    for window in windows(known.latest):
+    for window in search_windows(known.latest):
         ends = _merge_ends(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
@@ -219,9 +219,9 @@ def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tu
         if versions.keys() >= known.versioned_tables(end):
             break
     else:
-        cut = heads(reader).get(LEDGER)
+        cut = read_heads(reader).get(LEDGER)
         if cut is not None:  # the removed entries may have had the versions
-            raise LakeError(f"batch {batch}: {cut.since}, so the tables' versions after this batch are not known")
+            raise LakeError(f"batch {batch}: {cut.summary}, so the tables' versions after this batch are not known")
     if end is None:
         first = min(_merge_ends(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
         merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"

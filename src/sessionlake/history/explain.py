@@ -26,9 +26,9 @@ from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.gold.tables.notes import LOGIC
-from sessionlake.ledger.entries import rebuilt_by
-from sessionlake.ledger.progress import changes_taken_in
-from sessionlake.ledger.retained import floor_of, heads
+from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.progress import changes_read
+from sessionlake.ledger.retained import last_removed_position, read_heads
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
@@ -191,7 +191,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
 def _changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
     from pyspark.sql import functions as F
 
-    taken = changes_taken_in(reader)
+    taken = changes_read(reader)
     last = -1 if taken is None else taken.batch
     if not _has_read_complete_batches(lake.settings):
         last -= 1  # gold may have read only a part of silver's last batch
@@ -259,11 +259,11 @@ def _is_complete(table: GoldTable, row: Row, events: int) -> bool:
 
 def _gone_before(reader: TableReader, key: Row) -> datetime | None:
     """Returns the time before which changes are gone that may be in a row; None if none of its changes are gone."""
-    cut = heads(reader).get(CHANGES)
+    cut = read_heads(reader).get(CHANGES)
     if cut is None or not cut.gone:
         return None
     is_of_session = {"topic", "session_id"} <= key.keys()
-    if is_of_session and floor_of(reader, key["topic"], key.get("partition"), key["session_id"]) is None:
+    if is_of_session and last_removed_position(reader, key["topic"], key.get("partition"), key["session_id"]) is None:
         return None  # no changes of the row's session are gone
     return cut.before
 
@@ -343,7 +343,7 @@ def _gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: in
     """
     if not silver_numbers:
         return
-    own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, rebuilt_by(reader, GOLD))]
+    own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, earliest_after_rebuild(reader, GOLD))]
     if renumbered in silver_numbers:
         yield from _before_rebuild(reader, own, renumbered)
     between = ("source_to", ge, silver_numbers[0]), ("source_from", le, silver_numbers[-1])

@@ -9,8 +9,8 @@ from operator import eq, ge, le
 
 from sessionlake.delta.schemas.names import ABSENT
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.ledger.absent import AbsentOffsets, Reason, covered
-from sessionlake.ledger.progress import Span, spans
+from sessionlake.ledger.absent import AbsentOffsets, Reason, count_covered
+from sessionlake.ledger.progress import Span, offset_spans
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
@@ -22,14 +22,14 @@ def missing_offsets(reader: TableReader) -> dict[Span, int]:
 
     It is negative if messages occur twice. Offsets that are known to have no message do not count.
     """
-    found = {span: span.last - span.first + 1 - span.messages for span in spans(reader)}
+    found = {span: span.last - span.first + 1 - span.messages for span in offset_spans(reader)}
     wanted: dict[TopicPartition, tuple[int, int]] = {}
     for _, topic, partition, first, last, _ in (span for span, missing in found.items() if missing):
         low, high = wanted.get((topic, partition), (first, last + 1))
         wanted[topic, partition] = min(low, first), max(high, last + 1)
-    known = AbsentOffsets(reader).within(wanted)
+    known = AbsentOffsets(reader).overlapping(wanted)
     return {
-        span: missing and missing - covered(known[span[1:3]], span.first, span.last + 1)
+        span: missing and missing - count_covered(known[span[1:3]], span.first, span.last + 1)
         for span, missing in found.items()
     }
 

@@ -17,10 +17,10 @@ from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGE
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import AccessError, BrokerError, ConfigError
 from sessionlake.kafka.clients import consumer_config, require_broker
-from sessionlake.ledger.absent import AbsentOffsets, covered
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.progress import Span, changes_taken_in, spans
-from sessionlake.ledger.topics import WAITED_FOR, Topic, latest, topics_of
+from sessionlake.ledger.absent import AbsentOffsets, count_covered
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.progress import Span, changes_read, offset_spans
+from sessionlake.ledger.topics import READ_STATES, Topic, latest_generations, parse_topics
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
@@ -73,7 +73,7 @@ STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 def may_have_ledger(settings: Settings) -> bool:
     """Returns False if there is certainly no ledger yet. It does not start Spark."""
-    return not Lake(settings).surely_lacks(LEDGER)
+    return not Lake(settings).is_known_missing(LEDGER)
 
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
@@ -81,9 +81,9 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     batches = _batches(reader)
     if not batches:
         return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
-    layer_spans = spans(reader)
+    layer_spans = offset_spans(reader)
     bronze, silver = (_ends(layer_spans, layer) for layer in ("bronze", "silver"))
-    kafka = _as_bronze_offsets(kafka_ends(settings), latest(topics_of(reader.rows(TOPICS))))
+    kafka = _as_bronze_offsets(kafka_ends(settings), latest_generations(parse_topics(reader.rows(TOPICS))))
     behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _unread(reader, kafka, bronze),
         "silver": _unread(reader, bronze, silver),
@@ -156,7 +156,7 @@ class _BatchTotals(NamedTuple):
 
 def _batches(reader: TableReader) -> list[_BatchTotals]:
     """Returns the totals of all current entries of the ledger."""
-    return [_to_totals(row) for row in rows_of(Books(reader, *_SUMMED_COLUMNS, "outputs").current())]
+    return [_to_totals(row) for row in to_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").current())]
 
 
 def _to_totals(row: Row) -> _BatchTotals:
@@ -177,7 +177,7 @@ def _as_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> K
     """Converts Kafka's ends to offsets of `bronze.messages`, without topics that are no longer read."""
     if ends is None:
         return None
-    read = {name: row.offset_shift for name, row in topics.items() if row.state in WAITED_FOR}
+    read = {name: row.offset_shift for name, row in topics.items() if row.state in READ_STATES}
     gone = topics.keys() - read.keys()
     return {(name, number): end + read.get(name, 0) for (name, number), end in ends.items() if name not in gone}
 
@@ -185,8 +185,8 @@ def _as_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> K
 def _unread(reader: TableReader, source: KafkaEnds, reached: KafkaEnds) -> int:
     """Returns the number of messages that a layer has not read. Offsets without a message do not count."""
     wanted = {place: (reached.get(place, 0), end) for place, end in source.items() if end > reached.get(place, 0)}
-    known = AbsentOffsets(reader).within(wanted)
-    return sum(end - first - covered(known[place], first, end) for place, (first, end) in wanted.items())
+    known = AbsentOffsets(reader).overlapping(wanted)
+    return sum(end - first - count_covered(known[place], first, end) for place, (first, end) in wanted.items())
 
 
 def _messages(batches: Iterable[_BatchTotals], layer: str) -> int:
@@ -200,10 +200,10 @@ def _changes_behind(reader: TableReader, read: int) -> int:
         reader: Reads the tables.
         read: Number of changes that gold has read since it was last emptied. Some of them may have been removed.
     """
-    taken = changes_taken_in(reader)
+    taken = changes_read(reader)
     if taken is None:
         return reader.count(CHANGES)
-    later = reader.counts(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
+    later = reader.count_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
     # A new gold reads the table's files in the order in which they were written, compacted ones late.
     return max(later, reader.count(CHANGES) - read)
 

@@ -30,8 +30,8 @@ from sessionlake.history.missing import why_absent, why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.ledger.entries import RECOVERED
-from sessionlake.ledger.progress import covering, has_taken_in, last_merged, spans, windows
-from sessionlake.ledger.retained import beginnings, begins, heads
+from sessionlake.ledger.progress import find_entry, has_read, last_merged_batch, offset_spans, search_windows
+from sessionlake.ledger.retained import beginnings, describe_beginning, read_heads
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import CODE as ERASED
@@ -170,17 +170,19 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     raw = next(reader.rows(MESSAGES, *place, columns=_READ), None)
     bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = beginnings(reader).get((topic, partition))
-    if raw is None and gone is not None and offset <= gone.last:
-        raise NotThereError(f"{begins((topic, partition), gone)}, so offset {offset} is gone")
+    if raw is None and gone is not None and offset <= gone.last_removed:
+        raise NotThereError(f"{describe_beginning((topic, partition), gone)}, so offset {offset} is gone")
     if raw is not None:
         _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
         absent = why_absent(reader, topic, partition, offset)
-        raise NotThereError(absent or why_unread(spans(reader), settings, topic, partition, offset))
+        raise NotThereError(absent or why_unread(offset_spans(reader), settings, topic, partition, offset))
     silver = _find_batch(reader, SILVER, topic, partition, offset, bronze.committed_at)
     _require_entries(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
-        raise NotThereError(why_unjudged(spans(reader), bronze.batch, bronze.committed_at, topic, partition, offset))
+        raise NotThereError(
+            why_unjudged(offset_spans(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
+        )
     _require_complete_tables(reader, silver)
     content = decode_row(raw, settings)
     found = Evidence(
@@ -222,11 +224,11 @@ def _require_entries(
         NotThereError: Retention has removed the entry.
     """
     batch, layer = found
-    cut = None if batch is not None else heads(reader).get(LEDGER)
-    if cut is not None and has_taken_in(reader, layer, topic, partition, offset):
+    cut = None if batch is not None else read_heads(reader).get(LEDGER)
+    if cut is not None and has_read(reader, layer, topic, partition, offset):
         raise NotThereError(
-            f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but {cut.since}, so its batch is "
-            "not known"
+            f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but {cut.summary}, so its batch "
+            "is not known"
         )
 
 
@@ -236,11 +238,11 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
     Raises:
         NotThereError: Retention has removed rows of the batch.
     """
-    known = heads(reader)
+    known = read_heads(reader)
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
             raise NotThereError(
-                f"silver judged the message in batch {silver.batch}, but {found.since}, of batches up to "
+                f"silver judged the message in batch {silver.batch}, but {found.summary}, of batches up to "
                 f"{found.batch}, so it is no longer known what happened to the message"
             )
 
@@ -275,7 +277,7 @@ def _message(raw: Row, content: Content) -> TracedMessage:
 def _find_batch(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
 ) -> BatchCommit | None:
-    found = covering(reader, layer, topic, partition, offset, near)
+    found = find_entry(reader, layer, topic, partition, offset, near)
     return None if found is None else BatchCommit(*_commit_fields(found))
 
 
@@ -300,7 +302,7 @@ def _session(reader: TableReader, topic: str, partition: int, session_id: str | 
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)]
-    late = reader.rows(PROGRESS, *own, ("_batch", gt, last_merged(reader)))
+    late = reader.rows(PROGRESS, *own, ("_batch", gt, last_merged_batch(reader)))
     latest = max(late, key=lambda row: row["_batch"], default=None)
     return latest or next(reader.rows(SESSIONS, *own), None)
 
@@ -346,7 +348,7 @@ def _committed_at(reader: TableReader, silver: BatchCommit, batch: int | None) -
 def _ledger_rows_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
     """Returns the ledger's rows that meet the conditions, near a moment if there are any, else at any time."""
     found: list[Row] = []
-    for window in windows(moment):
+    for window in search_windows(moment):
         found = list(reader.rows(LEDGER, *conditions, *window))
         if found:
             break

@@ -47,8 +47,8 @@ def require_topic(settings: Settings, topic: str) -> None:
 def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: str) -> int | None:
     """Makes sure that the topic exists and keeps the last message of every key.
 
-    Nothing is checked if the package `confluent_kafka` is missing, as on a cluster with only Spark's client, or if a
-    key store or trust store is one that only Java can read.
+    Nothing is checked if the package `confluent_kafka` is missing, as on a cluster with only Spark's client. The same
+    applies if a key store or trust store is one that only Java can read.
 
     Args:
         first: whether nothing was published to the topic yet. If so, a missing topic is created as compacted, with the

@@ -96,8 +96,7 @@ class JoinSettings(Section):
     keys: dict[str, str]
     """For each key of the reference table, the column of a change that it is compared with."""
     take: dict[str, str] | None = None
-    """The added columns, and the columns of the reference table that they come from. Default: all, under their names.
-    """
+    """The added columns, and the columns of the reference table that they come from. Default: all, with their names."""
 
     @field_validator("take")
     @classmethod

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes, described
+from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
 from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
@@ -283,17 +283,19 @@ def _schema(table: GoldTable) -> TableSchema:
         comments, written_by = AVERAGE_COMMENTS, "gold.batch.averages"
     else:
         comments, written_by = product_comments(table), "gold.batch.products"
-    columns = described(table.columns, comments)
-    return TableSchema(columns, table.comment, written_by, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
+    columns = with_comments(table.columns, comments)
+    return TableSchema(
+        columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=Writes.BOTH
+    )
 
 
 def _final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
-        described(final.columns, final_comments(final)),
+        with_comments(final.columns, final_comments(final)),
         final.comment,
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],
-        skipping=skipping,
+        statistics_columns=skipping,
         writes=Writes.APPEND,
     )

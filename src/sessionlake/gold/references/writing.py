@@ -59,24 +59,24 @@ def write_reference(
         UsageError: the rows of a key cannot be written; nothing is written then.
     """
     with lake.storage.claim(spark, f"reference-{reference.name}", f"writes {reference.table}"):
-        held = read_reference(lake, lake.reader(spark), reference)
-        found = plan_upsert(reference, held, rows, micros_of(now))
-        if found.refused and not skip_refused:
-            key, why = next(iter(found.refused.items()))
+        current = read_reference(lake, lake.reader(spark), reference)
+        plan = plan_upsert(reference, current, rows, micros_of(now))
+        if plan.refused and not skip_refused:
+            key, why = next(iter(plan.refused.items()))
             raise UsageError(
                 f"{reference.table}: the rows of key {', '.join(map(repr, key))} cannot be written: {why}",
                 fix="Correct these rows and run the command again; nothing was written",
             )
-        counts = (found.written.num_rows, found.removed.num_rows)
+        counts = (plan.written.num_rows, plan.removed.num_rows)
         if any(counts):
-            flags = [pa.array([gone] * count) for gone, count in zip((False, True), counts, strict=True)]
+            flags = [pa.array([is_removed] * count) for is_removed, count in zip((False, True), counts, strict=True)]
             parts = [part.append_column(DELETE, flag) for part, flag in
-                     zip((found.written, found.removed), flags, strict=True) if part.num_rows]  # fmt: skip
+                     zip((plan.written, plan.removed), flags, strict=True) if part.num_rows]  # fmt: skip
             keys = (*reference.key_names, FROM)
             others = (TO, *(name for name, _ in reference.columns))
-            upsert = Upsert(keys, others, bounded=reference.key_names[:1], deletes=True)
+            upsert = Upsert(keys, others, pruned_by=reference.key_names[:1], deletes=True)
             merge(spark, lake, reference.table, pa.concat_tables(parts), upsert, next_txn(spark, lake, reference.table))
-        return WriteResult(*counts, found.refused)
+        return WriteResult(*counts, plan.refused)
 
 
 def read_rows_file(reference: Reference, file: Path) -> pa.Table:

@@ -160,15 +160,15 @@ def _condition_changes(span: _TimeSpan, batch: Batch, stored: StoredData) -> Ite
             else {key_of_row(task.rules[0].key_columns, row | {VALUE: None}) for row in _rows(task.keys)}
         )
 
-        def wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
+        def is_wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
             inside = task.topics is None or alert.key[0] in task.topics
             asked = alert.rule in names and inside and (keys is None or alert.key in keys)
             return asked and is_decidable(names[alert.rule], alert, batch.slice_starts)
 
-        truth = {alert: evidence for alert, evidence in _evaluated(task, stored) if wanted(alert)}
+        truth = {alert: evidence for alert, evidence in _evaluated(task, stored) if is_wanted(alert)}
         rows = stored.log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
-        held = logged_alerts(rows, wanted)
-        for one in log_difference(truth, held):
+        logged = logged_alerts(rows, is_wanted)
+        for one in log_difference(truth, logged):
             rule = names[one.alert.rule]
             yield _row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched_slices))
 
@@ -182,12 +182,12 @@ def _new_condition_changes(rules: Sequence[Rule], batch: Batch, stored: StoredDa
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
 
-    def wanted(alert: Alert) -> bool:
+    def is_wanted(alert: Alert) -> bool:
         return alert.rule in names and is_decidable(names[alert.rule], alert, batch.slice_starts)
 
-    truth = {alert: evidence for alert, evidence in truth.items() if wanted(alert)}
-    held = logged_alerts(stored.log(sorted(names), -_NEVER, _NEVER), wanted) if names else ()
-    for one in log_difference(truth, held):
+    truth = {alert: evidence for alert, evidence in truth.items() if is_wanted(alert)}
+    logged = logged_alerts(stored.log(sorted(names), -_NEVER, _NEVER), is_wanted) if names else ()
+    for one in log_difference(truth, logged):
         yield _row(one, names[one.alert.rule], batch, None)
 
 
@@ -320,9 +320,9 @@ def _group_changes(
         single = "topic" in rule.by
         until = dict(batch.times_after) if single else stream_time(rule, None, batch.times_after) or 0
         truth = patterns.evaluate_pattern(rule, matches, scope.first_ms, until)
-        truth = {alert: evidence for alert, evidence in truth.items() if scope.wanted(alert)}
-        held = logged_alerts(rows.get(rule.name, []), scope.wanted)
-        for one in log_difference(truth, held):
+        truth = {alert: evidence for alert, evidence in truth.items() if scope.is_wanted(alert)}
+        logged = logged_alerts(rows.get(rule.name, []), scope.is_wanted)
+        for one in log_difference(truth, logged):
             yield _row(one, rule, batch, None if is_new else partial(_late_event, one.alert, rule, batch.matches))
 
 
@@ -331,7 +331,7 @@ class _Scope:
     """The alerts of a pattern that a batch can change; none is before `first_ms`."""
 
     first_ms: int
-    wanted: Callable[[Alert], bool]
+    is_wanted: Callable[[Alert], bool]
 
 
 def _scope(rule: Rule, batch: Batch, *, is_new: bool) -> _Scope | None:
@@ -349,14 +349,14 @@ def _scope(rule: Rule, batch: Batch, *, is_new: bool) -> _Scope | None:
         return None
     within = _pattern_ms(rule)
 
-    def wanted(alert: Alert) -> bool:
+    def is_wanted(alert: Alert) -> bool:
         low, high = spans.get(alert.key, (_NEVER, 0))
         if low <= alert.at_ms and alert.at_ms - high <= within:
             return True
         time = stream_time(rule, alert.key[0], batch.times_before)
         return waits and (time is None or alert.at_ms >= time)
 
-    return _Scope(min(lows), wanted)
+    return _Scope(min(lows), is_wanted)
 
 
 def _can_time_out(rule: Rule) -> bool:

@@ -53,8 +53,8 @@ def evaluate_conditions(rules: Sequence[Rule], slices: Slices, first: int, last:
     """
     found: dict[Alert, Evidence] = {}
     for by in dict.fromkeys(rule.key_columns for rule in rules):
-        mine = [rule for rule in rules if rule.key_columns == by]
-        found.update(_evaluate_key_kind(mine, slices, Keys.of(slices.series, by), first, last))
+        same_key = [rule for rule in rules if rule.key_columns == by]
+        found.update(_evaluate_key_kind(same_key, slices, Keys.of(slices.series, by), first, last))
     return found
 
 
@@ -124,8 +124,10 @@ def _change_minutes(rules: Sequence[Rule], slices: Slices, first: int, last: int
     """Returns the minutes at which a slice enters or leaves a window, and the minute before the first."""
     ends = np.unique(slices.end[slices.length == 1])
     lengths = {0, *(window.minutes for rule in rules for window in rule.windows)}
-    begun = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
-    found = np.unique(np.concatenate([[first - 1], begun, *(ends + length for length in lengths)]).astype(np.int64))
+    since_minutes = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
+    found = np.unique(
+        np.concatenate([[first - 1], since_minutes, *(ends + length for length in lengths)]).astype(np.int64)
+    )
     return found[(found >= first - 1) & (found <= last)]
 
 
@@ -145,9 +147,9 @@ def _moving_windows(
     parts = {one: (slices.of(mask), Keys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
         (of, metric, minutes): MovingWindows(
-            *parts[of, metric], tuple(sorted(wanted)), minutes, lengths_for(minutes, first, last)
+            *parts[of, metric], tuple(sorted(needed)), minutes, lengths_for(minutes, first, last)
         )
-        for (of, metric, minutes), wanted in functions.items()
+        for (of, metric, minutes), needed in functions.items()
     }
 
 
@@ -161,7 +163,7 @@ class _WindowValues:
 
     moving: dict[_Series, MovingWindows]
     minutes: Int64s
-    held: dict[_Series, Columns] = field(default_factory=dict)
+    contents: dict[_Series, Columns] = field(default_factory=dict)
     known: dict[Window, tuple[Any, Bools]] = field(default_factory=dict)
 
     def rule_holds(self, rule: Rule) -> Bools:
@@ -207,6 +209,6 @@ class _WindowValues:
         return self.known[window]
 
     def _aggregates(self, series: _Series) -> Columns:
-        if series not in self.held:
-            self.held[series] = self.moving[series].over(self.minutes)
-        return self.held[series]
+        if series not in self.contents:
+            self.contents[series] = self.moving[series].over(self.minutes)
+        return self.contents[series]

@@ -108,8 +108,8 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
         when = _value(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
         return [Problem(*_place(when, error.at, text), error.reason, label)]
-    kept = {key: one for key, one in value.items() if key != _NAME}
-    return Written(rule, yaml.dump(kept, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
+    stored = {key: one for key, one in value.items() if key != _NAME}
+    return Written(rule, yaml.dump(stored, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
 class _Dumper(yaml.SafeDumper):

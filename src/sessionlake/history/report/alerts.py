@@ -48,7 +48,7 @@ def latest_alerts(reader: TableReader) -> list[Alerts]:
     for reach in _LOOKBACKS:
         since: tuple[Condition, ...] = () if newest is None else (("window_end", ge, newest - reach),)
         try:
-            rows = reader.table(RULE_EVENTS, *since, columns=_COLUMNS, at_most=_BYTES).to_pylist()
+            rows = reader.table(RULE_EVENTS, *since, columns=_COLUMNS, max_bytes=_BYTES).to_pylist()
         except TooLargeError:
             newest = newest or max(row["window_end"] for row in reader.rows(RULE_EVENTS, columns=("window_end",)))
             continue

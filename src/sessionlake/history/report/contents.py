@@ -92,7 +92,7 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         throughput=throughput(batches, layers),
         judgements=_counted(reader, EVENTS, "event", batches, silver.events, _EVENTS),
         quarantined=_counted(reader, QUARANTINE, "reason", batches, silver.quarantined),
-        sessions=crosstab(reader.counts(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
+        sessions=crosstab(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
         series=select_series(reader, recent_rows_condition(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
         alerts=latest_alerts(reader),
         tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),
@@ -112,7 +112,7 @@ def _counted(
     reader: TableReader, table: str, kind: str, batches: Sequence[Batch], total: int, kinds: Sequence[str] = ()
 ) -> Counted:
     window = recent_rows_condition(batches, table, total, _COUNTED)
-    found = crosstab(reader.counts(table, ("topic", kind), *window), kinds)
+    found = crosstab(reader.count_by(table, ("topic", kind), *window), kinds)
     return Counted(found, window[0][2] if window else None)
 
 

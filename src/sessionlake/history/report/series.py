@@ -95,7 +95,7 @@ def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
     try:
         for reach in _LOOKBACKS:
             late = ("ts", ge, last - milliseconds(reach))
-            names = reader.counts(AVERAGES, _NAMES, *own, late)
+            names = reader.count_by(AVERAGES, _NAMES, *own, late)
             if names:
                 changed = _restatements(reader, *own, late)
                 row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))
@@ -117,7 +117,7 @@ def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str
     if reader.exists(RESTATEMENTS):
         own = (("table", eq, AVERAGES), *conditions)
         columns = (*_NAMES, *_PLACE, "revision", "average_before", "restated_at")
-        rows = reader.table(RESTATEMENTS, *own, columns=columns, at_most=_BYTES).to_pylist()
+        rows = reader.table(RESTATEMENTS, *own, columns=columns, max_bytes=_BYTES).to_pylist()
         for row in sorted(rows, key=itemgetter("restated_at", "revision")):
             found.setdefault((row["row_id"], row["metric"]), []).append(row)
     return found
@@ -139,7 +139,7 @@ def _corrected_points(points: Sequence[Row], restatements: Sequence[Row]) -> lis
 def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
     since = ("ts", ge, last - milliseconds(_LOOKBACKS[-1]))
     order = [name for name in _ORDER if name in reader.schema(AVERAGES).names]  # earlier tables lack some
-    found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), at_most=_BYTES)
+    found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
     return _last(found, order, _POINTS)
 
 
@@ -148,7 +148,7 @@ def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> lis
         return []
     since = datetime.fromtimestamp(last / 1000, UTC) - timedelta(minutes=_MINUTES)
     columns = ("window_start", "points", "min", "average", "max")
-    found = reader.table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, at_most=_BYTES)
+    found = reader.table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, max_bytes=_BYTES)
     return _last(found, ("window_start",), _MINUTES)
 
 

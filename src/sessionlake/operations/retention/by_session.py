@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _POSITION = "position"
 
 
-def of_changes(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last position that may be removed from `session_changes`, by session.
 
     That is the position of the session's last stored whole table that is old enough. So every later moment is still
@@ -48,7 +48,7 @@ def of_changes(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     return _beyond_recorded(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
 
 
-def of_snapshots(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last position up to which cuts and whole tables may be removed, by session.
 
     It is before the session's last whole table that is old enough, and before the one from which its remaining changes
@@ -72,7 +72,7 @@ def of_snapshots(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     return _beyond_recorded(spark, lake, SNAPSHOTS, due)
 
 
-def of_progress(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last batch that may be removed from `session_progress`, for each life of a session.
 
     That is the batch before the life's last row. Rows with a late fill are never removed.
