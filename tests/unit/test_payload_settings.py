@@ -94,7 +94,7 @@ def test_a_schema_file_that_is_missing_is_named_before_anything_starts(tmp_path)
 
 
 def test_the_simulator_writes_json_and_says_so(tmp_path):
-    with pytest.raises(UsageError, match=r"the simulator writes JSON, capture\.format is avro"):
+    with pytest.raises(UsageError, match=r"the simulator writes JSON, but capture\.format is avro"):
         run_simulation(load(tmp_path, format="avro", payload={"registry_url": "http://a"}))
 
 
