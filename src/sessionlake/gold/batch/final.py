@@ -23,7 +23,7 @@ from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.far_times import ms_of, nearest_time
-from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import literal
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -110,7 +110,7 @@ class FinalRowAppender:
         names, most, found = [name for name, _ in final.shown], self._lake.limits.driver_bytes, list[pa.Table]()
         try:
             for some in _conditions(since, until):
-                found.append(reader.table(table, *some, columns=names, at_most=most))
+                found.append(reader.table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _candidate_rows(final, self._lake.read(spark, table), since, until)
@@ -147,7 +147,7 @@ def rebuild_final_rows(
     until = final.limits(times)
     keep = EachBatch(_final_rows(final, {}, until, batch))
     found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.columns))
-    lake.storage.make_sure(final.table)
+    lake.storage.require_lease(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
@@ -203,7 +203,7 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
         if some:
             low, high = min(since.get(place, NEVER) for place in some), max(some.values())
             partitions = {partition for _, partition in some}
-            conditions: list[Condition] = [("topic", among, sorted(topics)), (PARTITION, among, sorted(partitions))]
+            conditions: list[Condition] = [("topic", is_in, sorted(topics)), (PARTITION, is_in, sorted(partitions))]
             yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
 
 

@@ -19,7 +19,7 @@ from sessionlake.delta.commit import accumulate, append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
 from sessionlake.delta.storage.far_times import nearest_time
-from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.late import LATE_COLUMNS, NEVER
@@ -88,7 +88,7 @@ class ProductMerger:
         """Returns True if the table has no rows of these topics in this time, so that every row is new."""
         if not has_session_key(product):
             return False
-        conditions: list[Condition] = [("topic", among, sorted(self.rows.part.report.times))]
+        conditions: list[Condition] = [("topic", is_in, sorted(self.rows.part.report.times))]
         if product.bucket_ms is not None:
             span = self.rows.span(product)
             ends = (nearest_time(end // 1000) for end in (span.low, span.high))
@@ -139,7 +139,7 @@ class ProductMerger:
 def _upsert(product: Product) -> Upsert:
     others = tuple(name for name, _ in product.columns if name not in product.row_keys)
     bounded = (START,) if START in product.row_keys else product.row_keys
-    return Upsert(product.row_keys, others, bounded=bounded)
+    return Upsert(product.row_keys, others, pruned_by=bounded)
 
 
 def write_late(
