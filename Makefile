@@ -1,7 +1,7 @@
 # Needs Java 17 or later, Python 3.11 to 3.13 with pip, and make. Every target installs the rest itself.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace reference plain jupyter wheel clean-home clean
+.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace reference site plain jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -65,6 +65,9 @@ trace: $(READY) ## count the modules on the path of a message, a start or a comm
 reference: $(READY) ## write the pages of docs/reference that are made from the code
 	@PYTHONPATH=tests $(BIN)/python -m support.reference
 
+site: $(READY) ## build the documentation as a site into site/, with its links checked
+	@$(BIN)/mkdocs build --strict --quiet
+
 plain: $(READY) ## list long sentences, and words that have a plainer alternative, in code and docs
 	@PYTHONPATH=tests $(BIN)/python -m support.plain_english src docs notebooks README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
 
@@ -79,7 +82,7 @@ clean-home: ## stop the embedded broker and delete tables, checkpoints and Kafka
 	rm -rf "$(HOME_FOLDER)"
 
 clean: clean-home ## do clean-home, and delete .venv and all build output
-	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamp file is newer than the lock file only if the environment has the packages in the lock file.
 $(READY): pyproject.toml uv.lock

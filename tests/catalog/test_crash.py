@@ -18,6 +18,6 @@ from support.crashes import SECONDS, assert_equal_to_the_truth_when_killed_at
 def test_killed_between_any_two_commits_and_resumed_equals_the_truth(
     spark: Any, broker_settings: Settings, tmp_path: Path
 ) -> None:
-    deaths = [death._replace(whole=False) for death in DEATHS]  # the catalog is in the JVM, and would die with it
+    deaths = [death._replace(own_jvm=False) for death in DEATHS]  # the catalog is in the JVM, and would die with it
     assert_equal_to_the_truth_when_killed_at(deaths, spark, broker_settings, tmp_path)
     assert not (tmp_path / "home" / "warehouse" / "bronze").exists()

@@ -82,4 +82,4 @@ def test_a_rebuild_that_died_is_not_cancelled_once_it_has_ended_the_query_and_is
         rebuild.work(spark, settings)
         assert contents(spark, settings) == before
     run(spark, settings)
-    assert verify(spark, settings).exact
+    assert verify(spark, settings).is_exact

@@ -91,7 +91,7 @@ def test_silver_is_verified_rebuilt_and_goes_on(mine: Settings, spark: Any) -> N
     simulated(mine, messages=500)
     for layer in (Layer.BRONZE, Layer.SILVER):
         assert run_once(spark, mine, layer, threading.Event())
-    assert verify_silver(spark, mine).exact
+    assert verify_silver(spark, mine).is_exact
     with claimed(spark, mine, Layer.ALL, "rebuilds silver"):
         assert rebuild(spark, mine).messages == count(spark, mine, "bronze.messages")
     simulated(mine, messages=500, seed=1)

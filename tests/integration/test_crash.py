@@ -17,7 +17,7 @@ DEATHS = [
     Death(BRONZE, "after:bronze.messages"),
     Death(BRONZE, "after:ops.ledger"),  # Spark has not noted the batch as done
     Death(SILVER, "before:silver.session_changes"),
-    Death(SILVER, "after:silver.session_changes", whole=True),
+    Death(SILVER, "after:silver.session_changes", own_jvm=True),
     Death(SILVER, "after:silver.session_progress"),
     Death(SILVER, "after:silver.integrity_events"),
     Death(SILVER, "after:silver.session_cuts"),
@@ -33,7 +33,7 @@ DEATHS = [
 
 
 # After the first commit of bronze, and in the middle of the merge into silver's tables. The JVM lives on.
-SOME = [DEATHS[number]._replace(whole=False) for number in (1, 12)]
+SOME = [DEATHS[number]._replace(own_jvm=False) for number in (1, 12)]
 
 
 @pytest.mark.timeout((len(SOME) + 1) * SECONDS)
@@ -45,9 +45,9 @@ def test_killed_between_some_commits_of_each_layer_and_resumed_equals_the_truth(
 
 @pytest.mark.soak
 @pytest.mark.timeout((len(DEATHS) + 1) * SECONDS)
-@pytest.mark.parametrize("whole", [False, True], ids=["", "with their JVM"])
+@pytest.mark.parametrize("own_jvm", [False, True], ids=["", "with their JVM"])
 def test_killed_between_any_two_commits_and_resumed_equals_the_truth(
-    spark: Any, broker_settings: Settings, tmp_path: Path, whole: bool
+    spark: Any, broker_settings: Settings, tmp_path: Path, own_jvm: bool
 ) -> None:
-    deaths = [death._replace(whole=whole or death.whole) for death in DEATHS]
+    deaths = [death._replace(own_jvm=own_jvm or death.own_jvm) for death in DEATHS]
     assert_equal_to_the_truth_when_killed_at(deaths, spark, broker_settings, tmp_path)

@@ -120,7 +120,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
     compared = verify_bronze(spark, settings).comparison
     assert (compared.messages, compared.erased, compared.first_difference) == (5, 5, None)
     verified = verify(spark, settings)
-    assert verified.exact, verified
+    assert verified.is_exact, verified
     for table, column in ((ROWS, "qty"), (METRICS_1M, "last")):
         assert sent(broker, f"{table}-{name}", column) == {GONE: None, OTHER: 4}
     assert [one.place for one in search(settings.home, GONE, ("kafka",)).found] == []

@@ -25,7 +25,7 @@ from sessionlake.protocol.names import DELETE
 from sessionlake.publish.topic import prepare_topic
 from sessionlake.settings.model import Settings
 from support.lakes import folder_of
-from support.published import Message, Outgoing, rows_told, without_replays
+from support.published import Message, Outgoing, rows_received, without_replays
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROWS = "silver.session_rows"
@@ -76,7 +76,7 @@ class Scene(Outgoing):
 
 
 def folded(messages: list[Message]) -> dict[tuple[str, ...], Any]:
-    return {key: exactly(row) for key, row in rows_told(messages, KEY).items()}
+    return {key: exactly(row) for key, row in rows_received(messages, KEY).items()}
 
 
 def exactly(row: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sessionlake.settings.model import load_settings
 from spark.test_expiry import HOUR, stream
 from spark.test_gold import Feed, change
 from support.lakes import limit, rows_of
-from support.published import Outgoing, rows_told, without_replays
+from support.published import Outgoing, rows_received, without_replays
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -76,8 +76,8 @@ class GoldScene(Outgoing):
         truth = {tuple(row[name] for name in table.row_keys): row for row in held}
         messages = self.sent(self.topic(table.name))
         assert len(truth) == len(rows) > 0
-        assert rows_told(messages, table.row_keys) == truth
-        assert rows_told(without_replays(messages), table.row_keys) == truth
+        assert rows_received(messages, table.row_keys) == truth
+        assert rows_received(without_replays(messages), table.row_keys) == truth
         assert len({(m.key, m.version) for m in messages}) == len({*messages}), "one message a key and version"
 
 

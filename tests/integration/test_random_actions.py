@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.storage.upkeep import Kept
-from sessionlake.local.broker import down, up
+from sessionlake.delta.storage.upkeep import HistoryToKeep
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 from spark.test_maintenance import eager  # noqa: F401 - a fixture of tests here
 from support.keeper import Keeper, KeeperOfAll
@@ -36,16 +36,18 @@ def broker_of_its_own(tmp_path: Path, free_port: int) -> Iterator[Settings]:
     """One that may be stopped."""
     own = Settings(home=tmp_path / "broker", kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}"))
     try:
-        up(own)
+        start_broker(own)
         yield own
     finally:
-        down(own)
+        stop_broker(own)
 
 
 @pytest.fixture
 def in_haste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Maintenance finds something to do each time; a processor's class is in the working folder."""
-    monkeypatch.setattr("sessionlake.operations.maintenance.Kept", lambda _, since, __: Kept(timedelta(0), since))
+    monkeypatch.setattr(
+        "sessionlake.operations.maintenance.HistoryToKeep", lambda _, since, __: HistoryToKeep(timedelta(0), since)
+    )
     monkeypatch.chdir(tmp_path)
 
 
@@ -78,7 +80,8 @@ def live(keeper: Keeper, life: int) -> None:
     try:
         keeper.live(min(LIFE, ACTIONS - life * LIFE))
     except BaseException as error:
-        error.add_note(f"life {life}, after {len(keeper.told)} actions; the last: {keeper.told[-12:]}")
+        taken = keeper.actions_taken
+        error.add_note(f"life {life}, after {len(taken)} actions; the last: {taken[-12:]}")
         raise
     finally:
         keeper.standby.end()

@@ -123,7 +123,7 @@ def test_a_topic_with_too_few_partitions_is_refused_with_the_remedy(mine):
     admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers, "log_level": 2})
     topic = prefix(mine) + "chamber-00"
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
-    with pytest.raises(UsageError, match=r"has 1 partitions, the simulation uses 2: give --partitions 1"):
+    with pytest.raises(UsageError, match=r"has 1 partitions, but the simulation uses 2\. Give --partitions 1"):
         simulate(mine, scenario(mine))
 
 

@@ -58,7 +58,7 @@ def main(home: Path, servers: str, *more: str) -> None:
     while True:
         for name, work in {
             "bronze": lambda: start_bronze(spark, settings, once=True).wait(),
-            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.announce).wait(),
+            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.report_batch).wait(),
             "tables": merger.catch_up,
             "gold": lambda: start_gold(spark, settings, once=True).wait(),
         }.items():
@@ -110,7 +110,7 @@ class Disk:
 
 def require_exact(spark: Any, settings: Settings) -> None:
     found = verify(spark, settings)
-    if not found.exact:
+    if not found.is_exact:
         sys.exit(str(found.first_difference))
 
 

@@ -79,5 +79,5 @@ def test_a_job_whose_workers_are_killed_leaves_the_truth_with_a_state_store_for_
             assert not {str(shards)} & {*stores}
     assert_silver_is_the_truth(spark, settings, [message for part in parts for message in part])
     found = verify(spark, settings)
-    assert (found.exact, found.states is not None and found.states.skipped) == (True, None)
+    assert (found.is_exact, found.states is not None and found.states.skipped) == (True, None)
     assert_gold_is_exact(spark, settings)

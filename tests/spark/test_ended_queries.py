@@ -115,5 +115,5 @@ def test_queries_that_have_ended_are_kept_by_nobody(spark: Any, settings: Settin
         assert runner.query.wait()
         assert runner.batches == bool(arrived)
         del runner
-    eventually(lambda: kept(spark) <= before, SECONDS, told=lambda: (before, kept(spark)))
-    eventually(lambda: len(threads() - others) <= LASTING, SECONDS, told=lambda: threads() - others)
+    eventually(lambda: kept(spark) <= before, SECONDS, failure=lambda: (before, kept(spark)))
+    eventually(lambda: len(threads() - others) <= LASTING, SECONDS, failure=lambda: threads() - others)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sessionlake.cli.app import app
-from sessionlake.cli.export import require_exists, rows_of, size_of, time_travel_option
+from sessionlake.cli.export import parse_size, require_exists, select_rows, time_travel_option
 from sessionlake.delta import export as module
 from sessionlake.delta.export import FileFormat, export
 from sessionlake.delta.lake import Lake
@@ -58,7 +58,7 @@ def files(folder: Path) -> list[Path]:
 def test_csv_and_json_lines_hold_what_parquet_does(spark, settings, tmp_path):
     found = {}
     for form in FileFormat:
-        rows = rows_of(spark, settings, TABLE, "offset < 9", {})
+        rows = select_rows(spark, settings, TABLE, "offset < 9", {})
         told = export(rows, str(tmp_path / form), form, WIDE, overwrite=False)
         found[form] = files(tmp_path / form)
         assert (told.rows, told.files, told.bytes) == (9, 1, found[form][0].stat().st_size)
@@ -83,7 +83,7 @@ def test_csv_and_json_lines_hold_what_parquet_does(spark, settings, tmp_path):
 def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, settings, tmp_path, monkeypatch, form):
     monkeypatch.setattr(module, "_SAMPLE", 20)
     bound = 20_000
-    told = export(rows_of(spark, settings, TABLE, None, {}), str(tmp_path / "out"), form, bound, overwrite=False)
+    told = export(select_rows(spark, settings, TABLE, None, {}), str(tmp_path / "out"), form, bound, overwrite=False)
     sizes = [path.stat().st_size for path in files(tmp_path / "out")]
     assert (told.rows, told.files, told.bytes) == (1001, len(sizes), sum(sizes))
     assert max(sizes) <= bound
@@ -93,7 +93,7 @@ def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, s
 
 
 def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path):
-    rows = rows_of(spark, settings, TABLE, "offset < 3", {})
+    rows = select_rows(spark, settings, TABLE, "offset < 3", {})
     with pytest.raises(UsageError, match=r"a file of one row has \d+ bytes, and may have 50"):
         export(rows, str(tmp_path / "o"), FileFormat.CSV, 50, overwrite=False)
     assert list(tmp_path.iterdir()) == []
@@ -103,16 +103,16 @@ def test_a_table_is_exported_as_of_a_version_and_of_a_time(spark, settings):
     lake = Lake(settings)
     first = lake.delta(spark, TABLE).history().where("version = 1").first()["timestamp"].replace(tzinfo=UTC)
     for moment in (time_travel_option(1, None), time_travel_option(None, first.isoformat())):
-        assert rows_of(spark, settings, TABLE, None, moment).count() == 1000
+        assert select_rows(spark, settings, TABLE, None, moment).count() == 1000
     with pytest.raises(UsageError, match="version 9"):
-        rows_of(spark, settings, TABLE, None, time_travel_option(9, None))
+        select_rows(spark, settings, TABLE, None, time_travel_option(9, None))
     with pytest.raises(UsageError, match="nothing"):
-        rows_of(spark, settings, TABLE, "nothing = 1", {})
+        select_rows(spark, settings, TABLE, "nothing = 1", {})
 
 
 def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings, tmp_path):
     def write(where: str, *, overwrite: bool) -> None:
-        rows = rows_of(spark, settings, TABLE, where, {})
+        rows = select_rows(spark, settings, TABLE, where, {})
         export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
 
     (tmp_path / "out").mkdir()
@@ -128,7 +128,7 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
 
 
 def test_the_output_of_another_writer_is_no_earlier_export(spark, settings, tmp_path):
-    rows = rows_of(spark, settings, TABLE, "offset < 2", {})
+    rows = select_rows(spark, settings, TABLE, "offset < 2", {})
     rows.write.json(str(tmp_path / "out"))
     with pytest.raises(UsageError, match="holds what no export wrote"):
         export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=True)
@@ -145,7 +145,7 @@ def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_
     write = module._write
     monkeypatch.setattr(module, "_write", noted)
     for overwrite in (False, True):
-        rows = rows_of(spark, settings, TABLE, "offset < 2", {})
+        rows = select_rows(spark, settings, TABLE, "offset < 2", {})
         export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
         assert len(files(tmp_path / "out")) == 1
 
@@ -154,7 +154,7 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
     view = "gold.data_quality"
     require_exists(settings, view, {})
     told = export(
-        rows_of(spark, settings, view, None, {}), str(tmp_path / "o"), FileFormat.JSONL, WIDE, overwrite=False
+        select_rows(spark, settings, view, None, {}), str(tmp_path / "o"), FileFormat.JSONL, WIDE, overwrite=False
     )
     assert told.rows == 3  # of each topic; rows without one are no messages
     assert {json.loads(line)["hour"] for line in files(tmp_path / "o")[0].read_text().splitlines()} == {
@@ -177,7 +177,7 @@ def test_a_condition_that_fails_when_it_is_computed_is_told(spark, settings, tmp
 
 
 def test_no_rows_are_an_export_too(spark, settings, tmp_path):
-    rows = rows_of(spark, settings, TABLE, "false", {})
+    rows = select_rows(spark, settings, TABLE, "false", {})
     told = export(rows, str(tmp_path / "o"), FileFormat.PARQUET, 9999, overwrite=False)
     assert told.rows == 0
     with pytest.raises(UsageError, match="and may have 10"):
@@ -187,10 +187,10 @@ def test_no_rows_are_an_export_too(spark, settings, tmp_path):
 
 @pytest.mark.parametrize(("text", "size"), [("500kB", 500_000), ("1GiB", 1 << 30), ("7", 7)])
 def test_sizes_are_read(text, size):
-    assert size_of(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["0", "-1MB", "many", "5 apples"])
 def test_what_is_no_size_is_told(text):
     with pytest.raises(UsageError, match="Write it as in 500kB"):
-        size_of(text)
+        parse_size(text)

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from sessionlake.cli import gold, maintain, rebuild, recover, rules, session, state
-from sessionlake.cli.archive import messages_of
-from sessionlake.cli.export import rows_of
+from sessionlake.cli.archive import archived_messages
+from sessionlake.cli.export import select_rows
 from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import Recoverable
 from sessionlake.cli.query import answer_as_of, fetch
@@ -57,8 +57,8 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "query": (lambda spark, own: fetch(spark, own, ALL), True, True),
     "query as of": (lambda spark, own: answer_as_of(spark, own, ALL, 0, FORM), True, True),
     "explain": (lambda spark, own: explain(spark, own, "gold.metrics_1h", ""), True, True),
-    "export": (lambda spark, own: rows_of(spark, own, "silver.session_changes", None, {}).toArrow(), True, True),
-    "archive": (lambda spark, own: list(messages_of(spark, own)), True, True),
+    "export": (lambda spark, own: select_rows(spark, own, "silver.session_changes", None, {}).toArrow(), True, True),
+    "archive": (lambda spark, own: list(archived_messages(spark, own)), True, True),
     "run silver": (lambda spark, own: pipeline.run_once(spark, own, pipeline.Layer.SILVER, _stop()), False, True),
     "run gold": (lambda spark, own: pipeline.run_once(spark, own, pipeline.Layer.GOLD, _stop()), False, True),
     "maintain": (lambda spark, own: maintain.maintain_once(spark, own, None, FORM), False, True),

@@ -73,5 +73,5 @@ def topic(number: int) -> str:
 
 
 def test_what_was_built_equals_what_is_built_anew(spark: Any, lake: Lake) -> None:
-    assert verify(spark, lake.settings).exact
+    assert verify(spark, lake.settings).is_exact
     assert [one.first for one in verify_gold(spark, lake.settings, tables_of(lake.settings)) if one.first] == []

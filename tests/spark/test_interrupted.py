@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
 from sessionlake.errors import LakeError, LossError, SessionlakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.ledger.erasures import erasures
+from sessionlake.ledger.erasures import read_receipts
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
 from sessionlake.operations.rebuild import processors as processor_rebuild
@@ -28,7 +28,7 @@ from sessionlake.operations.rebuild import silver as silver_rebuild
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.resharding import reshard as resharding
-from sessionlake.operations.resharding.layers import present
+from sessionlake.operations.resharding.layers import shards_of_states
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
@@ -164,7 +164,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         assert_refused(spark, settings, RESUME)
         Forgetting(spark, settings).cancel()
         assert not FORGET.file(settings).exists()
-        assert erasures(lake.reader(spark)) == []
+        assert read_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting was interrupted"):
         Forgetting(spark, settings).cancel()
@@ -185,7 +185,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
     assert {"after:gold.aside", "after:silver.swapped", f"after:{PROCESSOR}.swapped", "after:forget:aside"} <= {*died}
     assert found.report["search"]["found"] == []
     run(spark, settings)
-    assert verify(spark, settings).exact
+    assert verify(spark, settings).is_exact
     assert GONE not in {row["session_id"] for row in rows_of(spark, lake, CHANGES)}
 
 
@@ -196,7 +196,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
     with pytest.raises(SessionlakeError):
         Forgetting(spark, settings).run(GONE)
     assert not FORGET.file(settings).exists()
-    assert erasures(Lake(settings).reader(spark)) == []
+    assert read_receipts(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
 
 
@@ -215,7 +215,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     found = Forgetting(spark, settings).resume()
     assert found.report["search"]["found"] == []
     run(spark, settings)
-    assert verify(spark, settings).exact
+    assert verify(spark, settings).is_exact
 
 
 def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_finished_or_begun_again_after_that(
@@ -231,7 +231,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     silver_rebuild.cancel(spark, settings)
     assert contents(spark, settings) == before
     run(spark, settings, second)
-    assert verify(spark, settings).exact
+    assert verify(spark, settings).is_exact
     with pytest.raises(UsageError, match="rebuild silver --cancel: no rebuild was interrupted"):
         silver_rebuild.cancel(spark, settings)
 
@@ -244,10 +244,10 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
             job.start(spark, settings, once=True)
 
     done, died = finished(monkeypatch, work, kept_out)
-    assert done.finished
+    assert done.finished_interrupted
     assert {"before:publish:swap", f"after:publish:{REPLAYED[-1]}"} <= {*died}
     run(spark, settings)
-    assert verify(spark, settings).exact
+    assert verify(spark, settings).is_exact
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[1]}", work)
     shutil.rmtree(handover.prepared_folder(settings))
@@ -258,7 +258,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
         work()
     silver_rebuild.rebuild(spark, settings, start_over=True)
     run(spark, settings)
-    assert verify(spark, settings).exact
+    assert verify(spark, settings).is_exact
 
 
 def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_and_finished_or_begun_again_after_that(
@@ -286,7 +286,7 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
     processor_rebuild.rebuild(spark, settings, "top", start_over=True)
     commands(spark, settings)["run processor"]()
     assert contents(spark, settings) == before
-    assert not processor_rebuild.compared(spark, settings, "top")
+    assert not processor_rebuild.preview_rebuild(spark, settings, "top")
 
 
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
@@ -311,17 +311,17 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
     [lost, *_] = sorted(handover.prepared_folder(settings, PROCESSOR).glob("*.state"))
     lost.unlink()
     assert resharding.reshard(spark, other, 3) == ["silver", PROCESSOR]
-    assert [present(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]
+    assert [shards_of_states(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]
 
     died_at(monkeypatch, "after:silver.swapped", partial(resharding.reshard, spark, settings, 2))
     assert resharding.cancel(spark, settings) == ["silver"]
     assert not RESHARD.file(settings).exists()
-    assert [present(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
+    assert [shards_of_states(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
     with pytest.raises(LakeError, match=r"or move .* with `sessionlake reshard 2`"):
         commands(spark, settings)["run processor"]()
     assert resharding.reshard(spark, settings, 2) == [PROCESSOR]
     run(spark, settings)
-    assert verify(spark, settings).exact
+    assert verify(spark, settings).is_exact
     assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="reshard --cancel: no resharding was interrupted"):
         resharding.cancel(spark, settings)

@@ -101,7 +101,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     for start in (job.start, gold.start):
         with pytest.raises(LakeError, match=r"was interrupted while .* Run `sessionlake rebuild silver`"):
             start(spark, settings, once=True)
-    assert rebuild(spark, settings).verified is None
+    assert rebuild(spark, settings).comparison is None
     assert_silver_is_the_truth(spark, settings, [message for batch in batches[:2] for message in batch], ledger=False)
 
     history = lake.delta(spark, "silver.session_rows").history().orderBy("version").collect()
@@ -144,7 +144,7 @@ def test_gold_that_is_behind_is_computed_anew_though_a_rebuild_changes_no_row(
     taken_in(spark, looking_up)
     run(spark, looking_up, batches[0][40:80])
     done = rebuild(spark, looking_up)
-    assert (done.verified and done.verified.first_difference, done.empties_gold) == (None, True)
+    assert (done.comparison and done.comparison.first_difference, done.empties_gold) == (None, True)
     taken_in(spark, looking_up)
     assert rows_of(spark, Lake(looking_up), RULE_EVENTS)
 
@@ -186,7 +186,7 @@ def test_one_session_is_rebuilt_with_its_state_and_what_is_wrong_in_states_and_r
         rebuild(spark, settings, selection=Selection(row["topic"], ("nope",)))
     assert dict(shard_states(spark, settings))
     one = Selection(row["topic"], (row["session_id"],))
-    assert rebuild(spark, settings, selection=one).verified.different == 1
+    assert rebuild(spark, settings, selection=one).comparison.different == 1
 
     # What no table shows is wrong in the state that is handed over, of sessions that nothing comes of any more.
     wrong = assert_wrong_states_are_found(spark, settings, {(message.topic, message.key) for message in batches[2]})
@@ -199,7 +199,7 @@ def test_one_session_is_rebuilt_with_its_state_and_what_is_wrong_in_states_and_r
     assert f"row_id {row['row_id']!r}, qty: found {row['qty'] - 1}, expected {row['qty']}" in (
         found.first_difference or ""
     )
-    assert (found.exact, found.states.first_difference in wrong) == (False, True)
+    assert (found.is_exact, found.states.first_difference in wrong) == (False, True)
 
 
 def wrong_row(spark: Any, lake: Lake) -> tuple[Any, Any]:

@@ -21,10 +21,10 @@ from sessionlake.gold.declared.tables import averages_of, tables_of
 from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claimed
-from sessionlake.operations.rebuild.processors import compared
+from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.recover import gold as recover
-from sessionlake.operations.resharding.layers import layers_of, present
+from sessionlake.operations.resharding.layers import layers_of, shards_of_states
 from sessionlake.operations.resharding.reshard import reshard
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import (
@@ -104,12 +104,12 @@ def run(spark: Any, settings: Settings, *layers: str) -> None:
 def numbers(spark: Any, settings: Settings) -> list[int | None]:
     """How many shards the states of each layer are of, and as many there are."""
     for layer in layers_of(settings):
-        shards = present(spark, settings, layer)
+        shards = shards_of_states(spark, settings, layer)
         if shards is None:
             continue
         found = [row["shard"] for row in state_frame(spark, settings, layer).select("shard").collect()]
         assert sorted(found) == list(range(shards))
-    return [present(spark, settings, layer) for layer in layers_of(settings)]
+    return [shards_of_states(spark, settings, layer) for layer in layers_of(settings)]
 
 
 def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
@@ -129,7 +129,7 @@ def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list
     """Every table is right, every state, no message was taken in twice, and each layer is one query."""
     assert_silver_is_the_truth(spark, settings, [message for batch in messages for message in batch])
     found = verify(spark, settings)
-    assert (found.exact, found.states is not None and found.states.skipped) == (True, None)
+    assert (found.is_exact, found.states is not None and found.states.skipped) == (True, None)
     assert_gold_is_exact(spark, settings)
     for layer in LAYERS:
         entries = rows_of(spark, Lake(settings), LEDGER, ("layer", eq, layer))
@@ -158,7 +158,7 @@ def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, 
     assert reshard(spark, other, 7) == [SILVER]
     arrive(spark, other, second)
     run(spark, other, SILVER)
-    assert present(spark, other, SILVER) == 7
+    assert shards_of_states(spark, other, SILVER) == 7
     assert_silver_is_the_truth(spark, other, [message for batch in parts for message in batch])
 
 
@@ -297,7 +297,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
         arrive(spark, other, second, batch)
         run(spark, other)
     assert_as_if_nothing_had_been(spark, former, parts)
-    assert not compared(spark, former, "top")
+    assert not preview_rebuild(spark, former, "top")
 
 
 @pytest.mark.soak
@@ -310,7 +310,7 @@ def test_one_layer_moves_alone_and_gold_that_is_emptied_begins_with_the_shards_i
     mixed = of_shards(settings, 9, 4)
     assert reshard(spark, mixed, 9) == [SILVER]
     found = verify(spark, mixed)
-    assert (found.exact, found.states and found.states.skipped) == (True, None)
+    assert (found.is_exact, found.states and found.states.skipped) == (True, None)
     assert reshard(spark, mixed, 4) == []
     run(spark, mixed)
     mixed = of_shards(settings, 9, 3)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, LEDGER, SILVER
 from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
@@ -95,7 +95,7 @@ def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[Fact]]:
 
 def by_spark_alone(patch: pytest.MonkeyPatch) -> None:
     """As if every batch were large: on the cluster."""
-    limit(patch, **dict.fromkeys(vars(Folders.limits), 0))
+    limit(patch, **dict.fromkeys(vars(FolderStorage.limits), 0))
     patch.setattr("sessionlake.delta.storage.spark_writes._NAMED", 2)
 
 
@@ -183,7 +183,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     decide(pipeline.settings, spark, "s", Decision.ISOLATE, who="me", why="a mistake")
     withdraw(pipeline.settings, spark, "s", who="me")
     decide(pipeline.settings, spark, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
-    with pytest.raises(UsageError, match="decided already: accept-gap"):
+    with pytest.raises(UsageError, match="already decided: accept-gap"):
         decide(pipeline.settings, spark, "s", Decision.ISOLATE, who="me")
     pipeline.stream()
     [entry] = rows_of(spark, pipeline.lake, LEDGER)
@@ -194,9 +194,11 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     [event] = rows_of(spark, pipeline.lake, EVENTS)
     assert (event["event"], event["action"], event["offset"]) == ("gap", "accepted", 1)
     assert stopped_at(pipeline.settings) is None
-    with pytest.raises(UsageError, match=r"nothing stopped at session 's', offset 1.*silver is not known to have stop"):
+    with pytest.raises(
+        UsageError, match=r"no layer has stopped at session 's', offset 1.*silver is not known to have stop"
+    ):
         decide(pipeline.settings, spark, "s", Decision.ISOLATE, offset=1, who="me")
-    with pytest.raises(UsageError, match="silver has followed it: it cannot be withdrawn"):
+    with pytest.raises(UsageError, match="silver has followed the decision, so it cannot be withdrawn"):
         withdraw(pipeline.settings, spark, "s", who="me")
 
     # The state is that of the attempt that was committed, not of the ones that were given up.

@@ -146,7 +146,7 @@ def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, t
     assert len(split) == reader.count(SESSIONS)
     finding = _session_ids(reader)
     assert (finding.level, finding.detail.startswith(f"{len(ids)} of capture.a occur")) == (Level.WARN, True)
-    assert verify(spark, often).exact
+    assert verify(spark, often).is_exact
     assert [one.first for one in verify_gold(spark, often, tables_of(often)) if one.first is not None] == []
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.rules import apply, check
-from sessionlake.delta.home import Folders
+from sessionlake.cli.rules import apply, load_rules
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.tables import TABLES
@@ -91,14 +91,14 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
     found = defaultdict(list)
 
     def recording(write: Callable[..., Any]) -> Callable[..., Any]:
-        def call(storage: Folders, spark: Any, table: str, *rest: Any, **named: Any) -> Any:
+        def call(storage: FolderStorage, spark: Any, table: str, *rest: Any, **named: Any) -> Any:
             found[table].append(set(modules()))
             return write(storage, spark, table, *rest, **named)
 
         return call
 
     for name in ("append", "stage", "merge", "accumulate", "replace"):
-        monkeypatch.setattr(Folders, name, recording(getattr(Folders, name)))
+        monkeypatch.setattr(FolderStorage, name, recording(getattr(FolderStorage, name)))
     return found
 
 
@@ -125,7 +125,7 @@ def test_a_table_s_rows_are_committed_by_the_module_that_its_definition_names(
     lake.ensure(spark, [names.MESSAGES])
     file = tmp_path / "rules.yml"
     file.write_text(RULES)
-    apply(spark, settings, check(settings, file), print, only=False)
+    apply(spark, settings, load_rules(settings, file), print, only=False)
     run(spark, settings, *messages(0, 10))
     [rooms] = references_of(settings)
     row = {"topic": "capture.a", "valid_from": datetime.fromtimestamp(0, UTC), "valid_to": None, "room": "one"}

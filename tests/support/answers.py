@@ -1,4 +1,4 @@
-"""A real HTTP server that answers lookups as it is told to."""
+"""An HTTP server for lookups, with answers that the test chooses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 Rows = list[dict[str, Any]]
 Answer = tuple[int, bytes]
-"""A status and a body."""
+"""HTTP status and body."""
 
 
 class Asked:
-    """What came, and what is answered.
+    """Requests that arrived, and how the server answers.
 
     Attributes:
-        answer: of the keys of a request.
-        drip: seconds between two bytes of an answer.
+        answer: Returns the answer for the keys of a request.
+        drip: Seconds between two bytes of an answer.
     """
 
     def __init__(self, answer: Callable[[Rows], Answer]) -> None:
@@ -39,7 +39,7 @@ def rows(found: Rows) -> Answer:
 
 @contextmanager
 def answering(answer: Callable[[Rows], Answer]) -> Iterator[Asked]:
-    """Serves until the block is left."""
+    """Runs the server during the block."""
     asked = Asked(answer)
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,7 +52,7 @@ def answering(answer: Callable[[Rows], Answer]) -> Iterator[Asked]:
                 asked.most_at_once = max(asked.most_at_once, asked.at_once)
             try:
                 self._reply(*asked.answer(keys))
-            except OSError:  # whoever asked has had enough
+            except OSError:  # the client has closed the connection
                 pass
             finally:
                 with asked.lock:

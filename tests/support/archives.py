@@ -1,4 +1,4 @@
-"""Captures for archives: the messages of a few sessions in two topic-partitions."""
+"""Test data for archives: messages of a few sessions in two topic-partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLACES = (("capture.a", 0), ("capture.a", 1))
 
 
 def capture(messages: int = 40) -> list[tuple[tuple[str, int], Message]]:
-    """Messages of one session a topic-partition, in the order of their offsets, which have a gap."""
+    """Returns messages of one session per topic-partition, in offset order. The offsets have a gap."""
     made = []
     for number, place in enumerate(PLACES):
         for seq in range(messages):
@@ -24,6 +24,6 @@ def capture(messages: int = 40) -> list[tuple[tuple[str, int], Message]]:
 
 
 def content(place: tuple[str, int], messages: list[Message]) -> bytes:
-    """A member's."""
+    """Returns the content of an archive member."""
     body = b"".join(message_line(message) for message in messages)
     return header_line(*place) + body + footer_line(len(messages), zlib.crc32(body))

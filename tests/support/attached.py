@@ -1,7 +1,7 @@
-"""A driver's Python by itself, over a JVM that another process has started: as each notebook of a cluster has one.
+"""Runs a driver's Python process on a JVM that another process has started, as notebooks of a cluster do.
 
-Killed, it leaves a JVM that finds its batch given up; what starts is not a JVM, which costs most of a test's process.
-`python -m support.attached WORDS` is the command line so, and leaves Spark to its owner.
+A test can kill this process without killing the JVM, whose batch is then abandoned. It starts faster than a process
+with its own JVM. `python -m support.attached WORDS` runs the command line in this way and does not stop Spark.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ COMMAND = (sys.executable, "-m", "support.attached")
 
 @contextmanager
 def open_to_another(spark: Any) -> Iterator[Mapping[str, str]]:
-    """The environment in which another process may attach itself; at the end no query of its own runs any more."""
+    """Yields the environment with which another process can attach. At the end, waits until its queries have ended."""
     server = spark._jvm.org.apache.spark.api.python.Py4JServer(spark.sparkContext._jsc.sc().conf())
     server.start()
     try:
         yield {_PORT: str(server.getListeningPort()), _SECRET: server.secret()}
-        eventually(lambda: not spark.streams.active, SECONDS, told=lambda: "the query of a driver that is gone goes on")
+        eventually(lambda: not spark.streams.active, SECONDS, failure=lambda: "the query of a killed driver still runs")
         stores = getattr(spark._jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
-        getattr(stores, "MODULE$").unloadAll()  # they would be gone with a JVM of the driver's own
+        getattr(stores, "MODULE$").unloadAll()  # a separate JVM would lose them when it ends
     finally:
         server.shutdown()
 
 
 def attached() -> Any | None:
-    """The session of the JVM that the environment names, with its settings; none where it names none."""
+    """Returns the session of the JVM in the environment variables, or None if they name none."""
     if _PORT not in os.environ:
         return None
     from pyspark import SparkConf, SparkContext
@@ -50,7 +50,7 @@ def attached() -> Any | None:
 
 
 def main() -> None:
-    """The command line, over the JVM that the environment names."""
+    """Runs the command line on the JVM in the environment variables."""
     assert attached() is not None, f"{_PORT} names no JVM"
     from sessionlake.cli import app as cli
     from sessionlake.spark import session as spark

@@ -1,4 +1,4 @@
-"""An authority of the test's own, and what it signs: certificates and keys in PEM."""
+"""A certificate authority for tests, and the certificates and keys that it issues, as PEM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Authority:
-    """One that signs, under a name."""
+    """A certificate authority with a name."""
 
     name: str = "sessionlake tests"
     _key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))

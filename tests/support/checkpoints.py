@@ -1,4 +1,4 @@
-"""Checkpoints as a death, or a disk, leaves them."""
+"""Changes checkpoints as a killed process or a failed disk would leave them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from sessionlake.streaming.checkpoint import last_committed
 
 
 def lose_last_commit(checkpoint: str | Path) -> None:
-    """Takes a checkpoint back to its last batch, if it has one, as if that had committed its tables and died."""
+    """Removes the commit file of a checkpoint's last batch, as if the process died after committing the tables."""
     last = last_committed(checkpoint)
     if last is not None:
         note = Path(checkpoint, "commits", str(last))
-        note.unlink(missing_ok=True)  # it may be lost already
+        note.unlink(missing_ok=True)  # it may be missing already
         note.with_name(f".{last}.crc").unlink(missing_ok=True)

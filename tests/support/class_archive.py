@@ -1,7 +1,7 @@
-"""The classes that Spark loads, kept ready for the JVMs that tests start: loading them anew is much of a start.
+"""Creates the class archive that makes the JVMs of the tests start faster.
 
-Usage: python -m support.class_archive, once for a Java and its jars; `make test` does it while it checks style and
-types. Without it tests are slower, and the same.
+Usage: python -m support.class_archive, once per Java and set of jars. `make test` runs it while it checks style and
+types. Tests work without it but are slower.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sessionlake.settings.model import CaptureSettings, OnViolation, Settings
 
 JAVA_OPTIONS = "JDK_JAVA_OPTIONS"
 BRIEF = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -Dderby.stream.error.file=/dev/null"
-"""Tests are short: compiling quickly beats compiling well, and halves what a JVM costs them."""
+"""Tests are short, so a fast compiler is better than an optimising one. This halves the cost of a JVM."""
 
 
 def make(home: Path) -> None:
-    """Has a JVM do what the layers do, and write down what it has loaded."""
+    """Runs typical queries in a JVM and writes the classes that it has loaded to the archive."""
     from sessionlake.delta.lake import Lake
     from sessionlake.gold import job as gold
     from sessionlake.silver import job as silver
@@ -43,6 +43,6 @@ def make(home: Path) -> None:
 
 
 if __name__ == "__main__" and class_archive.find_archive() is None:
-    sys.stderr.write("Keeping the classes that Spark loads ready for the tests (once) ...\n")
+    sys.stderr.write("Storing the classes that Spark loads, for the tests (once) ...\n")
     with tempfile.TemporaryDirectory() as place:
         make(Path(place))

@@ -1,4 +1,4 @@
-"""A machine's clock that is set back."""
+"""Changes the clock that the ledger reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def set_clock_back(patch: pytest.MonkeyPatch, hours: float) -> None:
-    """From now on the ledger is told a time so long ago."""
+    """Makes the ledger's clock return a time this many hours ago."""
     to = datetime.now(UTC) - timedelta(hours=hours)
 
     class Clock:

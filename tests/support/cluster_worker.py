@@ -1,6 +1,6 @@
-"""A job on a cluster of three workers with a process each, which another process may kill: silver, its tables, gold.
+"""A job with silver, its tables and gold on a cluster of three worker processes, which a test can kill.
 
-Usage: python -m support.cluster_worker CONFIG. It says a line for each batch of silver that is committed. If the
+Usage: python -m support.cluster_worker CONFIG. It prints a line for each committed batch of silver. If the
 configuration has another number of shards than the states, it reshards first.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.gold import job as gold
 from sessionlake.local.jars import pyspark_jars, spark_jars
 from sessionlake.operations.resharding.reshard import reshard
@@ -30,7 +30,7 @@ _EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 def executors(job: int) -> list[psutil.Process]:
-    """The processes of the workers that a job has started, by the job's own."""
+    """Returns the worker processes of the job with this process id."""
     try:
         children = psutil.Process(job).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -51,10 +51,11 @@ def _say(batch: int) -> None:
 
 
 def main(file: Path, home: Path) -> None:
-    """Takes in what is there, on the cluster alone.
+    """Processes all messages that have arrived, with Python work only on the cluster.
 
     Args:
-        home: where Spark's workers keep their logs.
+        file: The configuration file.
+        home: Folder for the logs of Spark's workers.
     """
     settings = load_settings(file)
     (home / "jars").symlink_to(pyspark_jars())
@@ -65,7 +66,7 @@ def main(file: Path, home: Path) -> None:
     spark = without_generated_code(settings, "cluster")
     for key, value in platform_conf(settings).items():
         spark.conf.set(key, value)
-    limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(Folders.limits), 0))
+    limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(FolderStorage.limits), 0))
     if handover.shard_count(settings) not in {None, settings.silver.shards}:
         reshard(spark, settings, settings.silver.shards)
     silver.start(spark, settings, once=True, on_batch=lambda entry, _: _say(entry.txn.version)).wait()

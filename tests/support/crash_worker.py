@@ -1,4 +1,4 @@
-"""A process to kill: layers, each once over what there is.
+"""A process for crash tests: runs layers, each once over all messages that have arrived.
 
 Usage: python crash_worker.py CONFIG [LAYER ...]
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LAYERS = (BRONZE, SILVER, SILVER_TABLES)
-"""In the order in which data passes them."""
+"""Layers in the order in which data passes through them."""
 
 
 def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
-    """Takes in what is there; a fault point may end the process at any commit."""
+    """Runs a layer once over all input. A fault point may end the process at any commit."""
     if layer == BRONZE:
         bronze.start(spark, settings, once=True).wait()
     elif layer == SILVER:
@@ -41,7 +41,7 @@ def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
 
 
 def main(file: Path, *layers: str) -> None:
-    """Runs the layers one after the other, all by default."""
+    """Runs the given layers one after the other, or all by default."""
     settings = load_settings(file)
     spark = attached() or without_generated_code(settings, "crash-worker")
     for layer in layers or LAYERS:

@@ -1,16 +1,18 @@
-"""A pipeline that is killed for real at named places, resumed, and compared with one that never was.
+"""Kills a pipeline's processes at named fault points, resumes it, and compares the tables with the ground truth.
 
-The places are visited in one home, one after the other: a process is killed at the first, the next one resumes what
-it left, takes in new messages as well, and is killed at the second, and so on. So every place costs one process, and
-what is compared at the end has been through all of them. Layers meet in tables alone, so the process runs the layer
-that it dies in; this one, in the session that the tests share, runs those before it, and all to their end. Every other
-process of silver and its tables finds no new messages: it is killed in the batch that the one before it was killed in.
-At every fourth place Spark's note of the last batch that it finished is lost as well, as by a disk that had not written
-it: that batch is repeated too.
+All fault points are visited in one home, one after the other. A process is killed at the first. The next process
+resumes, also reads new messages, and is killed at the second, and so on. So each fault point needs one process, and
+the final tables have been through all of them.
 
-All commits are the driver's, in Python, and its JVM waits for it at every place. So what is killed is the driver, over
-the JVM that the tests share, which finds the batch given up; and at some places, or all, a process with a JVM of its
-own, which is killed with it.
+- Layers share only tables, so a process runs only the layer in which it dies. The test's own process runs the other
+  layers, in the session that the tests share.
+- Every other process of silver and its tables finds no new messages, so it is killed in the same batch as the one
+  before it.
+- At every fourth fault point, Spark's commit file of the last finished batch is deleted too, as if the disk had not
+  written it. That batch is then repeated.
+
+All commits are made by the driver, in Python, while its JVM waits. So usually only the driver's Python process is
+killed, over the JVM that the tests share. At some fault points, or all, a process with its own JVM is killed with it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 WORKER = Path(__file__).parent / "crash_worker.py"
 PARTITIONS = range(3)
 SECONDS = 240
-# What a driver imports takes longer than what it does: each is forked of one that has it.
+# Imports take longer than the rest of a driver's work, so drivers are forked from a process that has imported all.
 DRIVERS = multiprocessing.get_context("forkserver")
 DRIVERS.set_forkserver_preload(
     ["deltalake", "pandas", "pyspark.sql.streaming", "sessionlake.bronze.job", "sessionlake.silver.merge.merger"]
@@ -56,24 +58,26 @@ DRIVERS.set_forkserver_preload(
 
 
 class Death(NamedTuple):
-    """A layer's process, and the fault point that it dies at.
+    """A process that is killed: its layer, and the fault point at which it dies.
 
     Attributes:
-        whole: whether it has a JVM of its own, which dies, too, and runs all layers up to the one that it dies in.
+        layer: The layer in which it dies.
+        place: The fault point.
+        own_jvm: True if the process has its own JVM, which dies too, and runs all layers up to its layer.
     """
 
     layer: str
     place: str
-    whole: bool = False
+    own_jvm: bool = False
 
     @property
     def before(self) -> Sequence[str]:
-        """The layers that come before it."""
+        """Layers before the one in which the process dies."""
         return LAYERS[: LAYERS.index(self.layer)] if self.layer in LAYERS else LAYERS
 
 
 def fill(settings: Settings, messages: list[KafkaMessage]) -> None:
-    """Produces messages to their partitions; the broker gives them the offsets they expect."""
+    """Sends messages to their partitions. The broker must assign the offsets that the messages have."""
     producer = Producer(client_config(settings) | {"enable.idempotence": True})
     for message in messages:
         producer.produce(
@@ -87,12 +91,12 @@ def fill(settings: Settings, messages: list[KafkaMessage]) -> None:
 
 
 def topics(folder: Path) -> tuple[str, str]:
-    """Names that no other test has."""
+    """Returns topic names that no other test uses."""
     return f"{folder.name}.a", f"{folder.name}.b"
 
 
 def make(folder: Path, count: int) -> list[KafkaMessage]:
-    """A stream whose partitions all begin at offset 0, as new topics do."""
+    """Returns a stream whose partitions all start at offset 0, as in new topics."""
     made = StreamMaker(random.Random(7), LIGHT, topics(folder)).make(count)
     places = product(topics(folder), PARTITIONS)
     first = {place: min((m.offset for m in made if (m.topic, m.partition) == place), default=0) for place in places}
@@ -100,7 +104,7 @@ def make(folder: Path, count: int) -> list[KafkaMessage]:
 
 
 def configured(file: Path, broker: Settings) -> Settings:
-    """Two topics, judged by two classes, and their partitions."""
+    """Writes a configuration with two topics that have different integrity classes, and returns its settings."""
     names = topics(file.parent)
     kafka = {"bootstrap_servers": broker.kafka.bootstrap_servers, "topic_pattern": "|".join(map(re.escape, names))}
     rules = [{"pattern": re.escape(names[1]), "integrity": "window", "on_violation": "record", "lateness": "2 s"}]
@@ -121,16 +125,16 @@ def configured(file: Path, broker: Settings) -> Settings:
 
 
 def lose_last_commits(settings: Settings) -> None:
-    """Removes Spark's note of the last batch that each stream finished."""
+    """Deletes the commit file of the last batch of each stream."""
     for layer in ("bronze", "silver"):
         lose_last_commit(Generations(settings.checkpoint(layer), layer).current.folder)
 
 
 def worker(file: Path, death: Death | None = None) -> dict[str, Any]:
-    """What starts the process to kill, of all layers unless it is to die in one."""
+    """Returns the arguments of `subprocess.run` for a process of all layers, or for one that dies."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     environment |= {VARIABLE: death.place} if death else {}
-    layers = [] if death is None else [*(death.before if death.whole else ()), death.layer]
+    layers = [] if death is None else [*(death.before if death.own_jvm else ()), death.layer]
     return {"args": [sys.executable, str(WORKER), str(file), *layers], "env": environment}
 
 
@@ -139,18 +143,21 @@ def run(file: Path, death: Death | None = None) -> subprocess.CompletedProcess[s
 
 
 def in_the_same_batch(deaths: Sequence[Death], number: int) -> bool:
-    """Whether a process is killed in the batch in which the one before it was."""
+    """Returns True if a process is killed in the same batch as the process before it."""
     return number % 2 == 1 and deaths[number].layer == deaths[number - 1].layer != BRONZE
 
 
 def die(file: Path, death: Death, spark: Any, *, fresh: bool, surely: bool = True) -> None:
-    """Has a process take in what there is, and die as is asked for.
+    """Runs a process over all input until it dies at its fault point.
 
     Args:
-        fresh: whether there is something for the layers before it.
-        surely: whether it must come to that place.
+        file: The configuration file.
+        death: The layer and the fault point.
+        spark: The session that the tests share.
+        fresh: True if there are new messages, so that the layers before it must run first.
+        surely: True if the process must reach the fault point.
     """
-    if death.whole:
+    if death.own_jvm:
         ended = run(file, death)
         assert ended.returncode == -signal.SIGKILL, (death, ended.stderr[-3000:])
         return
@@ -164,7 +171,7 @@ def die(file: Path, death: Death, spark: Any, *, fresh: bool, surely: bool = Tru
 
 
 def drive(file: Path, layer: str, environment: Mapping[str, str]) -> None:
-    """A driver's life, in a process of its own."""
+    """Runs a layer as a driver in a separate process."""
     os.environ.update(environment)
     main(file, layer)
 
@@ -172,13 +179,13 @@ def drive(file: Path, layer: str, environment: Mapping[str, str]) -> None:
 def assert_equal_to_the_truth_when_killed_at(
     deaths: Sequence[Death], spark: Any, broker: Settings, folder: Path
 ) -> None:
-    """Dies so in a home of its own; each process takes in its share of the messages.
+    """Runs all deaths in a new home and checks the tables. Each process reads its share of the messages.
 
-    At the first half of the deaths, other topics are subscribed to than before.
+    At the first half of the deaths, the subscribed topics change each time.
     """
     file = folder / "sessionlake.yml"
     settings = configured(file, broker)
-    both, whole = settings.kafka.topic_pattern, yaml.safe_load(file.read_text())
+    both, content = settings.kafka.topic_pattern, yaml.safe_load(file.read_text())
     patterns = cycle([*map(re.escape, topics(folder)), both])
     messages = make(folder, 45 * (len(deaths) + 1))
     fresh = [number for number, death in enumerate(deaths) if not in_the_same_batch(deaths, number)]
@@ -190,7 +197,7 @@ def assert_equal_to_the_truth_when_killed_at(
         if number % 4 == 3:
             lose_last_commits(settings)
         pattern = next(patterns) if number < len(deaths) // 2 else both
-        file.write_text(yaml.safe_dump(whole | {"kafka": whole["kafka"] | {"topic_pattern": pattern}}))
+        file.write_text(yaml.safe_dump(content | {"kafka": content["kafka"] | {"topic_pattern": pattern}}))
         die(file, death, spark, fresh=number in arriving)
     fill(settings, last)
     for layer in LAYERS:

@@ -1,8 +1,8 @@
-"""Removes the rows of a table that are older than a span, in a process of its own that a fault point can kill.
+"""Removes old rows of a table, in a separate process that a fault point can kill.
 
     python -m support.cut_retention HOME TABLE
 
-The rows' ages are those of `support.retention.Aging`; the clock that retention goes by is two spans ahead.
+The rows' ages are those of `support.retention.Aging`. The clock for retention is two spans ahead.
 """
 
 from __future__ import annotations

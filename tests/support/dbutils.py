@@ -1,4 +1,4 @@
-"""What Databricks gives a process there, for tests here."""
+"""A replacement for Databricks' `dbutils` in tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def give_secrets(patch: pytest.MonkeyPatch, secrets: Mapping[str, str], scope: str | None = None) -> None:
-    """Lets a secret scope, this one or any, hold these secrets, by their keys."""
+    """Provides secrets by their keys, in one secret scope or in any."""
 
     def get(asked: str, key: str) -> str:
         if asked != (scope or asked):

@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to type: their fenced blocks, and the commands in them."""
+"""Fenced blocks and commands in README and docs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FENCE = re.compile(r"^```(?P<language>\w*)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `line` is its first line's number, from 1."""
+    """A fenced block. `line` is the number of its first line, from 1."""
 
     page: Path
     line: int
@@ -31,7 +31,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One command line: what is set before it, the program's name without its folder, and its arguments."""
+    """One command line: environment variables set before it, program name without folder, and arguments."""
 
     place: str
     environment: dict[str, str]
@@ -43,13 +43,13 @@ class Command:
 
 
 def blocks(language: str | None = None) -> Iterator[Block]:
-    """All blocks of a language, or of any."""
+    """Yields all blocks of a language, or of any."""
     for page in PAGES:
         yield from (block for block in _blocks(page) if language in {None, block.language})
 
 
 def commands(program: str | None = None) -> Iterator[Command]:
-    """All command lines of a program, or of any, with continued lines joined and comments left out."""
+    """Yields all command lines of a program, or of any, with continued lines joined and without comments."""
     for block in blocks(SHELL):
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)

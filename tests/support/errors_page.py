@@ -25,7 +25,7 @@ Made by `make reference` from the `raise` statements of the code.
 
 
 class ErrorText(NamedTuple):
-    """One `raise` of an operator's error: its class, and its three parts with `…` for values."""
+    """An error of one `raise` statement: its class, and its three parts with `…` for values."""
 
     name: str
     what: str
@@ -34,7 +34,7 @@ class ErrorText(NamedTuple):
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Returns the page as Markdown."""
     classes = _classes()
     texts = sorted(set(_texts(classes)))
     lines = [_HEAD]
@@ -51,7 +51,7 @@ def _cell(text: str) -> str:
 
 
 def _classes() -> dict[str, tuple[str, int]]:
-    """The operator's errors: the first paragraph of the docstring and the exit code of each class."""
+    """Returns the first paragraph of the docstring and the exit code of each error class."""
     nodes = [node for tree in _trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     known: dict[str, tuple[str, int]] = {}
     added = True
@@ -92,7 +92,7 @@ def _texts(classes: dict[str, tuple[str, int]]) -> Iterator[ErrorText]:
 
 
 def _text(node: ast.expr | None, constants: dict[str, ast.expr]) -> str:
-    """A text as it stands in the code, with `…` for each value. Constants of texts are filled in."""
+    """Returns a text of the code, with `…` for each value. Constants that are texts are filled in."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""Silver without Spark: packed and folded by the code that Spark calls, and compared with the truth."""
+"""Runs silver without Spark, with the code that Spark calls, and compares the result with the ground truth."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from sessionlake.settings.model import CaptureSettings, milliseconds
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import total
-from sessionlake.silver.stream_times import ends_of, require_continued
-from sessionlake.silver.tables.net_changes import net_changes, refolded
+from sessionlake.silver.job import sum_counts
+from sessionlake.silver.stream_times import require_continued, times_after
+from sessionlake.silver.tables.net_changes import net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import split_events, split_sessions
 from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
@@ -50,7 +50,7 @@ _RAW = pa.schema(
 
 
 class ViolationError(Exception):
-    """The batch must not be committed."""
+    """A violation that stops silver, so the batch must not be committed."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(violation.event)
@@ -59,7 +59,7 @@ class ViolationError(Exception):
 
 @dataclass
 class Silver:
-    """What silver's tables hold, as plain rows; `rows` by net changes, batch after batch."""
+    """Content of silver's tables as plain rows. `rows` results from the net changes of each batch."""
 
     changes: list[Row] = field(default_factory=list)
     sessions: dict[SessionKey, Row] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Silver:
 
 
 def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
-    """Messages and silences as `Packer` takes them."""
+    """Returns messages and silences in the form that `Packer` reads."""
     rows = [
         (0, None, None, None, None, None, encode([m]), None)
         if isinstance(m, Silence)
@@ -83,7 +83,7 @@ def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
 
 
 def read_at(message: KafkaMessage) -> int | None:
-    """When bronze read a message, in microseconds: not at a whole millisecond, as any clock's time."""
+    """Returns when bronze read a message, in microseconds. Like a real time, it is between two milliseconds."""
     return None if message.ingested_at is None else message.ingested_at * 1000 + 999
 
 
@@ -92,12 +92,12 @@ def _shard(message: KafkaMessage, shards: int) -> int:
 
 
 def shard_of(topic: str, rest: bytes | None, shards: int) -> int:
-    """Where a session is, or another thing of a topic: by a hash as good as Spark's."""
+    """Returns the shard of a session or other key of a topic, by another hash than Spark's."""
     return zlib.crc32(topic.encode() + (rest or b"")) % shards
 
 
 def resharded(resharder: Any, states: Mapping[int, bytes | None]) -> dict[int, bytes]:
-    """What `streaming.resharded` makes of states, without Spark."""
+    """Returns resharded states, as `streaming.resharded` computes them, but without Spark."""
     shards, parts = resharder.shards, {}
     for shard, state in states.items():
         targets = [shard_of(*name, shards) for name in resharder.names(shard, state)]
@@ -108,7 +108,7 @@ def resharded(resharder: Any, states: Mapping[int, bytes | None]) -> dict[int, b
 
 
 class Folder:
-    """Runs micro-batches through pack, fold and net changes, and keeps states as the bytes that Spark would keep."""
+    """Runs micro-batches through pack, fold and net changes, with states as the bytes that Spark would store."""
 
     def __init__(
         self,
@@ -126,20 +126,20 @@ class Folder:
         decided = {} if decisions is None else decisions
         self._fold = SilverFold(columns, capture, decided, bulk=bulk, snapshot_interval=interval)
         self.stored: dict[int, bytes | None] = {}
-        """Every shard's state, as the bytes that Spark would keep."""
+        """State of each shard, as the bytes that Spark would store."""
         self.ends: dict[tuple[str, int], int] = {}
-        """The last offset of each topic-partition."""
+        """Last offset of each topic-partition."""
         self._history: list[pa.Table] = []
         self.parts: list[dict[str, pa.Table]] = []
-        """The rows that each batch gave, by kind."""
+        """Output rows of each batch, by kind."""
         self.silver = Silver()
         self._split = pa.schema([*zip(SESSION, SESSION_TYPES, strict=True)]).empty_table()
 
     def batch(self, messages: Sequence[Fact]) -> None:
-        """One micro-batch, split over tasks at random.
+        """Runs one micro-batch, split over tasks at random.
 
         Raises:
-            ViolationError: with the first violation; nothing of the batch is kept.
+            ViolationError: A violation stops the batch. It has the first violation, and nothing is stored.
         """
         states, payloads = dict(self.stored), []
         for shard, chunks in self._chunks(messages).items():
@@ -149,9 +149,9 @@ class Folder:
             payloads += out
         reports = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
         violations = [violation for report in reports for violation in report.violations]
-        ends = total(reports)
+        ends = sum_counts(reports)
         require_continued("silver", ends, self.ends)
-        self._times = self._times.noted(ends_of(ends, reports))  # before it is sure that the batch is committed
+        self._times = self._times.noted(times_after(ends, reports))  # before the batch is committed, as in silver
         if violations:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self.stored = states
@@ -159,23 +159,23 @@ class Folder:
         self._keep(payloads, reports)
 
     def reshard(self, shards: int) -> None:
-        """Goes on with another number of shards."""
+        """Changes the number of shards."""
         self.stored = dict(resharded(JudgingResharder(RuleBook(self._capture), shards), self.stored))
         self._shards = shards
 
     def states(self) -> dict[int, ShardState]:
-        """Every shard's state."""
+        """Returns the state of each shard."""
         return {shard: ShardState.decode(self.stored.get(shard), self._columns) for shard in range(self._shards)}
 
     def table(self, kind: SilverOutput, schema: pa.Schema) -> pa.Table:
-        """All rows of a kind, with the number of their batch."""
-        whole = schema.append(pa.field("_batch", pa.int64()))
+        """Returns all output rows of a kind, with the number of their batch."""
+        with_batch = schema.append(pa.field("_batch", pa.int64()))
         found = [
             part[kind].append_column("_batch", pa.array([number] * part[kind].num_rows, pa.int64()))
             for number, part in enumerate(self.parts)
             if kind in part
         ]
-        return pa.concat_tables([whole.empty_table(), *found]).combine_chunks()
+        return pa.concat_tables([with_batch.empty_table(), *found]).combine_chunks()
 
     def _chunks(self, messages: Sequence[Fact]) -> dict[int, list[bytes]]:
         tasks: list[list[Fact]] = [[] for _ in range(self._rnd.randint(1, 3))]
@@ -191,12 +191,12 @@ class Folder:
 
     def _keep(self, payloads: list[tuple[str, bytes]], reports: list[ShardReport]) -> None:
         tables = {kind: pa.concat_tables(found) for kind, found in _by_kind(payloads).items()}
-        told = {
+        reported = {
             kind: sum(report.rows.get(kind, 0) for report in reports)
             for kind in SilverOutput
             if kind != SilverOutput.REPORT
         }
-        assert {kind: tables[kind].num_rows if kind in tables else 0 for kind in told} == told
+        assert {kind: tables[kind].num_rows if kind in tables else 0 for kind in reported} == reported
         self.parts.append(tables)
         silver = self.silver
         if SilverOutput.CHANGES in tables:
@@ -216,7 +216,7 @@ class Folder:
                 counts[name] += getattr(part, name)
 
     def _record_splits(self) -> None:
-        """What the merges beside the stream add to the events."""
+        """Adds the split-session events that the table merger writes."""
         if self.silver.sessions:
             columns = zip(zip(*self.silver.sessions, strict=True), SESSION_TYPES, strict=True)
             sessions = pa.table([pa.array(values, kind) for values, kind in columns], names=SESSION)
@@ -229,12 +229,12 @@ class Folder:
         usual = changes.filter(pc.invert(is_of_sessions(changes, filled_late)))
         apply_net(self.silver.rows, net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        whole = history.filter(is_of_sessions(history, filled_late))
-        apply_net(self.silver.rows, refolded(whole, self._columns), self._columns)
+        affected = history.filter(is_of_sessions(history, filled_late))
+        apply_net(self.silver.rows, refold_by_seq(affected, self._columns), self._columns)
 
 
 _YEAR_ONE = -62_135_596_800_000
-"""The first moment that a SQL timestamp can tell."""
+"""Earliest time that a SQL timestamp can have."""
 _COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 
 
@@ -247,7 +247,7 @@ def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
 
 
 def plain(table: pa.Table) -> list[Row]:
-    """Rows as dictionaries, timestamps as milliseconds."""
+    """Returns rows as dictionaries, with timestamps in milliseconds."""
     for i, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
             table = table.set_column(i, column.name, _milliseconds(table[column.name]))
@@ -261,7 +261,7 @@ def _milliseconds(column: pa.ChunkedArray) -> pa.Array:
 
 
 def apply_net(rows: dict[SessionKey, dict[str, Row]], net: pa.Table, columns: tuple[Any, ...]) -> None:
-    """What the MERGE does with net changes, on dictionaries."""
+    """Applies net changes to dictionaries, as the MERGE does to the table."""
     found = net.to_pylist()
     concerned = {tuple(change[name] for name in ROW_KEY) for change in found}
     assert len(concerned) == len(found), "a MERGE refuses a source with a row twice"
@@ -293,18 +293,18 @@ def fold(
     decisions: dict[DecisionKey, Decision] | None = None,
     interval: int = INTERVAL,
 ) -> Silver:
-    """What silver holds after these micro-batches."""
+    """Returns silver's tables after these micro-batches."""
     folder = Folder(capture, shards, rnd, bulk=bulk, decisions=decisions, interval=interval)
     for batch in messages:
         folder.batch(batch)
     return folder.silver
 
 
-# -- against the truth
+# -- comparison with the ground truth
 
 
 def truth_rules(capture: CaptureSettings, interval: int = INTERVAL) -> Rules:
-    """The same rules, as the truth takes them."""
+    """Returns the capture settings as rules of the ground truth."""
     return Rules(
         columns=capture.columns,
         integrity=str(capture.integrity),
@@ -330,7 +330,7 @@ def truth_rules(capture: CaptureSettings, interval: int = INTERVAL) -> Rules:
 
 
 def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int = INTERVAL) -> Tables:
-    """What silver must hold."""
+    """Returns the expected silver tables."""
     truth = Truth(truth_rules(capture, interval))
     for message in messages:
         if isinstance(message, Silence):
@@ -342,7 +342,7 @@ def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int =
 
 @dataclass(frozen=True)
 class Holdings:
-    """Silver's tables in one comparable form: sorted lines of text, in which -0.0 is not 0.0."""
+    """Silver's tables in a comparable form: sorted lines of text, in which -0.0 differs from 0.0."""
 
     session_changes: list[str]
     session_rows: list[str]
@@ -354,7 +354,7 @@ class Holdings:
 
 
 def of_silver(silver: Silver) -> Holdings:
-    """What the folded batches left."""
+    """Returns the tables of folded batches in comparable form."""
     return Holdings(
         _lines({k: v for k, v in row.items() if k != "_life"} for row in silver.changes),
         _row_lines(silver.rows),
@@ -367,7 +367,7 @@ def of_silver(silver: Silver) -> Holdings:
 
 
 def of_truth(tables: Tables) -> Holdings:
-    """What they should have left."""
+    """Returns the expected tables in comparable form."""
     quarantine = [
         {
             **{k: v for k, v in row.items() if k not in {"key", "value", "timestamp"}},
@@ -387,7 +387,7 @@ def of_truth(tables: Tables) -> Holdings:
 
 
 def closed(row: Row) -> Row:
-    """The truth's row of a session as the table's types can hold it."""
+    """Returns the expected row of a session, limited to the values that the table's types can have."""
     row = {**row, "next_seq": capped(row["next_seq"])}
     if row["ended_at"] is not None:
         row["ended_at"] = min(max(row["ended_at"], _YEAR_ONE), YEAR_10000 - 1)
@@ -395,12 +395,12 @@ def closed(row: Row) -> Row:
 
 
 def cut_of(snapshot: Row) -> Row:
-    """The truth's row of a cut, or of a snapshot without its table."""
+    """Returns the expected row of a cut, or of a snapshot without its rows."""
     return {**{k: v for k, v in snapshot.items() if k != "rows"}, "next_seq": capped(snapshot["next_seq"])}
 
 
 def capped(seq: int | None) -> int | None:
-    """A table's bigint ends where seqs do; what is expected after the last one is the last one."""
+    """Returns the expected seq limited to the largest bigint, which is also the largest seq."""
     return None if seq is None else min(seq, INT64_MAX)
 
 

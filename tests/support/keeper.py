@@ -1,7 +1,8 @@
-"""Whoever keeps a pipeline for years, at random: the actions, and what must hold after any of them in any order.
+"""Operates a pipeline with random actions, and checks all layers after any sequence of them.
 
-After every hundred actions bronze is what Kafka was sent, silver the truth, gold what a recomputation makes of silver,
-a processor's table what its class makes of bronze, and the books balance.
+After every hundred actions, bronze must equal what was sent to Kafka, and silver the ground truth. Gold must equal a
+recomputation from silver, and a processor's table the result of its class over bronze. The ledger must account for
+every message.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import Recoverable
 from sessionlake.cli.recover import recover
 from sessionlake.cli.reshard import reshard_all
-from sessionlake.cli.rules import apply, check
+from sessionlake.cli.rules import apply, load_rules
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import Maintenance
-from sessionlake.operations.rebuild.processors import compared
+from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import Integrity, Settings, load_settings
@@ -43,7 +44,7 @@ from support.standby import Standby
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker
 
 CHECKED = 100
-"""After so many, everything is compared."""
+"""Number of actions between two comparisons of everything."""
 DEATHS = (
     *(Death(BRONZE, f"{when}:{MESSAGES}") for when in ("before", "after")),
     *(Death(SILVER, f"after:silver.{name}") for name in ("session_changes", "session_progress", "stream_times")),
@@ -55,13 +56,13 @@ DEATHS = (
 
 
 class Keeper:
-    """Takes actions at random, of one broker and one home, and knows what was sent."""
+    """Takes random actions on one broker and one home, and records what was sent."""
 
     deaths: Sequence[Death] = DEATHS
 
     def __init__(self, spark: Any, file: Path, broker: Settings, rnd: random.Random) -> None:
         self.spark, self.file, self.broker, self.rnd = spark, file, broker, rnd
-        self.told: list[str] = []
+        self.actions_taken: list[str] = []
         self.prefix = f"life{rnd.randrange(1 << 30)}"
         self.file.write_text(yaml.safe_dump(self.content()))
         self.settings = load_settings(file)
@@ -77,14 +78,14 @@ class Keeper:
             self.kill: 170,
             self.lose_a_note: 50,
             self.maintain: 50,
-            self.make_anew: 30,
+            self.recreate_topic: 30,
             self.reshard: 30,
             self.restart_broker: 15,
-            self.rebuild: 5,  # costs as much as all others of a hundred
+            self.rebuild: 5,  # costs as much as the other 99 actions
         }
 
     def content(self) -> dict[str, Any]:
-        """The configuration that is begun with."""
+        """Returns the initial configuration."""
         rules = [
             {"pattern": rf"{self.prefix}\.{integrity}\..", "integrity": str(integrity)}
             | {"on_violation": self.rnd.choice(["isolate", "record"]), "lateness": "2 s"}
@@ -112,90 +113,90 @@ class Keeper:
     # -- actions
 
     def live(self, actions: int) -> None:
-        """Takes so many, and compares everything now and then."""
+        """Takes this many actions, and compares everything from time to time."""
         for number in range(1, actions + 1):
             self.act()
             if number % CHECKED == 0 or number == actions:
                 self.check()
 
     def act(self) -> None:
-        """Takes one."""
+        """Takes one random action."""
         [action] = self.rnd.choices([*self.actions], [*self.actions.values()])
-        self.told.append(action.__name__)
+        self.actions_taken.append(action.__name__)
         action()
 
     def produce(self) -> None:
-        """A sensor or two say something."""
+        """Sends messages of one or two topics."""
         for topic in self.rnd.sample([*self.coming], 2):
             self.sent.send(list(islice(self.coming[topic], self.rnd.randint(1, 15))))
 
     def run_layers(self) -> None:
-        """Those up to one of them take in what is there."""
+        """Runs the layers up to a random one over all input."""
         for layer in (*LAYERS, GOLD)[: self.rnd.randint(1, 4)]:
             run_layer(self.spark, self.settings, layer)
 
     def kill(self) -> None:
-        """A process dies, if it comes to that place."""
+        """Runs a process that dies at a random fault point, if it reaches it."""
         death = self.rnd.choice(self.deaths)
-        self.told[-1] += f" {death.place} of {death.layer}"
+        self.actions_taken[-1] += f" {death.place} of {death.layer}"
         for layer in death.before if self.rnd.random() < 0.5 else ():
             run_layer(self.spark, self.settings, layer)
         self.standby.run(self.file, death)
 
     def lose_a_note(self) -> None:
-        """Spark's notes of the last batches that were finished are not on disk: these are made once more."""
+        """Deletes the commit files of the last finished batches, so that these are repeated."""
         for lose in (lambda: None, lambda: lose_last_commits(self.settings)):
             lose()
             for layer in (BRONZE, SILVER):
                 run_layer(self.spark, self.settings, layer)
 
     def maintain(self) -> None:
-        """Files are merged, and those that nobody reads removed."""
+        """Merges small files and removes unused ones."""
         for _ in Maintenance(self.spark, self.settings).once():
             pass
 
-    def make_anew(self) -> None:
-        """A topic is deleted when all of it has been read, and made anew."""
+    def recreate_topic(self) -> None:
+        """Deletes a topic after all of it was read, and creates it again."""
         run_layer(self.spark, self.settings, BRONZE)
         topic = self.rnd.choice([*self.coming])
-        self.told[-1] += f" {topic}"
+        self.actions_taken[-1] += f" {topic}"
         self.sent.delete(topic)
         self.sent.make(topic)
 
     def rebuild(self) -> None:
-        """Silver is made anew from bronze."""
+        """Rebuilds silver from bronze."""
         for layer in (SILVER, SILVER_TABLES):
             run_layer(self.spark, self.settings, layer)
         rebuild(self.spark, self.settings)
 
     def reshard(self) -> None:
-        """States come into another number of shards."""
+        """Changes the number of shards."""
         shards = self.rnd.randint(1, 5)
-        self.told[-1] += f" {shards}"
+        self.actions_taken[-1] += f" {shards}"
         self.configure(silver={"shards": shards}, gold={"shards": shards})
         reshard_all(self.spark, self.settings, shards, wait=0)
 
     def restart_broker(self) -> None:
-        """The broker is stopped, and started."""
-        down(self.broker)
-        up(self.broker)
+        """Stops and starts the broker."""
+        stop_broker(self.broker)
+        start_broker(self.broker)
 
     def configure(self, **sections: dict[str, Any]) -> None:
-        """Sets values in sections of the configuration."""
+        """Changes values in sections of the configuration."""
         content = yaml.safe_load(self.file.read_text())
         for name, values in sections.items():
             content[name] |= values
         self.file.write_text(yaml.safe_dump(content))
         self.settings = load_settings(self.file)
 
-    # -- what must hold
+    # -- checks
 
     def in_lake(self) -> list[KafkaMessage]:
-        """All messages, as the lake is to hold them."""
+        """Returns all messages that the lake must have."""
         return self.sent.in_lake(self.spark, self.settings)
 
     def check(self) -> None:
-        """Takes in all that is there, and compares all layers with what was sent."""
+        """Runs all layers over all input, and compares them with what was sent."""
         for layer in (*LAYERS, GOLD):
             run_layer(self.spark, self.settings, layer)
         lake = Lake(self.settings)
@@ -240,7 +241,7 @@ PROCESSOR = "counted"
 
 
 class KeeperOfAll(Keeper):
-    """Uses what there is besides: a processor, tables and rules of its own, sessions forgotten, checkpoints lost."""
+    """Also uses a processor, declared tables, rules, forgetting, and lost checkpoints."""
 
     deaths = (
         *DEATHS,
@@ -264,7 +265,7 @@ class KeeperOfAll(Keeper):
         }
 
     def content(self) -> dict[str, Any]:
-        """As for any, and tables of its own."""
+        """Returns the initial configuration, with a processor and declared tables."""
         per_minute = {"bucket": "1 minute", "aggregates": {"n": "count", "low": "min", "high": "max"}}
         appended = {"name": "each", "keys": ["topic", "session_id"], "lateness": "30 s", "output": "append"}
         products = [
@@ -283,63 +284,63 @@ class KeeperOfAll(Keeper):
     # -- further actions
 
     def run_processor(self) -> None:
-        """It takes in what there is."""
+        """Runs the processor over all input."""
         run_layer(self.spark, self.settings, f"processor-{PROCESSOR}")
 
     def forget(self) -> None:
-        """A session leaves the lake, and what it says from then on never comes into it."""
+        """Forgets a session. Its later messages must not enter the lake either."""
         known = {(row["topic"], row["session_id"]) for row in rows_of(self.spark, Lake(self.settings), SESSIONS)}
         if known:
             topic, session = self.rnd.choice(sorted(known))
-            self.told[-1] += f" {session} of {topic}"
+            self.actions_taken[-1] += f" {session} of {topic}"
             found = forget_session(self.spark, self.settings, session, topic, wait=0)
             self.forgotten.add((topic, session.encode()))
             assert found.messages
 
     def lose_a_checkpoint(self) -> None:
-        """It is gone, and what it held is made again of what is left."""
+        """Deletes a checkpoint and recovers the layer."""
         layer = self.rnd.choice([BRONZE, SILVER, GOLD, f"processor-{PROCESSOR}"])
-        self.told[-1] += f" {layer}"
+        self.actions_taken[-1] += f" {layer}"
         for before in dict.fromkeys([BRONZE, SILVER, layer]):
             run_layer(self.spark, self.settings, before)
         rmtree(self.settings.checkpoint(layer))
         if layer in {BRONZE, SILVER, GOLD}:
-            recover(self.spark, self.settings, Recoverable(layer), self.told.append)
+            recover(self.spark, self.settings, Recoverable(layer), self.actions_taken.append)
         else:
             self.rebuild_processor()
 
     def rebuild_processor(self) -> None:
-        """Its table is made of bronze once more."""
-        say: Callable[[str], None] = self.told.append
+        """Rebuilds the processor's table from bronze."""
+        say: Callable[[str], None] = self.actions_taken.append
         processors.rebuild(self.spark, self.settings, PROCESSOR, OutputFormat.JSON, say)
 
     def other_rules(self) -> None:
-        """Some are in force, and no others."""
+        """Replaces the rules by a random choice."""
         chosen = self.rnd.sample([*RULES], self.rnd.randint(1, len(RULES)))
-        self.told[-1] += f" {chosen}"
+        self.actions_taken[-1] += f" {chosen}"
         file = self.file.with_name("rules.yml")
         file.write_text(yaml.safe_dump({"rules": [{"name": name, **RULES[name]} for name in chosen]}))
-        apply(self.spark, self.settings, check(self.settings, file), self.told.append, only=True)
+        apply(self.spark, self.settings, load_rules(self.settings, file), self.actions_taken.append, only=True)
 
     def other_points(self) -> None:
-        """Averages are over another number of points from now on."""
+        """Changes the number of points of the rolling averages."""
         for layer in (BRONZE, SILVER, GOLD):
             run_layer(self.spark, self.settings, layer)
         self.configure(gold={"rolling_points": self.rnd.randint(2, 5)})
-        self.told[-1] += f" {self.settings.gold.rolling_points}"
-        gold.rebuild(self.spark, self.settings, None, self.told.append)
+        self.actions_taken[-1] += f" {self.settings.gold.rolling_points}"
+        gold.rebuild(self.spark, self.settings, None, self.actions_taken.append)
 
-    # -- what must hold besides
+    # -- further checks
 
     def in_lake(self) -> list[KafkaMessage]:
-        """All messages, those of forgotten sessions erased."""
+        """Returns all messages that the lake must have, with those of forgotten sessions erased."""
         return [
             message._replace(key=KEY, value=None) if (message.topic, message.key) in self.forgotten else message
             for message in super().in_lake()
         ]
 
     def check(self) -> None:
-        """The processor's table, too."""
+        """Compares all layers, the processor's table and the declared tables."""
         super().check()
         self.run_processor()
-        assert not (found := compared(self.spark, self.settings, PROCESSOR)), found
+        assert not (found := preview_rebuild(self.spark, self.settings, PROCESSOR)), found

@@ -1,4 +1,4 @@
-"""Silver's tables in a real lake, compared with the truth."""
+"""Writes test data into a lake, and compares silver's tables with the ground truth."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 
-from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.home import Folders
+from sessionlake.delta.catalog.storage import CatalogStorage
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, ROWS, SILVER
 from sessionlake.delta.storage.reading import Condition
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Row = dict[str, Any]
-# Columns that name a batch, or tell what the truth does not.
+# Columns that name a batch, or that the ground truth does not have.
 _OWN = {"_batch", "_life", "last_kafka_timestamp", "integrity"}
 
 
 def folder_of(lake: Lake, table: str) -> Path:
-    """Where a home has a table: for tests that look at files, or damage them."""
-    return Folders(lake.settings).path(table)
+    """Returns the folder of a table in a home, for tests that read or damage files."""
+    return FolderStorage(lake.settings).path(table)
 
 
 def limit(patch: pytest.MonkeyPatch, **limits: int) -> None:
-    """Sets limits between the driver's work and the cluster's, wherever the tables are."""
-    for storage in (Folders, Catalog):
+    """Sets the limits that decide what runs in the driver and what on the cluster."""
+    for storage in (FolderStorage, CatalogStorage):
         patch.setattr(storage, "limits", replace(storage.limits, **limits))
 
 
 def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None:
-    """Appends messages and silences to `bronze.messages` as one commit of one file."""
+    """Appends messages and silences to `bronze.messages`, as one commit with one file."""
     rows: list[Row] = [
         {"value": encode([m])}
         if isinstance(m, Silence)
@@ -61,14 +61,14 @@ def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None
 
 
 def write_rows(spark: SparkSession, lake: Lake, table: str, rows: list[Row]) -> None:
-    """Appends rows as one commit of one file."""
-    whole = pa.Table.from_pylist(rows, lake.reader(spark).schema(table))
-    one = as_frame(spark, whole).coalesce(1) if lake.storage.needs_session else whole
+    """Appends rows to a table, as one commit with one file."""
+    content = pa.Table.from_pylist(rows, lake.reader(spark).schema(table))
+    one = as_frame(spark, content).coalesce(1) if lake.storage.needs_session else content
     lake.storage.append(spark, table, one, Txn(f"test-{uuid4()}", 0))
 
 
 def rows_of(spark: SparkSession, lake: Lake, table: str, *conditions: Condition) -> list[Row]:
-    """A table's rows; none if it is not there. On folders without Spark, which takes a second for it."""
+    """Returns a table's rows, or none if it does not exist. In folders it reads without Spark, which is faster."""
     return list(lake.reader(spark).rows(table, *conditions))
 
 
@@ -80,10 +80,14 @@ def assert_silver_is_the_truth(
     ledger: bool = True,
     cut: Collection[str] = (),
 ) -> None:
-    """Every table of silver, row for row, and the ledger's account of every message.
+    """Checks every row of silver's tables, and that the ledger accounts for every message.
 
     Args:
-        cut: tables of which rows may be gone.
+        spark: The session.
+        settings: Settings of the lake.
+        messages: Messages and silences that silver has read.
+        ledger: False skips the check of the ledger.
+        cut: Tables of which retention may have removed rows.
     """
     interval = milliseconds(settings.silver.snapshot_interval)
     truth, lake = truth_of(messages, settings.capture, interval), Lake(settings)
@@ -92,8 +96,8 @@ def assert_silver_is_the_truth(
         expected = pa.Table.from_pylist(
             [{name: row[name] for name in found.column_names} for row in rows], found.schema
         )
-        if table == ROWS:  # once as Spark reads it, too
-            names = [f"c{place}" for place in range(found.num_columns)]  # any others are paths to whoever compares them
+        if table == ROWS:  # also as Spark reads it
+            names = [f"c{place}" for place in range(found.num_columns)]  # Spark reads dots as paths
             by_spark = lake.read(spark, table).select(*map(quote, found.column_names)).toDF(*names)
             wanted = spark.createDataFrame(expected.rename_columns(names))
             assert_df_equality(by_spark, wanted, ignore_row_order=True, ignore_nullable=True, ignore_metadata=True)
@@ -105,7 +109,7 @@ def assert_silver_is_the_truth(
 
 
 def comparable(spark: SparkSession, lake: Lake, table: str) -> pa.Table:
-    """A table without bookkeeping, and its timestamps as milliseconds."""
+    """Returns a table without bookkeeping columns, with timestamps in milliseconds."""
     found = lake.reader(spark).table(table)
     kept = found.drop_columns([name for name in found.column_names if name in _OWN])
     for place, field in enumerate(kept.schema):
@@ -116,12 +120,12 @@ def comparable(spark: SparkSession, lake: Lake, table: str) -> pa.Table:
 
 
 def in_order(table: pa.Table) -> list[str]:
-    """Its rows as text, sorted."""
+    """Returns the rows as sorted texts."""
     return sorted(map(repr, table.to_pylist()))
 
 
 def assert_ledger_accounts_for(spark: SparkSession, lake: Lake, truth: Tables) -> None:
-    """Each batch once, nothing vanished in any, and together as the truth counts."""
+    """Checks that each batch is in the ledger once, that no message is missing, and that the sums equal the truth."""
     rows = rows_of(spark, lake, LEDGER, ("layer", eq, SILVER))
     assert len({(row["app_id"], row["batch_id"]) for row in rows}) == len(rows)
     names = ("messages", "applied", "duplicates", "quarantined", "held")

@@ -1,4 +1,4 @@
-"""Layers run over what bronze holds."""
+"""Runs layers over the messages in bronze."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sessionlake.silver.merge.merger import TableMerger
 
 
 def run_layers(spark: Any, settings: Settings) -> None:
-    """Runs silver, the merges into its tables, and gold, each until it has read everything."""
+    """Runs silver, the merges into its tables, and gold, each until it has read all its input."""
     silver.start(spark, settings, once=True).wait()
     TableMerger(spark, settings).catch_up()
     gold.start(spark, settings, once=True).wait()

@@ -1,8 +1,8 @@
-"""A process that runs silver, or only claims it, until it is stopped, over a catalog whose tables another has made.
+"""A process that runs silver, or only claims it, until it is stopped, in a catalog with existing tables.
 
 Usage: python lease_worker.py CONFIG TABLES SECONDS [hold]
 
-Its catalog is Spark's, in memory: it is told where the tables are.
+The catalog is Spark's in-memory one, so the file TABLES names the folders of the tables.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession, tables: dict[str, str]) -> None:
-    """Makes tables known by their names.
+    """Registers tables in the catalog.
 
     Args:
-        tables: their places.
+        spark: The session.
+        tables: Folders of the tables by name.
     """
     for schema in sorted({name.rpartition(".")[0] for name in tables}):
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
@@ -39,7 +40,7 @@ def register(spark: SparkSession, tables: dict[str, str]) -> None:
 
 
 def hold(spark: SparkSession, settings: Settings, stop: StopFlag) -> None:
-    """Claims silver, and does nothing."""
+    """Holds the claim on silver without running it."""
     storage = storage_of(settings)
     with storage.claim(spark, SILVER, "runs silver"):
         while not stop.wait(0.1):
@@ -47,11 +48,13 @@ def hold(spark: SparkSession, settings: Settings, stop: StopFlag) -> None:
 
 
 def main(config: str, tables: str, seconds: str, *words: str) -> int:
-    """Runs silver, or claims it; returns the exit code.
+    """Runs or claims silver and returns the exit code.
 
     Args:
-        tables: a JSON file that names the tables' places.
-        seconds: a lease's length.
+        config: The configuration file.
+        tables: JSON file with the folders of the tables by name.
+        seconds: Duration of a lease.
+        words: `hold` to only claim silver.
     """
     leases.LENGTH = timedelta(seconds=float(seconds))
     settings = load_settings(config)

@@ -1,4 +1,4 @@
-"""Ledgers as layers leave them that have run for long."""
+"""Ledgers of layers that have run for a long time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sessionlake.ledger.positions import SCHEMA
 LAYERS = ("bronze", "silver", "silver_tables", "gold")
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 PLACES = 4
-"""Partitions of the one topic; each entry of bronze and silver has ten messages of each."""
+"""Number of partitions of the only topic. Each entry of bronze and silver has ten messages of each partition."""
 SPACING = timedelta(milliseconds=250)
-"""From one entry to the next."""
+"""Time from one entry to the next."""
 _PLAIN = [SCHEMA.field(name) for name in SCHEMA.names if name not in {*SUMS, VERSIONS, "until", "format"}]
 _MORE = [("source", pa.string()), ("source_from", pa.int64()), ("started_at", pa.timestamp("us", tz="UTC"))]
 LEDGER_SCHEMA = pa.schema([*_PLAIN, *_MORE, ("code_version", pa.string()), ("config_hash", pa.string())])
 
 
 def entries(first: int, end: int) -> pa.Table:
-    """The ledger's rows of these numbers; the layers take turns."""
+    """Returns the ledger's rows from `first` up to but not including `end`. The layers alternate."""
     return pa.Table.from_pylist([_entry(n) for n in range(first, end)], LEDGER_SCHEMA)
 
 

@@ -1,4 +1,4 @@
-"""Which constants are limits on a size, and how to force them: whatever they are, results must be the same."""
+"""Lists the constants that are limits on sizes, and changes them in tests. Results must not depend on them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib import import_module
 
 import pytest
 
-from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.home import Folders
-from sessionlake.delta.storage.interface import Limits
+from sessionlake.delta.catalog.storage import CatalogStorage
+from sessionlake.delta.home import FolderStorage
+from sessionlake.delta.storage.limits import Limits
 
 FORCED: dict[str, dict[str, int]] = {
     "bronze.archive.members": {"_CHUNK": 1},
@@ -44,7 +44,7 @@ FORCED: dict[str, dict[str, int]] = {
     "delta.folders.file_rows": {"_BATCH": 1, "_FEW": 0},
     "delta.folders.file_statistics": {"_LONGEST_TEXT": 1},
     "delta.folders.compaction": {"ROW_GROUP": 1},
-    "delta.home": {"_REWRITTEN": 0},
+    "delta.home": {"_REWRITE_FACTOR": 0},
     "delta.folders.key_index": {"_WIDEST": 1},
     "delta.folders.marked_merge": {"_CROWD": 2},
     "delta.folders.parquet": {"_GATHERED_BYTES": 1},
@@ -52,13 +52,13 @@ FORCED: dict[str, dict[str, int]] = {
     "delta.storage.reading": {"_NAMED": 0},
     "delta.folders.rows_by_key": {"_COMPARED": 1, "_IN_ONE_PIECE": 0},
     "delta.storage.spark_writes": {"_NAMED": 0},
-    "delta.lake": {"_FEW": 0},
+    "delta.lake": {"_SMALL_ROWS": 0},
     "processors.by_class": {"_SLICE": 1},
     "processors.computation": {"_GROUPS": 1},
     "processors.messages": {"_SLICE": 1},
     "protocol.arrow": {"_WIDEST": 0},
     "protocol.binary": {"_SLICE_BYTES": 1},
-    "protocol.chunk": {"LARGE": 0},
+    "protocol.chunk": {"COMPRESS_ABOVE_BYTES": 0},
     "protocol.upserts": {"_CHUNK_BYTES": 1},
     "spark.frames": {"_FEW": 0},
     "silver.fold.pack": {"BLOCK_MESSAGES": 1, "BLOCK_BYTES": 1},
@@ -72,7 +72,7 @@ FORCED: dict[str, dict[str, int]] = {
     "operations.rebuild.slices": {"SLICE_MESSAGES": 1, "SLICE_BYTES": 1},
     "streaming.restored_tables": {"_AT_MOST": 1},
 }
-"""By module, the limits up to which work is done one way and beyond it another, and the least that each can be."""
+"""Limits by module that decide between two ways of working, with the smallest value that each can have."""
 
 OTHERS: dict[str, tuple[str, ...]] = {
     "what is larger is refused, or goes to where what cannot be used is: the limit is what is promised": (
@@ -83,9 +83,9 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "gold.rules.parse.MAX_DEPTH",
         "gold.rules.parse.MAX_WINDOW_MINUTES",
     ),
-    "how much of a text, of a list or of a history is told": (
+    "how much of a text, a list or a history is shown": (
         "gold.fold.outputs.MOST_CAUSES",
-        "history.asof._LOOKED_AT",
+        "history.asof._MAX_SEARCHED",
         "history.asof._NAMED",
         "history.missing._NAMED",
         "processors.outputs._LONGEST",
@@ -176,11 +176,11 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "operations.rebuild.replay._LAST_SLICE",
     ),
 }
-"""Numbers of modules that are no such limits, by the reason why."""
+"""Numeric constants that are not such limits, by reason."""
 
 
 def force(patch: pytest.MonkeyPatch, above: int = 0) -> None:
-    """Sets all limits to the least that they can be, and so much above it; those of the storage to `above` itself."""
+    """Sets all limits to their smallest value plus `above`, and those of the storage to `above`."""
     for module, limits in FORCED.items():
         for name, least in limits.items():
             home = import_module(f"sessionlake.{module}")
@@ -188,7 +188,7 @@ def force(patch: pytest.MonkeyPatch, above: int = 0) -> None:
             users = [home] if name.startswith("_") else [m for m in _loaded() if vars(m).get(name, None) is value]
             for user in {home.__name__: home, **{user.__name__: user for user in users}}.values():
                 patch.setattr(user, name, least + above)
-    for storage in (Folders, Catalog):
+    for storage in (FolderStorage, CatalogStorage):
         patch.setattr(storage, "limits", replace(storage.limits, **{one.name: above for one in fields(Limits)}))
 
 

@@ -1,4 +1,4 @@
-"""Every way of not being a message: at least one maker for each reason of the protocol, both sides of its boundary."""
+"""Makes malformed messages for each reason of the protocol, on both sides of each limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_BYTES = 4_096
 
 
 class Broken(NamedTuple):
-    """What takes a good message's place; `key` as it was unless given."""
+    """Replacement for a valid message. `key` is the original one unless given."""
 
     value: bytes | None
     key: Any = ...
@@ -52,7 +52,7 @@ def _not_utf8(rnd: random.Random, body: dict[str, Any], _: int) -> Broken:
 def _spelling(rnd: random.Random, body: dict[str, Any], _: int) -> Broken:
     raw = rnd.choice(_SPELLINGS)
     place = rnd.choice(["unknown", "seq", "rows", "ts"])
-    # Last or first: a field that a later one of the same name replaces must be JSON all the same.
+    # Last or first: a field that a later one with the same name replaces must still be valid JSON.
     return Broken(_with_raw(body, place, raw, last=rnd.random() < 0.5))
 
 
@@ -116,7 +116,7 @@ def _deleted(rnd: random.Random, body: dict[str, Any], _: int) -> Broken:
 
 
 def _several(rnd: random.Random, body: dict[str, Any], timestamp: int) -> Broken:
-    """Two things wrong at once: the first in the protocol's order is the reason."""
+    """Breaks two rules at once. The reason is the first in the protocol's order."""
     for name, value in rnd.sample(list(_WRONG.items()), 2):
         body[name] = timestamp + 2 * SKEW if name == "ts" and rnd.random() < 0.5 else value
     return Broken(_text(body), rnd.choice([..., ..., b"\xff"]))

@@ -1,4 +1,4 @@
-"""Processors whose output columns have names of every kind; a lake's configuration names them."""
+"""Processors whose output columns have names of every kind. Test configurations use them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sessionlake.processors.output import HEAD
 from support.names import STRANGE, usable
 
 TEXTS = ("group", "a.b", ".hidden", "value")
-"""Of the output, columns that are texts, and so can be keys."""
+"""Output columns that are texts and so can be keys."""
 TIME = "ts"
 NAMES = tuple(usable(dict.fromkeys([*TEXTS, TIME, *STRANGE]), "_batch", *(name for name, _ in HEAD)))
 OUTPUT = {name: "string" if name in TEXTS else "timestamp" if name == TIME else "double" for name in NAMES}
@@ -20,11 +20,11 @@ OUTPUT = {name: "string" if name in TEXTS else "timestamp" if name == TIME else 
 
 @dataclass
 class Nothing:
-    """No state."""
+    """An empty state."""
 
 
 class Writes(Processor[Nothing]):
-    """A record for each message, with a value in every column."""
+    """Emits a record for each message, with a value in every column."""
 
     state = Nothing
     output: ClassVar[Mapping[str, str]] = OUTPUT
@@ -37,14 +37,14 @@ class Writes(Processor[Nothing]):
 
 @dataclass
 class Rows:
-    """How many rows of a key there were, and the sum of a column."""
+    """Number of a key's rows, and the sum of a column."""
 
     rows: int = 0
     sum: float = 0.0
 
 
 class Adds(KeyedProcessor[Rows]):
-    """Of each key, one record in columns of every name."""
+    """Emits one record per key, with columns of every name."""
 
     state = Rows
     output: ClassVar[Mapping[str, str]] = {name: sql for name, sql in OUTPUT.items() if name not in TEXTS}

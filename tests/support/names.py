@@ -1,4 +1,4 @@
-"""Names that users may give, among them every name that our own frames and queries have: read from the source."""
+"""Names that users may give to columns, including every name that the source uses in its own frames and queries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sessionlake.protocol.names import check_columns, fold_case
 
 _ROOT = Path(sessionlake.__file__).parent
 _WORD = re.compile(r"[A-Za-z_~][\w~:]*")
-# Calls by which frames of Spark, Arrow and pandas get and take columns.
+# Calls that add or read columns of Spark, Arrow and pandas frames.
 _OF_FRAMES = {"alias", "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed", "col", "select", "drop"}
 _OF_FRAMES |= {"selectExpr", "expr", "groupBy", "orderBy", "agg", "struct", "join", "field", "append_column", "where"}
 _OF_FRAMES |= {"set_column", "rename_columns", "aggregate", "group_by", "sort_by", "table", "schema", "lit", "first"}
@@ -36,13 +36,13 @@ def _documentation(tree: ast.AST) -> set[int]:
 
 @cache
 def own_names() -> tuple[str, ...]:
-    """Every name of a column that the source gives or takes in a frame or in SQL, in order."""
+    """Returns all column names that the source uses in frames or in SQL, in order."""
     found: set[str] = set()
     for file in sorted(_ROOT.rglob("*.py")):
         tree = ast.parse(file.read_text())
-        told = _documentation(tree)
+        docstrings = _documentation(tree)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
                 found.update(_of_sql(node.value))
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _OF_FRAMES:
                 texts = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
@@ -51,13 +51,13 @@ def own_names() -> tuple[str, ...]:
 
 
 def _of_sql(text: str) -> Iterator[str]:
-    """The words of a text that is, or is a part of, a query."""
+    """Yields the words of a text that is a query or a part of one."""
     if re.search(r"\b(SELECT|AS|FROM|WHERE|JOIN|CASE)\b", text):
         yield from _WORD.findall(text)
 
 
 def usable(names: Iterable[str], *published: str) -> list[str]:
-    """Those that a table can have, beside its own, each once whatever its case."""
+    """Returns the names that a table can have in addition to its own, each once whatever its case."""
     found: dict[str, str] = {}
     for name in names:
         try:

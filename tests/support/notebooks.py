@@ -1,4 +1,4 @@
-"""A small lake as the demo leaves one, without a broker, and what the notebooks show of it."""
+"""Creates a small lake like the demo's without a broker, runs the notebooks on it, and checks what they show."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ SCENARIO = Scenario(
 
 
 def fill(spark: Any, settings: Settings) -> None:
-    """Plays sensors into all layers, in two batches of bronze."""
+    """Fills all layers with simulated messages, in two batches of bronze."""
     messages = _messages(settings)
     half = len(messages) // 2
     fill_with(spark, settings, messages[:half], messages[half:])
 
 
 def fill_with(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
-    """Takes messages into all layers, each list as a batch of bronze."""
+    """Fills all layers with messages, each list as a batch of bronze."""
     lake = Lake(settings)
     lake.ensure(spark, [MESSAGES, LEDGER])
     for number, part in enumerate(batches):
@@ -77,16 +77,16 @@ def _entry(number: int, messages: list[KafkaMessage]) -> LedgerEntry:
 
 
 def run_all(given: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """What each notebook has made, by its number, run from top to bottom.
+    """Runs all notebooks and returns the variables of each, by its number.
 
     Args:
-        given: what a platform puts into a notebook.
+        given: Variables that a platform provides to a notebook.
     """
     return {path.name[:2]: runpy.run_path(str(path), init_globals=given) for path in NOTEBOOKS}
 
 
 def require_true(spark: Any, settings: Settings, shown: dict[str, dict[str, Any]]) -> None:
-    """What the notebooks show is what the tables hold."""
+    """Checks that the notebooks show the content of the tables."""
     lake = Lake(settings)
     explore, integrity, averages, own, operate = (shown[number] for number in ("01", "02", "03", "04", "05"))
     sessions = rows_of(spark, lake, SESSIONS)
@@ -118,7 +118,7 @@ def require_true(spark: Any, settings: Settings, shown: dict[str, dict[str, Any]
 
 
 def drawn(figure: Any) -> int:
-    """What the bars by topic come to, which is what those over time do."""
+    """Returns the sum of the bars by topic, which must equal the sum of the bars over time."""
     left, right = figure.axes
     by_topic = sum(bar.get_width() for bars in left.containers for bar in bars)
     assert by_topic == sum(bar.get_height() for bars in right.containers for bar in bars)

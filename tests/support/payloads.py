@@ -1,4 +1,4 @@
-"""The same logical messages as JSON, Avro and Protobuf, and a schema registry that answers over real HTTP."""
+"""The same messages as JSON, Avro and Protobuf, and a schema registry that answers over HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TYPES = ["SNAPSHOT", "UPDATE", "HEARTBEAT", "END", "OTHER"]
 
 
 def avro_schema(row: list[Any] | None = None, **changed: Any) -> dict[str, Any]:
-    """A writer's schema; `changed` gives fields other types, None takes them away."""
+    """Returns a writer's schema. `changed` changes the types of fields; None removes a field."""
     fields = {
         "type": {"type": "enum", "name": "Type", "symbols": TYPES},
         "seq": ["null", "long"],
@@ -44,7 +44,7 @@ def avro_schema(row: list[Any] | None = None, **changed: Any) -> dict[str, Any]:
 
 
 def avro(body: Body, schema: dict[str, Any] | None = None) -> bytes:
-    """A message as an Avro datum of `avro_schema()`, `_set` where columns are absent."""
+    """Returns a message as an Avro datum of `avro_schema()`, with `_set` if columns are absent."""
     names = [field["name"] for field in AVRO_ROW[1:-1]]
     rows = [
         {name: row.get(name) for name in ["id", *names, *row]}
@@ -56,7 +56,7 @@ def avro(body: Body, schema: dict[str, Any] | None = None) -> bytes:
 
 
 def datum_of(schema: Any, value: Any) -> bytes:
-    """A value as bytes, in a schema."""
+    """Returns a value encoded with a schema."""
     out = BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema, {}), value)
     return out.getvalue()
@@ -74,10 +74,12 @@ _PROTO = {"double": _F.TYPE_DOUBLE, "long": _F.TYPE_INT64, "string": _F.TYPE_STR
 
 
 def proto_file(*, before: int = 0, extra: bool = False, always: str = "") -> FileDescriptorProto:
-    """`lab.Capture`, behind so many other types in its file, and inside one of them: `lab.Outer.Capture`.
+    """Returns a file with `lab.Capture`, and with `lab.Outer.Capture` nested in another type.
 
     Args:
-        always: a column whose field has no presence.
+        before: Number of other types before it in the file.
+        extra: True to add a field that the reader does not know.
+        always: A column whose field has no presence.
     """
     file = FileDescriptorProto(name="capture.proto", package="lab", syntax="proto3")
     for number in range(before):
@@ -121,12 +123,12 @@ def _field(
 
 
 def descriptor_set(file: FileDescriptorProto | None = None) -> bytes:
-    """What `protoc --include_imports --descriptor_set_out` writes."""
+    """Returns a descriptor set like that of `protoc --include_imports --descriptor_set_out`."""
     return FileDescriptorSet(file=[file or proto_file()]).SerializeToString()
 
 
 def proto_class(file: FileDescriptorProto, name: str = MESSAGE) -> Any:
-    """Python's class for a message type of a file."""
+    """Returns the Python class of a message type of a file."""
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return GetMessageClass(pool.FindMessageTypeByName(name))
@@ -136,7 +138,7 @@ CAPTURE = proto_class(proto_file())
 
 
 def protobuf(body: Body, rnd: random.Random, kind: Any = CAPTURE) -> bytes:
-    """A message as Protobuf: what is set is present, or named in `_set`, which a null needs."""
+    """Returns a message as Protobuf. A column that is set is present, or is in `_set`, as a null must be."""
     message = kind(seq=body.get("seq"), ts=body["ts"], deleted=body.get("deleted", []))
     message.type = ["OTHER", *TYPES[:-1]].index(_symbol(body))
     for row in body.get("rows", []):
@@ -148,7 +150,7 @@ def protobuf(body: Body, rnd: random.Random, kind: Any = CAPTURE) -> bytes:
 
 
 def header(schema: int, path: bytes = b"") -> bytes:
-    """A wire header."""
+    """Returns a wire header with the schema id."""
     return b"\x00" + schema.to_bytes(4, "big") + path
 
 
@@ -156,7 +158,7 @@ def header(schema: int, path: bytes = b"") -> bytes:
 
 
 class Registry:
-    """What a schema registry holds, and what it was asked."""
+    """Schemas of the registry, and the paths that were requested."""
 
     def __init__(self) -> None:
         self.schemas: dict[int, dict[str, Any]] = {}
@@ -164,7 +166,7 @@ class Registry:
         self.asked: list[str] = []
         self.auth: list[str | None] = []
         self.answer: tuple[int, bytes] | None = None
-        """Given instead of every other answer."""
+        """If set, the answer to every request."""
         self.url = ""
 
     def add_avro(self, schema: int, definition: Any, references: list[dict[str, Any]] | None = None) -> None:
@@ -189,7 +191,7 @@ class Registry:
 
 @contextmanager
 def serving() -> Iterator[Registry]:
-    """A registry on a free port of the loopback interface."""
+    """Runs a registry on a free port of the loopback interface."""
     registry = Registry()
 
     class Handler(BaseHTTPRequestHandler):
@@ -203,7 +205,7 @@ def serving() -> Iterator[Registry]:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Says nothing."""
+            """Suppresses the log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     registry.url = f"http://127.0.0.1:{server.server_port}"

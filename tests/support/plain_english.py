@@ -1,8 +1,8 @@
-"""Finds English that must be read twice: long sentences, private words, docstrings that only point elsewhere.
+"""Finds English that is hard to read: long sentences, unusual words, docstrings that only refer elsewhere.
 
     python -m support.plain_english src/sessionlake/delta docs README.md
 
-prints one finding a line. `unit/test_plain_english` runs the same on every text of the project.
+prints one finding per line. `unit/test_plain_english` checks all texts of the project in the same way.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 LONGEST = 30
-"""Words in a sentence. A list of names, a command or a path counts as one word."""
+"""Maximum number of words in a sentence. A command or path in backticks counts as one word."""
 
-# Words that have a plain one in this field. The right side says what to write.
+# Words that have a plainer alternative. The right side says what to write.
 PRIVATE = {
     r"anew": "again, from the start, new",
     r"(is|are|was|were|be|being) told|tells? of|told (of|in|by|as)": "reported, shown, says",
@@ -67,7 +67,7 @@ _HAS_WORDS = re.compile(r"[A-Za-z]+ [a-z]+ [a-z]+")
 
 
 class Finding(NamedTuple):
-    """What is hard to read, and where."""
+    """A finding: what is hard to read, and where it is."""
 
     file: Path
     line: int
@@ -78,7 +78,7 @@ class Finding(NamedTuple):
 
 
 def findings(paths: list[Path]) -> Iterator[Finding]:
-    """All findings in files, or in the `.py` and `.md` files below folders."""
+    """Yields all findings in files, or in the `.py` and `.md` files below folders."""
     for path in paths:
         files = sorted(file for file in path.rglob("*") if file.suffix in {".py", ".md"}) if path.is_dir() else [path]
         for file in files:
@@ -108,7 +108,7 @@ def _in_python(file: Path) -> Iterator[Finding]:
 
 
 def _texts(node: ast.Constant | ast.JoinedStr) -> Iterator[str]:
-    """The text of a string with words in it; an f-string's values count as one word each."""
+    """Yields the text of a string that has words. Each value of an f-string counts as one word."""
     if isinstance(node, ast.Constant):
         text = node.value if isinstance(node.value, str) else ""
     else:
@@ -118,7 +118,7 @@ def _texts(node: ast.Constant | ast.JoinedStr) -> Iterator[str]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
-    """The comments, where lines that follow each other are one text."""
+    """Yields the comments with their lines. Consecutive comment lines are one text."""
     begun, parts, last = 0, [], -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or "noqa" in token.string or "type: ignore" in token.string:

@@ -1,4 +1,4 @@
-"""Tables published to a real broker, and what whoever reads the topics makes of them."""
+"""Publishes tables to a broker, and reads the topics as a consumer does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
-    """One message as the broker has it."""
+    """A message in the broker."""
 
     key: bytes
     value: bytes | None
@@ -35,7 +35,8 @@ class Outgoing:
     """Publishes a home's tables.
 
     Args:
-        file: its configuration.
+        spark: The session.
+        file: The configuration file.
     """
 
     def __init__(self, spark: SparkSession, file: Path) -> None:
@@ -47,20 +48,20 @@ class Outgoing:
         return client_config(self.settings)
 
     def publish(self, table: str, topic: str) -> str:
-        """One run to its end; what it said last."""
+        """Publishes a table once and returns the last line of output."""
         publication = Publication(table, topic)
         publish(self.spark, self.settings, publication, threading.Event(), once=True, say=self.said.append)
         return self.said[-1]
 
     def publish_killed(self, table: str, topic: str, place: str) -> subprocess.CompletedProcess[str]:
-        """The same by the command, in a process of its own that dies at a fault point."""
+        """Publishes a table by the command, in a process that dies at a fault point."""
         command = [*COMMAND, "--config", str(self.file), "publish", table, "--topic", topic, "--once"]
         with open_to_another(self.spark) as jvm:
             environment = {**os.environ, **jvm, VARIABLE: place}
             return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
     def sent(self, topic: str) -> list[Message]:
-        """All that the topic holds, each partition in order."""
+        """Returns all messages of the topic, by partition in offset order."""
         consumer, found = Consumer({**self.client, "group.id": "fold"}), []
         for number in consumer.list_topics(topic).topics[topic].partitions:
             end = consumer.get_watermark_offsets(TopicPartition(topic, number))[1]
@@ -75,8 +76,8 @@ class Outgoing:
         return found
 
 
-def rows_told(messages: Sequence[Message], key: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """What any consumer of a compacted topic does: the last value of each key counts, none is a deletion."""
+def rows_received(messages: Sequence[Message], key: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Returns the rows that a consumer of a compacted topic has: the last value of each key, without deleted ones."""
     last = {message.key: message.value for message in messages}
     rows = [json.loads(value) for value in last.values() if value is not None]
     assert [json.loads(own) for own, value in last.items() if value] == [{n: row[n] for n in key} for row in rows]
@@ -84,7 +85,7 @@ def rows_told(messages: Sequence[Message], key: Sequence[str]) -> dict[tuple[Any
 
 
 def without_replays(messages: Sequence[Message]) -> list[Message]:
-    """Only what is newer than the last of its key, by the header."""
+    """Returns only messages that are newer than the previous one of their key, by the header."""
     newest: dict[bytes, int] = {}
     kept = []
     for message in messages:

@@ -1,10 +1,10 @@
-"""Records what Spark says when things really fail: what `tests/unit/test_stream_errors.py` reads, without a JVM.
+"""Records Spark's errors of real failures. `tests/unit/test_stream_errors.py` reads the recordings without a JVM.
 
-Run it from the root of the repository when the version of Spark, Delta or Kafka changes, and look at the difference:
+Run it from the root of the repository when the version of Spark, Delta or Kafka changes, and review the differences:
 
     python tests/support/record_spark_errors.py [NAME...]
 
-Each failure is provoked in a folder of its own and written to `tests/unit/spark_errors/NAME.json`: the class, the
+Each failure is provoked in a separate folder and written to `tests/unit/spark_errors/NAME.json`: the class, the
 condition and the text of the error, with `/lake` for the folder and without most of the JVM's frames.
 """
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 RECORDS = Path(__file__).parent.parent / "unit" / "spark_errors"
 FRAMES = 2
-"""Of each JVM exception's frames, so many are kept."""
+"""Number of frames that are kept of each JVM exception."""
 _HURRIED = {"kafka.default.api.timeout.ms": "4000", "kafka.request.timeout.ms": "3000"}
 _TOPIC = "recorded"
 
 
 class Recorded(LayerQuery):
-    """Keeps the error that is to be explained: what the batch has raised, or what Spark made of it if not `heard`."""
+    """Keeps the error to explain: the exception of the batch, or Spark's version of it if `heard` is false."""
 
     error: BaseException | None = None
     heard = True
@@ -56,21 +56,21 @@ class Recorded(LayerQuery):
 
 
 class Malformed:
-    """A fold that fails on its own."""
+    """A fold that fails with its own exception."""
 
     def __call__(self, _shard: int, _state: bytes | None, chunks: list[bytes]) -> Any:
         raise ValueError(f"a malformed header in the state store of {len(chunks)} chunks: data may be lost")
 
 
 class Foreign:
-    """A fold whose state is of another version."""
+    """A fold whose state has another version."""
 
     def __call__(self, _shard: int, _state: bytes | None, _chunks: list[bytes]) -> Any:
         raise LakeError("the silver state is of format 'silver/9', this version reads 'silver/2'")
 
 
 class Keeps:
-    """A fold that keeps a state and sends one row."""
+    """A fold that stores a state and returns one row."""
 
     def __call__(self, _shard: int, _state: bytes | None, chunks: list[bytes]) -> Any:
         return b"state", [("row", chunks[0])]
@@ -83,7 +83,7 @@ def unanswered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class Case:
-    """What a failure needs: a folder, a table to stream from, a checkpoint."""
+    """Environment of a failure: a folder, a table to stream from, a checkpoint."""
 
     def __init__(self, spark: SparkSession, folder: Path, settings: Settings) -> None:
         self.spark, self.folder, self.settings = spark, folder, settings
@@ -299,7 +299,7 @@ def _lost(case: Case, lose: Callable[[Any], object]) -> BaseException | None:
         port = probe.getsockname()[1]
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     own = Settings(home=case.folder / "home", kafka=kafka)
-    address = broker.up(own).bootstrap_servers
+    address = broker.start_broker(own).bootstrap_servers
     try:
         admin, producer = AdminClient({"bootstrap.servers": address}), Producer({"bootstrap.servers": address})
         _create(admin)
@@ -315,7 +315,7 @@ def _lost(case: Case, lose: Callable[[Any], object]) -> BaseException | None:
         lose(admin)
         return case.run(_kafka(case, address))
     finally:
-        broker.down(own)
+        broker.stop_broker(own)
 
 
 def _kafka(case: Case, address: str) -> DataFrame:
@@ -350,8 +350,8 @@ CASES = (
 )
 
 
-def told(error: BaseException, folder: Path) -> dict[str, Any]:
-    """An error as it is stored."""
+def recorded(error: BaseException, folder: Path) -> dict[str, Any]:
+    """Returns an error in the form in which it is stored."""
     from pyspark.errors import PySparkException
 
     condition = error.getCondition() if isinstance(error, PySparkException) else None
@@ -370,7 +370,7 @@ def told(error: BaseException, folder: Path) -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """A text without most of the JVM's frames."""
+    """Returns a text without most of the JVM's frames."""
     lines, frames = [], 0
     for line in text.splitlines():
         frames = frames + 1 if re.match(r"\s+(at |\.\.\. \d+ more)", line) else 0
@@ -380,7 +380,7 @@ def shortened(text: str) -> str:
 
 
 def main(names: list[str]) -> None:
-    """Records the failures of these names, or all."""
+    """Records the failures with these names, or all."""
     root = Path(tempfile.mkdtemp(prefix="recorded-"))
     settings = Settings(home=root / "home")
     spark = spark_session(settings, app="record")
@@ -400,7 +400,7 @@ def main(names: list[str]) -> None:
             if error is None:
                 print(f"{name}: did not fail", flush=True)  # noqa: T201 - shows how far the tool is
                 continue
-            content = json.dumps(told(error, folder), indent=1, ensure_ascii=False)
+            content = json.dumps(recorded(error, folder), indent=1, ensure_ascii=False)
             (RECORDS / f"{name}.json").write_text(f"{content}\n", encoding="utf-8")
             print(f"{name}: {type(error).__name__}", flush=True)  # noqa: T201 - shows how far the tool is
     finally:

@@ -1,4 +1,4 @@
-"""Lakes for pages that show them, written by delta-rs alone, and what a browser would see of a page."""
+"""Creates lakes for the report with delta-rs, and parses the report's page as a browser does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIME = pa.timestamp("us", tz="UTC")
 PLACE = [("topic", pa.string()), ("session_id", pa.string()), ("partition", pa.int32())]
 SERIES = [*PLACE, ("row_id", pa.string()), ("metric", pa.string())]
 END = int((NOON + timedelta(minutes=4)).timestamp() * 1000)
-"""The sessions' last time, ms."""
+"""Last time of the sessions, in ms."""
 _POINT = [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
 SCHEMAS = {
     EVENTS: pa.schema([*PLACE, ("event", pa.string()), ("action", pa.string()), ("_batch", pa.int64())]),
@@ -55,16 +55,16 @@ SCHEMAS = {
 
 
 def write(lake: Lake, table: str, rows: Sequence[dict[str, object]]) -> None:
-    """Appends rows."""
+    """Appends rows to a table."""
     write_deltalake(folder_of(lake, table), pa.Table.from_pylist(list(rows), SCHEMAS[table]), mode="append")
 
 
 def fill(lake: Lake, names: Sequence[str], batches: int = 40) -> None:
-    """A lake in which topics, sessions, rows, metrics, events, reasons and statuses have these names."""
+    """Fills a lake in which topics, sessions, rows, metrics, events, reasons and statuses have these names."""
     ledger = entries(0, 4 * batches)
     write_deltalake(folder_of(lake, LEDGER), ledger)
-    whole = pa.table({"topic": [name for name in names for _ in range(PLACES)]})
-    write_deltalake(folder_of(lake, MESSAGES), whole)
+    messages = pa.table({"topic": [name for name in names for _ in range(PLACES)]})
+    write_deltalake(folder_of(lake, MESSAGES), messages)
     places = [{"topic": name, "session_id": name, "partition": 0} for name in names]
     write(lake, SESSIONS, [place | {"status": place["topic"]} for place in places])
     write(lake, SESSIONS, [place | {"status": "open"} for place in places])
@@ -91,12 +91,12 @@ def minute(end: datetime, number: int) -> dict[str, object]:
 
 
 class Seen(HTMLParser):
-    """A page as a browser takes it apart.
+    """A parsed page.
 
     Attributes:
-        elements: tags with their attributes.
-        texts: what stands between tags, by the tag around it.
-        headings: of second and third order, as text.
+        elements: Tags with their attributes.
+        texts: Texts with the tag around them.
+        headings: Texts of the headings of second and third level.
     """
 
     def __init__(self, page: str) -> None:
@@ -128,7 +128,7 @@ class Seen(HTMLParser):
 
     @property
     def charts(self) -> list[str]:
-        """What each chart says that it shows."""
+        """Labels of the charts."""
         return [attrs["aria-label"] or "" for tag, attrs in self.elements if tag == "svg"]
 
     def all_text(self, tag: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A small lake whose rows have ages: an old session that is over, one that goes on, and a new one."""
+"""A small lake whose rows have different ages: an old ended session, a continuing one, and a new one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAMES = ("bronze", "changes", "progress", "snapshots", "quarantine", "events", "
 
 @dataclass(frozen=True)
 class Said:
-    """A message: in which minute, and by whom."""
+    """A message of a session at a given minute."""
 
     minute: int
     session: str
@@ -56,14 +56,14 @@ class Said:
 
 
 def _old() -> list[Said]:
-    """Over after three minutes; a duplicate, and one that is malformed."""
+    """Returns a session that ends after three minutes, with a duplicate and a malformed message."""
     updates = [Said(n, "old", "update", n, (("a", float(n)),)) for n in (1, 2)]
     begun = Said(0, "old", "snapshot", 0, (("a", 0.5), ("b", 1.5)))
     return [begun, *updates, updates[-1], Said(2, "old", "nonsense", 9), Said(3, "old", "end", 3)]
 
 
 def _long(first: int, end: int) -> list[Said]:
-    """One that goes on: a message every half hour."""
+    """Returns a continuing session with a message every half hour."""
     head = [Said(4, "long", "snapshot", 0, (("x", 0.25), ("y", 0.5), ("z", 1.0)))] if first == 0 else []
     return head + [
         Said(4 + 30 * n, "long", "update", n, (("xyz"[n % 3], float(n)),)) for n in range(max(1, first), end)
@@ -79,7 +79,7 @@ BATCHES = [
 
 
 def aging_settings(location: dict[str, Any]) -> Settings:
-    """Rows of every table are removed after the same span."""
+    """Returns settings that remove rows of every table after the same time."""
     capture = CaptureSettings(columns={"price": "double"}, on_violation=OnViolation.ISOLATE)
     maintain = MaintainSettings(retention=dict.fromkeys(NAMES, SPAN))
     silver = SilverSettings(shards=2, snapshot_interval="10 minutes")
@@ -87,7 +87,7 @@ def aging_settings(location: dict[str, Any]) -> Settings:
 
 
 class Aging:
-    """The lake; each batch of bronze, silver, the merger and gold is older than the next."""
+    """The lake. Each batch of bronze, silver, the merger and gold is older than the next."""
 
     def __init__(self, spark: Any, location: dict[str, Any]) -> None:
         self.spark = spark
@@ -98,7 +98,7 @@ class Aging:
         self.lake.ensure(spark, [MESSAGES])
 
     def take_in(self, *, with_gold: bool = True) -> None:
-        """One more batch, through all layers."""
+        """Runs one more batch through all layers."""
         number, first = len(self.moments), len(self.come)
         messages = [
             KafkaMessage(TOPIC, 0, first + n, START + said.minute * MINUTE, said.session.encode(), said.value)
@@ -122,12 +122,12 @@ class Aging:
         self.moments.append(datetime.now(UTC))
 
     def cut_and_go_on(self) -> None:
-        """Removes what was committed up to the second batch, and takes in one more."""
+        """Removes rows committed up to the second batch, and runs one more batch."""
         self.removed = self.cut(1)
         self.take_in()
 
     def copied(self, home: Path) -> Aging:
-        """The same lake in another home, which goes its own way from here on."""
+        """Returns an independent copy of the lake in another home."""
         shutil.copytree(self.settings.home, home)
         found = copy(self)
         found.settings = self.settings.model_copy(update={"home": home})
@@ -139,11 +139,11 @@ class Aging:
         return self.lake.reader(self.spark)
 
     def offsets(self) -> list[int]:
-        """Of the messages that bronze has."""
+        """Returns the offsets of the messages in bronze."""
         return sorted(row["offset"] for row in self.reader.rows(MESSAGES, columns=["offset"]))
 
     def points(self) -> dict[tuple[str, str, int], tuple[int, float]]:
-        """Of gold, by session, row and minute: how many there are, and their sum."""
+        """Returns number and sum of gold's points, by session, row and minute."""
         found = {}
         for row in self.reader.rows(METRICS_1M):
             minute = (round(row["window_start"].timestamp() * 1000) - START) // MINUTE
@@ -151,6 +151,6 @@ class Aging:
         return found
 
     def cut(self, batch: int, *tables: str) -> dict[str, RemovalResult]:
-        """Removes what was committed up to a batch."""
+        """Removes rows that were committed up to a batch."""
         retention = Retention(self.spark, self.settings)
         return {table: retention.remove(table, self.moments[batch] + SPAN) for table in tables or CUT}

@@ -1,4 +1,4 @@
-"""A real broker with TLS and logins switched on: one process with a listener for each way in."""
+"""A broker with TLS and logins: one process with a listener for each kind of connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.token_server import CLIENT, SECRET, token_server
 
 USER, PASSWORD = "lake", 'pass"word \\ of Zq7x41;'
 FRAGMENT = "Zq7x41"
-"""Of the password: it is in no text, however that is quoted."""
+"""Part of the password that must not appear in any text, however it is quoted."""
 _LISTENERS = {"PLAIN": "PLAINTEXT", "LOGIN": "SASL_SSL", "CERTIFICATE": "SSL", "OTHER_HOST": "SASL_SSL"}
 _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 _SECONDS = 60
@@ -26,13 +26,13 @@ _SECONDS = 60
 
 @dataclass(frozen=True)
 class SecureBroker:
-    """One that runs.
+    """A running broker.
 
     Attributes:
-        ports: by listener.
-        authority: that has signed its certificates, and the client's.
-        client: a client's own certificate.
-        token_url: where its tokens come from.
+        ports: Port of each listener.
+        authority: Authority that signed the broker's and the client's certificates.
+        client: Certificate of a client.
+        token_url: URL of the token server.
     """
 
     ports: dict[str, int]
@@ -41,7 +41,7 @@ class SecureBroker:
     token_url: str
 
     def kafka(self, listener: str = "LOGIN", **security: str) -> KafkaSettings:
-        """Settings by which a client gets in; what is given goes over them, and None takes it away."""
+        """Returns settings for a successful connection. Given values replace them, and None removes one."""
         ways = {
             "PLAIN": {"protocol": "PLAINTEXT"},
             "CERTIFICATE": {"protocol": "SSL", "certificate": self.client.certificate, "key": self.client.key},
@@ -59,7 +59,7 @@ class SecureBroker:
 
 @contextmanager
 def secure_broker(folder: Path) -> Iterator[SecureBroker]:
-    """Runs one, with its data in the folder, until the block is left."""
+    """Runs a broker with its data in the folder during the block."""
     authority = Authority()
     with ExitStack() as stack:
         jwks = folder / "jwks.json"
@@ -131,5 +131,5 @@ def _one_line(pem: str) -> str:
 def _await(folder: Path, port: int) -> None:
     end = time.monotonic() + _SECONDS
     while not broker_answers({"bootstrap.servers": f"127.0.0.1:{port}"}, 2.0):
-        told = (folder / "out").read_text() + (folder / "broker.log").read_text()
-        assert time.monotonic() < end, told[-3000:]
+        output = (folder / "out").read_text() + (folder / "broker.log").read_text()
+        assert time.monotonic() < end, output[-3000:]

@@ -1,4 +1,4 @@
-"""Topics that come and go on a real broker, and what they were sent: what a lake must hold, whatever happened."""
+"""Creates and deletes topics on a broker, and records the messages sent to them, which the lake must have."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PARTITIONS = 3
 
 @dataclass
 class SentTopic:
-    """A topic, as often as it has been made.
+    """A topic that may have been created several times.
 
     Attributes:
-        lives: of each time that it was made, the messages that Kafka was sent, at Kafka's offsets.
+        lives: Messages sent to it, with Kafka's offsets, for each time that it was created.
     """
 
     topic: str
@@ -34,7 +34,7 @@ class SentTopic:
 
 
 class SentTopics:
-    """Makes and deletes topics, sends messages, and remembers them."""
+    """Creates and deletes topics, sends messages, and records them."""
 
     def __init__(self, settings: Settings) -> None:
         self._client = client_config(settings)
@@ -42,30 +42,30 @@ class SentTopics:
         self._topics: dict[str, SentTopic] = {}
 
     def make(self, topic: str) -> None:
-        """Creates a topic, for the first time or anew."""
-        if topic in self.there():  # again, by whoever asked for it
+        """Creates a topic, for the first time or again."""
+        if topic in self.there():  # a client's request has created it again
             self.delete(topic)
-        admin = self._admin()  # which must outlive its answer
+        admin = self._admin()  # it must exist until its answer has arrived
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
         self._topics.setdefault(topic, SentTopic(topic)).lives.append([])
 
     def _admin(self) -> AdminClient:
-        """A new one each time: as the producer, it would have a topic made anew that it has once known."""
+        """Returns a new client each time. A client that knows a deleted topic would make the broker create it again."""
         return AdminClient(self._client)
 
     def _new_producer(self) -> Producer:
         return Producer(self._client | {"enable.idempotence": True})
 
     def delete(self, topic: str) -> None:
-        """Deletes one; returns when Kafka does not name it any more."""
-        self._producer = self._new_producer()  # one that knows the topic might have it made anew
+        """Deletes a topic and waits until Kafka no longer lists it."""
+        self._producer = self._new_producer()  # one that knows the topic could make the broker create it again
         admin = self._admin()
         admin.delete_topics([topic])[topic].result(30)
         while topic in admin.list_topics(timeout=10).topics:
             pass
 
     def send(self, messages: Sequence[KafkaMessage]) -> None:
-        """Sends messages to the partitions that they name; their offsets are those that Kafka gives."""
+        """Sends messages to their partitions, and records them with the offsets that Kafka assigns."""
         for said in messages:
             sent = self._topics[said.topic].lives[-1]
             offset = sum(earlier.partition == said.partition for earlier in sent)
@@ -75,14 +75,14 @@ class SentTopics:
         assert self._producer.flush(60) == 0
 
     def there(self) -> set[str]:
-        """The topics that Kafka names, of those that were ever made."""
+        """Returns the topics that Kafka lists, of those that were created."""
         admin = self._admin()
         return self._topics.keys() & admin.list_topics(timeout=10).topics.keys()
 
     def in_lake(self, spark: SparkSession, settings: Settings) -> list[KafkaMessage]:
-        """All messages, at the offsets that the lake has for them.
+        """Returns all messages, with the offsets that the lake has for them.
 
-        A broker makes a topic that anybody asks for: one that was deleted may have been there again, without messages.
+        A broker creates a topic that a client asks for, so a deleted topic may have existed again without messages.
         """
         shifts: dict[str, list[int]] = {}
         for row in read_topics(spark, Lake(settings)):

@@ -1,4 +1,4 @@
-"""How tests set the Spark session that they work in."""
+"""Spark sessions for tests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def hive(database: str) -> dict[str, str]:
-    """Settings of a session whose catalog is Hive's: what stands in the tests for a platform's.
+    """Returns settings of a session with a Hive catalog, which replaces Unity Catalog in tests.
 
     Args:
-        database: Derby's name of the one that holds the metastore, as `memory:name` or a path.
+        database: Derby database of the metastore: `memory:name`, or a path.
     """
     return {
         "spark.sql.catalogImplementation": "hive",
@@ -28,7 +28,7 @@ def hive(database: str) -> dict[str, str]:
 
 
 _NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-# Of state stores: as often as nothing else would notice one that is open when its query has ended.
+# Maintenance of state stores runs often, so that it closes the stores of queries that have ended.
 UPKEEP_SECONDS = 1
 _UPKEEP = {"spark.sql.streaming.stateStore.maintenanceInterval": f"{UPKEEP_SECONDS}s"}
 
@@ -36,14 +36,16 @@ _UPKEEP = {"spark.sql.streaming.stateStore.maintenanceInterval": f"{UPKEEP_SECON
 def without_generated_code(
     settings: Settings, app: str, more: Mapping[str, str] | None = None, *, recording: bool = False
 ) -> SparkSession:
-    """A session of the package's in which, and in all further ones that begin beside it, queries generate no code.
+    """Returns a session of the package whose queries, and those of further sessions, generate no code.
 
-    Over a handful of rows, writing code for every plan and task is a third of all work. What tests start as a user does
-    (commands, the demo) generates code as it does for users.
+    Over few rows, code generation is a third of all work. Commands and the demo, which tests start as a user does,
+    generate code as for users.
 
     Args:
-        more: settings.
-        recording: as `spark_session`.
+        settings: Settings of the lake.
+        app: Name of the log files.
+        more: Further Spark settings.
+        recording: True if the JVM's loaded classes will be written to the class archive.
     """
     with patch.dict(_LAPTOP, _NO_CODE | _UPKEEP | dict(more or {})):
         return spark_session(settings, app=app, recording=recording)

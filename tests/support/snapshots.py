@@ -1,4 +1,4 @@
-"""Snapshots without Spark: made as the table merger makes them, from what a folder's batches gave."""
+"""Computes snapshots without Spark from a folder's batches, as the table merger does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
     change_columns,
+    compute_snapshots,
     last_cuts,
-    sizes,
-    snapshots,
     snapshots_schema,
+    table_sizes,
 )
-from sessionlake.silver.tables.weights import of_kept, since_kept
+from sessionlake.silver.tables.weights import cuts_of_kept_sessions, weights_input
 from support.folding import Folder
 from support.tables import Tables
 
@@ -29,15 +29,17 @@ INDEX_SCHEMA = pa.schema([*CUTS_SCHEMA, ("rows", pa.int64()), ("_batch", pa.int6
 
 
 class Cutter:
-    """Makes the snapshots of stretches of batches, each from the last kept tables before and what was applied since.
+    """Computes the snapshots of ranges of batches, each from earlier snapshots and the changes since.
 
     Args:
-        uncounted: how many batches were judged by a version that counted no changes, which all have their tables kept.
-        unlisted: how many of these were merged by it, too: their tables are not in the index.
+        folder: The folder with the batches.
+        capture: Capture settings.
+        uncounted: Number of batches from a version that did not count changes; all their tables are stored.
+        unlisted: Number of these that were also merged by that version; their tables are not in the index.
 
     Attributes:
-        found: rows of `session_snapshots`.
-        index: rows of `session_snapshot_index`.
+        found: Rows of `session_snapshots`.
+        index: Rows of `session_snapshot_index`.
     """
 
     def __init__(self, folder: Folder, capture: CaptureSettings, uncounted: int = 0, unlisted: int = 0) -> None:
@@ -47,33 +49,33 @@ class Cutter:
         self.index = INDEX_SCHEMA.empty_table()
 
     def make(self, start: int, end: int) -> None:
-        """The batches from `start` to before `end`."""
+        """Computes the snapshots of the batches from `start` up to but not including `end`."""
         cuts = self.cuts
         due = cuts.filter(pc.and_(pc.greater_equal(cuts["_batch"], start), pc.less(cuts["_batch"], end)))
         kept = kept_cuts(Tables({CUTS: cuts, SNAPSHOT_INDEX: self.index}).table, ("_batch", operator.lt, start))
         last = last_cuts(kept.filter(is_of_sessions(kept, due)))
-        weights = since_kept(last, cuts.filter(pc.less(cuts["_batch"], start)))
-        due = due.filter(of_kept(due, weights))
+        weights = weights_input(last, cuts.filter(pc.less(cuts["_batch"], start)))
+        due = due.filter(cuts_of_kept_sessions(due, weights))
         last = last.filter(is_of_sessions(last, due))
         changes = self._until(end, self._folder.table(SilverOutput.CHANGES, changes_schema(self._columns)))
         progress = self._until(end, self._folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA))
-        anew = progress.filter(progress["beneath"]).group_by(list(SESSION)).aggregate([])
+        remade = progress.filter(progress["beneath"]).group_by(list(SESSION)).aggregate([])
         base = last["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(last)))
         since = pc.greater(changes["_position"], pc.fill_null(base, NO_OFFSET))
-        changes = changes.filter(pc.or_(since, is_of_sessions(changes, anew))).select(change_columns(self._columns))
+        changes = changes.filter(pc.or_(since, is_of_sessions(changes, remade))).select(change_columns(self._columns))
         rows = self.found.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
-        rows = rows.filter(pc.invert(is_of_sessions(rows, anew)))
+        rows = rows.filter(pc.invert(is_of_sessions(rows, remade)))
         weighed = due.select([*CUT_COLUMNS, "changes"])
-        made = list(snapshots(weighed, weights, rows, changes, anew, self._columns))
-        whole = pa.concat_tables([self.found.slice(0, 0), *made])
-        self.found = pa.concat_tables([self.found, whole.filter(pc.is_valid(whole["row_id"]))])
-        index = due.join(sizes(whole), list(CUT_COLUMNS), join_type="inner")
+        made = list(compute_snapshots(weighed, weights, rows, changes, remade, self._columns))
+        combined = pa.concat_tables([self.found.slice(0, 0), *made])
+        self.found = pa.concat_tables([self.found, combined.filter(pc.is_valid(combined["row_id"]))])
+        index = due.join(table_sizes(combined), list(CUT_COLUMNS), join_type="inner")
         index = index.filter(pc.field("_batch") >= self._unlisted)
         self.index = pa.concat_tables([self.index, index.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)])
 
     @property
     def cuts(self) -> pa.Table:
-        """Rows of `session_cuts`."""
+        """Returns the rows of `session_cuts`."""
         cuts = self._folder.table(SilverOutput.CUTS, CUTS_SCHEMA)
         counted = pc.greater_equal(cuts["_batch"], self._uncounted)
         changes = pc.if_else(counted, cuts["changes"], pa.scalar(None, pa.int64()))

@@ -1,4 +1,4 @@
-"""A driver to be killed that is there before it is needed: what starts in the time of a death is the next one."""
+"""Starts the next driver to be killed in advance, while the current one still runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Standby:
-    """Drivers over one JVM, one after the other; one that does not come to the place of its death serves again."""
+    """Drivers on one JVM, one after the other. A driver that does not reach its fault point is used again."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -32,17 +32,17 @@ class Standby:
 
     def _begin(self) -> None:
         environment = self._held.enter_context(open_to_another(self._spark))
-        self._told, theirs = DRIVERS.Pipe()
+        self._requests, theirs = DRIVERS.Pipe()
         self._process: ForkServerProcess = DRIVERS.Process(target=_serve, args=(theirs, dict(environment)), daemon=True)
         self._process.start()
         theirs.close()
 
     def run(self, file: Path, death: Death) -> bool:
-        """Has a layer take in what is there; whether its driver has died at that place."""
-        self._told.send((file, death.layer, death.place))
-        assert self._told.poll(SECONDS), death
+        """Runs a layer over all input. Returns True if its driver died at the fault point."""
+        self._requests.send((file, death.layer, death.place))
+        assert self._requests.poll(SECONDS), death
         try:
-            self._told.recv()
+            self._requests.recv()
         except EOFError:
             self._process.join(SECONDS)
             assert self._process.exitcode == -signal.SIGKILL, death
@@ -52,20 +52,20 @@ class Standby:
         return False
 
     def end(self) -> None:
-        """Ends the one that waits."""
+        """Ends the waiting driver."""
         self._process.kill()
         self._process.join(SECONDS)
         self._held.close()
 
 
-def _serve(told: Connection, environment: Mapping[str, str]) -> None:
-    """A driver's life."""
+def _serve(requests: Connection, environment: Mapping[str, str]) -> None:
+    """Runs a driver that executes requests until it dies."""
     os.environ.update(environment)
     spark = attached()
     assert spark is not None
     while True:
-        file, layer, place = told.recv()
+        file, layer, place = requests.recv()
         faults._passed.clear()
         os.environ[faults.VARIABLE] = place
         run_layer(spark, load_settings(file), layer)
-        told.send(layer)
+        requests.send(layer)

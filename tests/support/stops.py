@@ -1,4 +1,4 @@
-"""A home in which a layer can stop at a message under `fail`, made without a JVM."""
+"""Creates a home in which a layer has stopped at a violation under `fail`, without a JVM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EMPTY = pa.table(
 
 
 def make_home(settings: Settings) -> None:
-    """Topic t, partition 0: session s has the offsets 0 to 9; silver has taken in 0 to 3, processors 0 to 5."""
+    """Creates the home: session s has the offsets 0 to 9 of topic t. Silver has read 0 to 3, processors 0 to 5."""
     Path(settings.checkpoint("silver")).parent.mkdir(parents=True)
     lake = Lake(settings)
     messages = pa.table(
@@ -41,7 +41,7 @@ def make_home(settings: Settings) -> None:
 
 
 def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) -> dict[str, object]:
-    """A row of the ledger: the layer has taken in the offsets up to `last`, by decisions about some."""
+    """Returns a ledger row: the layer has read the offsets up to `last`, with decisions about some."""
     span = {"topic": "t", "partition": 0, "first": 0, "last": last, "messages": last + 1}
     taken = [{"topic": "t", "partition": 0, "session_id": "s", "offset": n, "decision": "isolate"} for n in decided]
     return {
@@ -55,5 +55,5 @@ def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) ->
 
 
 def stop(settings: Settings, offset: int, layer: str = "silver") -> None:
-    """The layer stops at the session's message with this offset: a gap."""
+    """Records that the layer stopped with a gap at the session's message with this offset."""
     note_stop(settings, Violation("t", 0, offset, "s", "strict", "gap", 5, 6), layer)

@@ -1,4 +1,4 @@
-"""Random captures with every fault of the protocol, from a seed: what the law tests feed to silver and to the truth."""
+"""Random captures with every fault of the protocol, from a seed. Law tests give them to silver and the truth."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _UNDECLARED: dict[str, list[Any]] = {
 
 @dataclass(frozen=True)
 class Noise:
-    """How often things go wrong, as chances per message."""
+    """Probabilities of faults, per message."""
 
     fault: float
     malformed: float
@@ -67,12 +67,12 @@ CALM = Noise(0.0, 0.0, 0.0)
 LIGHT = Noise(0.05, 0.03, 0.01)
 WILD = Noise(0.4, 0.15, 0.08)
 HASTY = Noise(0.05, 0.04, 0.05, early_end=0.15)
-"""Ends overtake what was to come before them."""
+"""Probability that an end arrives before earlier messages."""
 
 
 @dataclass
 class _Sensor:
-    """One session as its producer sees it."""
+    """State of one session in its producer."""
 
     topic: str
     partition: int
@@ -86,10 +86,10 @@ class _Sensor:
 
 
 class StreamMaker:
-    """Makes one stream: topics, partitions and sessions interleaved, offsets rising by one in each partition.
+    """Makes one stream with interleaved topics, partitions and sessions. Offsets rise by one in each partition.
 
     Attributes:
-        now: Kafka's time (ms), which goes on by itself by seconds, and may be set on.
+        now: Kafka's time in ms. It advances by seconds, and tests may advance it further.
     """
 
     def __init__(self, rnd: random.Random, noise: Noise, topics: Sequence[str] = TOPICS) -> None:
@@ -105,24 +105,24 @@ class StreamMaker:
     def _sensor(self, topic: str, number: int) -> _Sensor:
         rnd = self._rnd
         spellings = [f"sé😀{number}", f" {number}", f"{number}".rjust(256, "x") if number == 3 else f"-{number}"]
-        # The same key in two topics is two sessions, and in two partitions; in one partition it would be one.
+        # A key in two topics or two partitions is two sessions. In one partition it is one session.
         twin = "twin" if topic not in self._twinned else spellings[0]
         self._twinned.add(topic)
         start = rnd.choice([0, 0, 0, 1, 17, INT64_MAX - 4]) if self._noise.fault else 0
         partition, key = number % rnd.randint(1, 3), rnd.choice([twin, *spellings])
         split = self._keys(topic, elsewhere=partition) - self._keys(topic, partition)
-        apart = random.Random(repr(rnd.getstate()))  # takes nothing from the chances of what follows
+        apart = random.Random(repr(rnd.getstate()))  # does not change the random numbers of what follows
         if split and apart.random() < 0.4:
             key = apart.choice(sorted(split))
         return _Sensor(topic, partition, key, start)
 
     def _keys(self, topic: str, partition: int | None = None, elsewhere: int | None = None) -> set[str]:
-        """The keys of a topic's sensors, of one partition or of all but one."""
+        """Returns the keys of a topic's sensors, of one partition or of all but one."""
         own = (one for one in self._sensors if one.topic == topic and partition in (None, one.partition))
         return {one.key for one in own if one.partition != elsewhere}
 
     def make(self, count: int) -> list[KafkaMessage]:
-        """The stream's first messages."""
+        """Returns the next `count` messages of the stream."""
         return [self._message() for _ in range(count)]
 
     def _message(self) -> KafkaMessage:
@@ -152,7 +152,7 @@ class StreamMaker:
             return lane[1] - rnd.choice([1, 2, 3]) * SESSION_TIMEOUT - rnd.choice([-1, 0, 1])
         return lane[1] - (rnd.randint(0, 5_000) if rnd.random() < self._noise.fault else 0)
 
-    # -- what the session says next
+    # -- the next message of a session
 
     def _next_body(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
         if sensor.queue:
@@ -166,7 +166,7 @@ class StreamMaker:
         return self._regular(sensor, timestamp)
 
     def _early_end(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
-        """The end and a few messages before it, in any order; some of them never come."""
+        """Returns the end and a few messages before it, in any order. Some of them are lost."""
         rnd = self._rnd
         hand = [self._regular(sensor, timestamp) for _ in range(rnd.randint(1, 4))]
         hand.append({"type": "end", "seq": sensor.seq, "ts": self._event_time(timestamp)})
@@ -177,7 +177,7 @@ class StreamMaker:
         return hand[0]
 
     def _reborn(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
-        """In a calm stream a sensor whose session has ended takes a new session id."""
+        """Gives a sensor whose session has ended a new session id, in a stream without such faults."""
         sensor.key, sensor.ended, sensor.begun, sensor.seq = f"{sensor.key[:200]}'", False, False, 0
         return self._regular(sensor, timestamp)
 
@@ -212,7 +212,7 @@ class StreamMaker:
         if kind in {"update", "snapshot"}:
             body |= self._rows(kind)
         if rnd.random() < self._noise.fault / 8:
-            del body["seq"]  # class `none` allows it
+            del body["seq"]  # the class `none` allows a missing seq
         sensor.seq = min(sensor.seq + 1, INT64_MAX)
         sensor.begun, sensor.ended = True, kind == "end"
         sensor.sent.append(body)
@@ -251,7 +251,7 @@ class StreamMaker:
 
 
 def spelled(rnd: random.Random, body: dict[str, Any]) -> bytes:
-    """A message as JSON, spelled as some producer might: any order, spaces, escapes, unknown and repeated fields."""
+    """Returns a message as JSON in an unusual form: order, spaces, escapes, unknown and repeated fields."""
     items = list(body.items())
     if rnd.random() < 0.2:
         rnd.shuffle(items)
@@ -266,7 +266,7 @@ def spelled(rnd: random.Random, body: dict[str, Any]) -> bytes:
 
 
 class Times(StrEnum):
-    """What the Kafka timestamps of a stream are like."""
+    """Kinds of Kafka timestamps of a stream."""
 
     USUAL = "usual"
     SOME_MISSING = "some missing"
@@ -279,11 +279,11 @@ class Times(StrEnum):
 
 NO_TIME = -1
 YEAR_10000 = 253_402_300_800_000
-_LATEST = 2**53 - 1  # what Spark's timestamps hold, and a bit less
+_LATEST = 2**53 - 1  # a little less than the largest of Spark's timestamps
 
 
 def with_times(rnd: random.Random, messages: Sequence[KafkaMessage], times: Times) -> list[KafkaMessage]:
-    """The messages of producers that set no time, a wrong one, or one before 1970; and when bronze read each."""
+    """Returns the messages with missing, wrong or very old Kafka timestamps, and the time when bronze read each."""
     clock: dict[tuple[str, int], int] = defaultdict(int)
     missing = {m[:2]: rnd.randint(1, 9) for m in messages}
     shift = START + rnd.choice([0, 3_000, 10**12]) if times is Times.NEGATIVE else 0
@@ -314,7 +314,7 @@ def _stamp(rnd: random.Random, times: Times, usual: int, ingested: int, *, first
 
 
 def with_silences(rnd: random.Random, messages: Sequence[KafkaMessage]) -> list[Fact]:
-    """The messages, and behind some of them that of their topic-partition nothing more came for a while."""
+    """Returns the messages, with a silence of the topic-partition after some of them."""
     times: dict[tuple[str, int], int] = defaultdict(lambda: rnd.choice([0, START]))
     facts: list[Fact] = []
     for message in messages:
@@ -329,12 +329,12 @@ def with_silences(rnd: random.Random, messages: Sequence[KafkaMessage]) -> list[
 
 
 def messages_of(facts: Sequence[Fact]) -> list[KafkaMessage]:
-    """Without the silences."""
+    """Returns the messages without the silences."""
     return [fact for fact in facts if not isinstance(fact, Silence)]
 
 
 def cut(rnd: random.Random, messages: list[T], batches: int) -> Iterator[list[T]]:
-    """The stream in at most so many consecutive micro-batches, none empty."""
+    """Splits the stream into at most this many consecutive micro-batches, none of them empty."""
     inside = range(1, len(messages))
     cuts = sorted(rnd.sample(inside, min(batches - 1, len(inside))))
     for start, end in zip([0, *cuts], [*cuts, len(messages)], strict=True):

@@ -1,4 +1,4 @@
-"""A table that goes through all that can become of one in a home, and the rows that each of its versions has."""
+"""A table in a home that undergoes every operation, with the expected rows of each version."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from sessionlake.delta.folders.marked_merge import merged_by_marking
-from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.home import Folders
-from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, SKIPPING
+from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.table_files import open_table
+from sessionlake.delta.home import FolderStorage
+from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -50,7 +50,7 @@ Rows = dict[str, Row]
 
 
 def row(number: int) -> Row:
-    """One with values of its own in each column; every seventh has none but its key."""
+    """Returns a row with distinct values in each column. Every seventh row has only its key."""
     key = TEXTS[number % len(TEXTS)] + str(number)
     if number % 7 == 3:
         return dict.fromkeys(SCHEMA.names) | {"key": key, "number": number}
@@ -73,24 +73,24 @@ def row(number: int) -> Row:
 
 
 class Life:
-    """Applies steps to a table, and to its rows in a dictionary.
+    """Applies operations to a table, and to its rows in a dictionary.
 
     Attributes:
-        held: the rows, by key.
-        versions: of each version, its rows, and whether it needs a reader that knows deletion vectors.
+        held: The expected rows, by key.
+        versions: Expected rows of each version, and whether it needs a reader that supports deletion vectors.
     """
 
-    def __init__(self, lake: Folders, spark: Any = NO_SPARK) -> None:
+    def __init__(self, lake: FolderStorage, spark: Any = NO_SPARK) -> None:
         self.lake, self.spark, self.held = lake, spark, Rows()
         self.versions = dict[int, tuple[Rows, bool]]()
         self._number = 0
-        properties = {SKIPPING: ",".join(INDEXED), CHECKPOINTS: "5", CHANGE_FEED: "true"}
+        properties = {STATISTICS_COLUMNS: ",".join(INDEXED), CHECKPOINTS: "5", CHANGE_FEED: "true"}
         DeltaTable.create(lake.path(TABLE), SCHEMA, configuration=properties)
         self.note()
 
     def note(self) -> None:
-        """Keeps the rows of all versions since the last."""
-        delta = opened(self.lake.path(TABLE))
+        """Records the expected rows of the versions since the last call."""
+        delta = open_table(self.lake.path(TABLE))
         marked = "deletionVectors" in (delta.protocol().reader_features or ())
         for version in range(max(self.versions, default=-1) + 1, delta.version() + 1):
             self.versions[version] = {key: dict(one) for key, one in self.held.items()}, marked
@@ -112,7 +112,7 @@ class Life:
         self.lake.set_property(self.spark, TABLE, DELETION_VECTORS, "true" if on else "false")
 
     def merge(self, *, marks: bool = True) -> None:
-        """Changes every third row, removes every fifth, and adds two."""
+        """Merges: changes every third row, removes every fifth, and adds two."""
         keys = [*self.held]
         changed = [self.held[key] | {"double": math.nan, "amount": Decimal("-0.01")} for key in keys[::3]]
         gone = [self.held[key] for key in keys[1::5] if key not in {one["key"] for one in changed}]
@@ -122,7 +122,7 @@ class Life:
         source = self._table(rows, *younger)
         source = source.append_column(DELETE, [[n >= len(rows) - len(gone) for n in range(len(rows))]])
         upsert = Upsert(("key",), (*columns, *younger), deletes=True)
-        assert merged_by_marking(opened(self.lake.path(TABLE)), source, upsert, "merge", self._number, marks=marks)
+        assert merge_by_marking(open_table(self.lake.path(TABLE)), source, upsert, "merge", self._number, marks=marks)
         self.held |= {one["key"]: one for one in rows}
         for one in gone:
             del self.held[one["key"]]
@@ -149,7 +149,7 @@ class Life:
         self.lake.purge_vectors(TABLE)
 
     def steps(self) -> Iterator[Callable[[], None]]:
-        """What becomes of the table, in order."""
+        """Yields the operations in order."""
         yield from [self.append] * 4
         yield lambda: self.merge(marks=False)
         yield lambda: self.mark(on=True)
@@ -164,14 +164,14 @@ class Life:
         yield from [self.merge, self.append, self.merge]
 
     def live(self) -> None:
-        """Takes all steps."""
+        """Applies all operations."""
         for step in self.steps():
             step()
             self.note()
 
 
 def comparable(rows: Mapping[Any, Row] | pa.Table, columns: list[str]) -> list[str]:
-    """Rows as texts that are the same for the same values, whichever reader gives them, in order."""
+    """Returns sorted texts of rows that do not depend on the reader."""
     given = rows.to_pylist() if isinstance(rows, pa.Table) else rows.values()
     return sorted(repr([_plain(one.get(name)) for name in columns]) for one in given)
 

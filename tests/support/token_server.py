@@ -1,4 +1,4 @@
-"""A server of OAuth tokens on loopback: by client credentials, signed so that a broker can check them by a file."""
+"""A server for OAuth tokens on loopback. A broker checks the tokens with a file that has the public key."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CLIENT, SECRET = "lake-client", "lake-client-secret"
 
 @contextmanager
 def token_server(jwks: Path) -> Iterator[str]:
-    """Runs one; gives its URL.
+    """Runs the server during the block and yields its URL.
 
     Args:
-        jwks: file for the public key, as a broker reads it.
+        jwks: File for the public key, in the form that a broker reads.
     """
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     numbers = key.public_key().public_numbers()

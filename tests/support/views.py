@@ -1,4 +1,4 @@
-"""Gold's views over a lake whose messages are known, compared with the truth in plain Python."""
+"""Compares gold's views over known messages with results in plain Python."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ _TAKEN = ("status", "messages", "duplicates", "gaps", "late", "first_ts", "last_
 def assert_views_are_the_truth(
     spark: SparkSession, settings: Settings, judged: Sequence[Fact], waiting: Sequence[Fact]
 ) -> None:
-    """Every row of every view.
+    """Checks every row of every view.
 
     Args:
-        judged: messages that silver has taken in, and merged.
-        waiting: all others.
+        spark: The session.
+        settings: Settings of the lake.
+        judged: Messages that silver has read and merged.
+        waiting: All other messages.
     """
     truth = truth_of(judged, settings.capture)
     found = {tuple(row[name] for name in SESSION): row for row in _asked(spark, settings, SESSION_SUMMARY)}
     summaries = {key: _summary(truth, session) for key, session in truth.sessions.items()}
     assert {key: {name: row[name] for name in summaries[key]} for key, row in found.items()} == summaries
-    assert sum(row["lost"] and row["quarantined"] for row in summaries.values())  # the streams have what is counted
+    assert sum(row["lost"] and row["quarantined"] for row in summaries.values())  # the streams must have both
     quality = {(row["topic"], row["hour"].timestamp() * 1000): row for row in _asked(spark, settings, DATA_QUALITY)}
-    if settings.catalog is None:  # Spark's own catalog finds no table function by a schema's name
+    if settings.catalog is None:  # Spark's own catalog does not support table functions in a schema
         since = sorted({row["hour"] for row in quality.values()})[1]
         sql = "SELECT * FROM data_quality_since(timestamp_micros({:.0f}))"
         late = _named(*fetch(spark, settings, sql.format(since.timestamp() * 1e6 + 1)))
@@ -62,7 +64,7 @@ def assert_views_are_the_truth(
 def _asked(spark: SparkSession, settings: Settings, view: str) -> list[Row]:
     lake = Lake(settings)
     create_views(spark, lake, [view])
-    return _named(*cells_of(spark.table(lake.storage.view(spark, view)).toArrow()))
+    return _named(*cells_of(spark.table(lake.storage.prepare_view(spark, view)).toArrow()))
 
 
 def _named(names: list[str], rows: Rows) -> list[Row]:
@@ -77,7 +79,7 @@ def _summary(truth: Tables, session: Row) -> Row:
         return [row for row in mine if row["offset"] >= session["first_offset"]]
 
     gaps = [event for event in own(truth.integrity_events) if event["event"] == "gap"]
-    if session["topic"].startswith("capture.once"):  # the class has one for when it shows, and one for when it is due
+    if session["topic"].startswith("capture.once"):  # the class has one event when a gap shows, and one when it is due
         gaps = [event for event in gaps if event["action"] != "applied"]
     known = session["first_ts"] is not None
     duration = session["last_ts"] - session["first_ts"] if known else None

@@ -1,4 +1,4 @@
-"""Waiting for what happens beside a test."""
+"""Waits for asynchronous effects in tests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ def eventually(
     seconds: float,
     *,
     meanwhile: Callable[[], object] = lambda: None,
-    told: Callable[[], object] = lambda: "not reached in time",
+    failure: Callable[[], object] = lambda: "not reached in time",
 ) -> None:
-    """Returns when it holds.
+    """Waits until the condition is true.
 
     Args:
-        meanwhile: called between looks; it raises what has ended whoever is waited for.
-        told: what is said when it does not come to hold.
+        condition: The condition.
+        seconds: Maximum time to wait.
+        meanwhile: Called between checks. It may raise an error that ends the wait.
+        failure: Returns the message of the failure if the condition stays false.
     """
     end = time.monotonic() + seconds
     while not condition():
         meanwhile()
-        assert time.monotonic() < end, told()
+        assert time.monotonic() < end, failure()
         time.sleep(_LOOK_SECONDS)

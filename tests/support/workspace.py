@@ -1,4 +1,4 @@
-"""A Databricks workspace on this machine: answers over HTTP as the REST API does, and keeps what it is told."""
+"""A local Databricks workspace that answers over HTTP like the REST API, and stores what it receives."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 USER = "ada@example.com"
-TOKEN = "dapi-not-to-be-shown"  # noqa: S105 - of this server alone
+TOKEN = "dapi-not-to-be-shown"  # noqa: S105 - valid only for this server
 HOUR_MS = 3_600_000
 ROOT = "/Workspace/Users/ada@example.com/.bundle/sessionlake"
 
 
 class RefusedError(Exception):
-    """What the API answers with another status than 200."""
+    """An answer of the API with another status than 200."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -29,12 +29,12 @@ class RefusedError(Exception):
 
 @dataclass
 class Workspace:
-    """What there is in the workspace; tests fill and read it.
+    """Content of the workspace. Tests fill and read it.
 
     Attributes:
-        operate: what a run of a Python task does: words in; whether it went well, and what it wrote.
-        answers: of the statements that the warehouse runs, one after the other.
-        statements: that it was sent.
+        operate: Runs a Python task: takes its parameters, and returns whether it succeeded and its output.
+        answers: Answers to SQL statements, in order.
+        statements: SQL statements that were received.
     """
 
     operate: Callable[[list[str]], tuple[bool, str]] = lambda _: (True, "")
@@ -47,7 +47,7 @@ class Workspace:
     cancelled: list[str] = field(default_factory=list)
 
     def add_job(self, name: str, target: str = "prod", creator: str = USER, **settings: Any) -> int:
-        """Deploys a job, as a bundle does unless the target is empty; its id."""
+        """Adds a job and returns its id. Unless the target is empty, it looks as if a bundle deployed it."""
         number = 100 + len(self.jobs)
         if target:
             path = f"{ROOT}/{target}/state/metadata.json"
@@ -57,7 +57,7 @@ class Workspace:
         return number
 
     def add_run(self, job: int, code: str | None = None, message: str = "", **output: Any) -> int:
-        """A run of the job: RUNNING, or ended with a code; its id."""
+        """Adds a run of the job and returns its id. The run is RUNNING, or ended with a code."""
         number = 1000 + 10 * len(self.runs)
         begun = HOUR_MS * (1 + len(self.runs))
         run = {"run_id": number, "job_id": job, "start_time": begun, "run_page_url": f"https://page/{number}"}
@@ -76,7 +76,7 @@ class Workspace:
     # -- Jobs API 2.2
 
     def list_jobs(self, **query: str) -> dict[str, Any]:
-        """One job a page, so that whoever reads one page alone is found out; clusters are told by `get` alone."""
+        """Returns one job per page, to detect clients that read only one page. Only `get` returns clusters."""
         found = list(self.jobs.values())
         at = int(query.get("page_token", 0))
         shown = [
@@ -91,7 +91,7 @@ class Workspace:
         return self._one(self.jobs, job_id, "Job")
 
     def update_job(self, job_id: int, new_settings: dict[str, Any]) -> dict[str, Any]:
-        """Each setting that is given replaces the one that was there, whole."""
+        """Replaces each given setting completely."""
         self.get_job(str(job_id))["settings"].update(new_settings)
         return {}
 
@@ -113,7 +113,7 @@ class Workspace:
         return {"runs": found[::-1][: int(limit)], "has_more": len(found) > int(limit)}
 
     def get_run(self, run_id: str, **_: str) -> dict[str, Any]:
-        """A run that was given words is one step further each time that it is asked for."""
+        """Returns a run. A run with parameters advances by one state with each request."""
         run = self._one(self.runs, run_id, "Run")
         words = run.get("words")
         if words is not None and run["status"]["state"] == "RUNNING":
@@ -136,7 +136,7 @@ class Workspace:
     # -- SQL
 
     def execute(self, **request: Any) -> dict[str, Any]:
-        """A statement is under way first."""
+        """Starts a statement. Its first status is that it is running."""
         self.statements.append(request)
         return {"statement_id": str(len(self.statements)), "status": {"state": "PENDING"}}
 
@@ -151,10 +151,10 @@ class Workspace:
         return {}
 
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, Any]:
-        """What the API answers.
+        """Returns the API's answer to a request.
 
         Raises:
-            RefusedError: with another status.
+            RefusedError: The answer has another status than 200.
         """
         for pattern, does in self._routes():
             if found := re.fullmatch(pattern, f"{method} {path}"):
@@ -185,7 +185,7 @@ class Workspace:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; without the right token, none is answered."""
+    """Handles one request. Requests without the right token are rejected."""
 
     def __init__(self, workspace: Workspace, *request: Any) -> None:
         self._workspace = workspace
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}"))
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: what the server is asked is no part of a test's output."""
+        """Suppresses the log, so that requests do not appear in the test's output."""
 
     def _serve(self, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
@@ -218,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(workspace: Workspace) -> Iterator[str]:
-    """Serves the workspace until the block is left; its host."""
+    """Serves the workspace during the block and yields its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, workspace))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

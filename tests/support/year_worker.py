@@ -1,11 +1,14 @@
-"""All layers and maintenance in one process, as `sessionlake run all` has them, told what to do: a process to kill.
+"""A process for long tests: runs all layers and maintenance like `sessionlake run all`, controlled by commands.
 
     python -m support.year_worker CONFIG
 
-It says in a JSON line how many messages each batch of bronze had. `drain` has it take in all that is there;
-`measure` says what it holds in memory then; `night MOMENT` stops the layers, has as much time pass as makes rows from
-before that moment too old and files that nobody reads removable, and starts the layers again; `end` ends it. Each is
-answered when it is done.
+It prints the number of messages of each batch of bronze as a JSON line, and an answer after each command:
+
+- `drain` processes all input.
+- `measure` does the same and prints the memory in use.
+- `night MOMENT` stops the layers, advances the clock so that rows from before the moment and unused files can be
+  removed, runs maintenance, and starts the layers again.
+- `end` ends the process.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from sessionlake.delta.schemas.names import BRONZE
-from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.operations import maintenance
 from sessionlake.operations.pipeline import Layer, Pipeline, claimed
@@ -33,7 +36,7 @@ CLEANED_SECONDS = 2
 
 
 class _Later(datetime):
-    """What maintenance takes for the present."""
+    """The clock that maintenance reads."""
 
     present: datetime
 
@@ -43,28 +46,28 @@ class _Later(datetime):
 
 
 def main(file: Path) -> None:
-    """Runs until it is told to end, or killed."""
+    """Runs until the command `end`, or until it is killed."""
     settings = load_settings(file)
     spark = spark_session(settings, app="year", lasting=True)
-    told: Queue[str] = Queue()
-    threading.Thread(target=lambda: [told.put(line) for line in sys.stdin], daemon=True).start()
+    commands: Queue[str] = Queue()
+    threading.Thread(target=lambda: [commands.put(line) for line in sys.stdin], daemon=True).start()
     word = ""
     while word != "end":
         with claimed(spark, settings, Layer.ALL), Pipeline(spark, settings, on_commit=_say_messages) as pipeline:
-            word = _watched(spark, pipeline, told)
+            word = _watched(spark, pipeline, commands)
         if word.startswith("night"):
             _pass_time(spark, settings, datetime.fromisoformat(word.split()[1]))
         _say({"heap": 0})
     stop_spark()
 
 
-def _watched(spark: Any, pipeline: Pipeline, told: Queue[str]) -> str:
-    """Lets the layers run until they are to be stopped; says why. All that Kafka has is in the tables then."""
+def _watched(spark: Any, pipeline: Pipeline, commands: Queue[str]) -> str:
+    """Runs the layers until a command stops them, drains all input, and returns the command."""
     while True:
         pipeline.check()
         assert not pipeline.failed, pipeline.failed
         try:
-            word = told.get(timeout=LOOK_SECONDS).strip()
+            word = commands.get(timeout=LOOK_SECONDS).strip()
         except Empty:
             continue
         pipeline.drain()
@@ -74,26 +77,26 @@ def _watched(spark: Any, pipeline: Pipeline, told: Queue[str]) -> str:
 
 
 def _pass_time(spark: Any, settings: Settings, moment: datetime) -> None:
-    """Maintains as when `maintain.retention`, one for all, has passed since then, and `maintain.keep` since now."""
+    """Runs maintenance as if `maintain.retention` had passed since the moment, and `maintain.keep` since now."""
     span = settings.maintain.retention.ledger
     assert span is not None
     _Later.present = moment + span
     module: Any = maintenance
-    module.datetime, module.Kept = _Later, lambda _, since, __: Kept(timedelta(0), since)
+    module.datetime, module.Kept = _Later, lambda _, since, __: HistoryToKeep(timedelta(0), since)
     try:
         for done in maintenance.Maintenance(spark, settings).once():
             sys.stderr.write(f"{done}\n")
     finally:
-        module.datetime, module.Kept = datetime, Kept
+        module.datetime, module.Kept = datetime, HistoryToKeep
 
 
 def _memory(spark: Any) -> dict[str, int]:
-    """Bytes of Java's heap behind a collection, and of what Java has besides: classes, compiled code."""
-    gc.collect()  # what Python still names is kept in Java
+    """Returns the bytes of Java's heap after a garbage collection, and of its classes and compiled code."""
+    gc.collect()  # objects that Python refers to stay in Java
     java = spark._jvm.java.lang
-    for _ in range(3):  # what is found to be unused, Spark's own cleaner lets go of, in a while
+    for _ in range(3):  # Spark's cleaner releases unused objects after a while
         time.sleep(CLEANED_SECONDS)
-        java.System.gc()  # last of all, for streams that find nothing leave tens of megabytes a second
+        java.System.gc()  # last, since idle streams allocate tens of megabytes per second
     beans = java.management.ManagementFactory.getMemoryMXBean()
     return {
         "heap": int(beans.getHeapMemoryUsage().getUsed()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_a_query_of_a_missing_table_or_column_is_noticed():
 @named
 def test_every_command_named_in_the_text_exists_with_its_options(page: Path):
     for text in INLINE.findall(prose(page)):
-        words, command = text.partition("…")[0].split(), ROOT_COMMAND
+        words, command = text.partition("…")[0].partition(" -- ")[0].split(), ROOT_COMMAND
         while words and hasattr(command, "commands"):
             found = command.get_command(typer.Context(command), words.pop(0))
             assert found is not None, text
@@ -269,6 +270,15 @@ def test_a_how_to_begins_with_the_command(page: Path):
     title, empty, *rest = page.read_text(encoding="utf-8").splitlines()
     assert (title[:2], empty) == ("# ", "")
     assert any(line.startswith("```") for line in rest[:6])
+
+
+def test_the_site_has_every_page_and_no_broken_link(tmp_path: Path):
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES[1:] if f"{page.relative_to(ROOT / 'docs')}\n" not in nav] == []
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stdout) == (0, "")
+    assert (tmp_path / "tutorial" / "first-table" / "index.html").exists()
 
 
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.final import Closing, FinalTable, final_table, newly_final
+from sessionlake.gold.aggregate.final import AppendProgress, FinalTable, final_table, newly_final
 from sessionlake.gold.aggregate.late import latest, stream_times
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
@@ -121,7 +121,7 @@ class Gold:
         """A process begins: all that it knows is in the tables, and what silver's version tells."""
         following = self.committed + 1
         earlier = [row for row in self.appended if row["_batch"] < following]
-        self.closing = Closing(FINAL, self.limits(earlier), self.limits(self.appended))
+        self.closing = AppendProgress(FINAL, self.limits(earlier), self.limits(self.appended))
         self.times = dict(self.before)
 
     def limits(self, rows: Iterable[Row]) -> dict[Any, int]:
@@ -146,7 +146,7 @@ class Gold:
             return False
         self.times = latest(self.times, stream_times(batch)) if batch.num_rows else self.times
         if whole:
-            until = self.closing.until(self.times)
+            until = self.closing.due_limits(self.times)
             table = pa.Table.from_pylist([*self.held.values()], OWN.schema())
             found = newly_final(table, self.closing.since, until).to_pylist() if until else []
             if self.appended_by < number and found:

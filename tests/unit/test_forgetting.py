@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
-from sessionlake.operations.forgetting.publications import first_needed, require_sendable
+from sessionlake.operations.forgetting.publications import oldest_version_needed, require_sendable
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.parse import key_reason
@@ -129,8 +129,8 @@ def test_of_a_log_what_publications_go_on_with_stays_and_nothing_from_before_the
 ) -> None:
     settings = Settings(home=tmp_path)
     checkpoint(settings, "gold.metrics_1m", *places)
-    assert first_needed(settings, "gold.metrics_1m", removal) == needed
-    assert first_needed(settings, "gold.metrics_1h", removal) is None
+    assert oldest_version_needed(settings, "gold.metrics_1m", removal) == needed
+    assert oldest_version_needed(settings, "gold.metrics_1h", removal) is None
 
 
 def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, MINUTE, TIERS, answer_by, spans
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, MINUTE, TIERS, answer_product, spans
 from sessionlake.gold.query import KEYS, metrics, read_answer
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.settings.model import Settings
@@ -51,8 +51,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         day = pa.compute.floor_temporal(rows[START], unit="day")
         for one in pa.compute.unique(day):
             part = rows.filter(pa.compute.equal(day, one))
-            write_deltalake(Folders(found).path(tier.table), part, mode="append")
-        DeltaTable(Folders(found).path(tier.table)).alter.set_table_properties(
+            write_deltalake(FolderStorage(found).path(tier.table), part, mode="append")
+        DeltaTable(FolderStorage(found).path(tier.table)).alter.set_table_properties(
             {LOGIC: tier.logic}, raise_if_not_exists=False
         )
     return found
@@ -94,7 +94,7 @@ def test_the_answer_is_that_of_the_minutes_alone_and_of_the_points(
     home: Settings, begin: int, end: int, step: int | None, by: tuple[str, ...]
 ) -> None:
     begin, end = min(begin, end), max(begin, end) + MINUTE
-    reader, answer = Lake(home).reader(), answer_by(by, step)
+    reader, answer = Lake(home).reader(), answer_product(by, step)
     found = read_answer(reader, answer, [*spans(begin, end, step)], [])
     alone = read_answer(reader, answer, [*spans(begin, end, step, [METRICS_1M])], [])
     assert found.rows.equals(alone.rows)

@@ -18,7 +18,15 @@ from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.late import APPLIED, LATE_KEYS, NEVER, by_topic, first_kept, is_late, stream_times
+from sessionlake.gold.aggregate.late import (
+    APPLIED,
+    LATE_KEYS,
+    NEVER,
+    by_topic,
+    first_live_bucket,
+    is_late,
+    stream_times,
+)
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared.tables import products_of
@@ -152,7 +160,7 @@ def test_one_that_is_made_from_another_products_rows_has_no_lateness(tmp_path, m
 
 @given(st.integers(-(10**14), 10**14), st.integers(1, 10**6), st.integers(0, 10**7), st.integers(-3, 3))
 def test_a_bucket_is_gone_when_what_came_for_it_would_be_too_late_by_as_much(now: int, bucket: int, kept: int, by: int):
-    first = first_kept(now, bucket, kept)
+    first = first_live_bucket(now, bucket, kept)
     ts = first + by * bucket
     changes = pa.table({"ts": [ts], APPLIED: [now]})
     assert (ts < first) == is_late(changes, bucket, kept)[0]

@@ -43,8 +43,8 @@ def at(version: int, *, first: bool = False) -> dict[str, Any]:
 def test_a_reader_goes_on_with_the_version_behind_its_last_committed_batch(settings: Settings) -> None:
     checkpoint(settings, "silver", planned=4, committed=3, offset=at(17))
     checkpoint(settings, "gold", planned=0, committed=0, offset=at(5, first=True))
-    assert readers(settings, MESSAGES) == [Reader("silver", begun=True, since=17, again=17)]
-    assert readers(settings, CHANGES) == [Reader("gold", begun=True, since=None)]
+    assert readers(settings, MESSAGES) == [Reader("silver", has_started=True, next_version=17, last_start=17)]
+    assert readers(settings, CHANGES) == [Reader("gold", has_started=True, next_version=None)]
     assert readers(settings, SESSIONS) == []
 
 
@@ -62,13 +62,13 @@ def test_of_the_log_a_reader_needs_what_its_last_batch_began_with(
 ) -> None:
     checkpoint(settings, "silver", planned=len(offsets) - 1, committed=len(offsets) - 1, offset=offsets)
     [silver] = readers(settings, MESSAGES)
-    assert (silver.since, silver.again, silver.oldest_needed) == (since, again, again)
+    assert (silver.next_version, silver.last_start, silver.oldest_needed) == (since, again, again)
 
 
 def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: Settings) -> None:
-    assert readers(settings, CHANGES) == [Reader("gold", begun=False)]
+    assert readers(settings, CHANGES) == [Reader("gold", has_started=False)]
     checkpoint(settings, "gold", planned=0, committed=None, offset=at(5))
-    assert readers(settings, CHANGES) == [Reader("gold", begun=True)]
+    assert readers(settings, CHANGES) == [Reader("gold", has_started=True)]
 
 
 @pytest.mark.parametrize(("layer", "table"), [("silver", MESSAGES), ("gold", CHANGES)])
@@ -78,7 +78,7 @@ def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are
     place = handover.active_folder(settings, layer)
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
-    assert readers(settings, table) == [Reader(layer, begun=True, since=9)]
+    assert readers(settings, table) == [Reader(layer, has_started=True, next_version=9)]
     assert (handover.last_version_read(settings, layer), handover.next_batch(settings, layer)) == (8, 3)
     checkpoint(settings, layer, planned=1, committed=0, offset=at(9))
     with pytest.raises(LakeError, match=f"{layer} has not finished its last batch. Run `sessionlake run {layer}"):
@@ -94,9 +94,9 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
     settings = Settings(**location, processors=(own,))
     with record_building(settings, rebuild_of(own), 8):
         pass
-    assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=9)
+    assert readers(settings, MESSAGES)[1] == Reader(own.layer, has_started=True, next_version=9)
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
-    assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=3, again=2)
+    assert readers(settings, MESSAGES)[1] == Reader(own.layer, has_started=True, next_version=3, last_start=2)
     discard_building(settings, rebuild_of(own))
     assert building_version(settings, own.layer) is None
 
@@ -107,8 +107,13 @@ def test_processors_read_bronze_and_publications_their_table(location: dict[str,
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     checkpoint(settings, f"publish-{ROWS}-out.rows", planned=0, committed=0, offset=at(2))
     [silver, logins] = readers(settings, MESSAGES)
-    assert (silver, logins) == (Reader("silver", begun=False), Reader(own.layer, begun=True, since=3, again=2))
-    assert readers(settings, ROWS) == [Reader(f"publish-{ROWS}-out.rows", begun=True, since=2, again=1)]
+    assert (silver, logins) == (
+        Reader("silver", has_started=False),
+        Reader(own.layer, has_started=True, next_version=3, last_start=2),
+    )
+    assert readers(settings, ROWS) == [
+        Reader(f"publish-{ROWS}-out.rows", has_started=True, next_version=2, last_start=1)
+    ]
 
 
 def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> None:

@@ -39,7 +39,7 @@ from sessionlake.gold.fold.pack import (
     split_place,
 )
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, TrackedAverages, points_in, recompute, tail_length
+from sessionlake.gold.fold.shard import GoldFold, TrackedAverages, changes_with_points, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
 from sessionlake.gold.making import states
 from sessionlake.protocol.arrow import decode_dictionaries
@@ -295,7 +295,7 @@ def test_of_what_a_table_was_made_anew_each_shard_reads_its_own(tmp_path: Path, 
     rows = pa.table({"shard": pa.array(shards, pa.int32()), "newest": np.arange(owners), "mark": marks})
     for made in ("a", "b"):
         states._store(settings, BY_SESSION, made, rows)
-    (folder,) = states.folder(settings).iterdir()
+    (folder,) = states.owners_folder(settings).iterdir()
     assert folder.name == f"{BY_SESSION.name}.b"
     for shard in range(6):
         found = states._StoredOwners(str(folder))(shard)
@@ -420,7 +420,7 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
     assert packed["shard"].to_pylist() == [4, 5]
     found = Chunks.of(packed["chunk"].to_pylist())
     assert found.read == ReadChanges(1, 0, 0)
-    points = {one.name: points_in(found.changes[one.owner], Declared(METRICS), one) for one in SERIES[:2]}
+    points = {one.name: changes_with_points(found.changes[one.owner], Declared(METRICS), one) for one in SERIES[:2]}
     rows = {name: table.to_pylist() for name, table in points.items() if table is not None}
     rest = {"partition": 0, "offset": 10, "kafka_ms": 0, "ts": 5, "ordinal": 0, "value:0": None, "value:1": 2.0}
     assert rows == {

@@ -11,7 +11,7 @@ from sessionlake.cli.run import choose_processor
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError, LakeError, ProcessorError, SessionlakeError, UsageError
 from sessionlake.examples.logins import Logins
-from sessionlake.operations.pipeline import Layer, Pipeline, parts_of
+from sessionlake.operations.pipeline import Layer, Pipeline, names_to_run
 from sessionlake.processors import Row
 from sessionlake.processors.job import load, processor_settings
 from sessionlake.processors.load import ProcessorRef
@@ -117,17 +117,17 @@ def settings_of(*names: str) -> Settings:
 
 def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
     settings = settings_of("one", "two")
-    assert parts_of(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
-    assert parts_of(settings, Layer.SILVER) == ("silver",)
-    assert parts_of(choose_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
+    assert names_to_run(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
+    assert names_to_run(settings, Layer.SILVER) == ("silver",)
+    assert names_to_run(choose_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
     everyone = ("processor-one", "processor-two")
-    assert parts_of(choose_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
+    assert names_to_run(choose_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
 
 
 @pytest.mark.parametrize(
     ("layer", "name", "error", "said"),
     [
-        (Layer.PROCESSOR, "three", ConfigError, "there is none named 'three'. Name one that is configured: one, two"),
+        (Layer.PROCESSOR, "three", ConfigError, "no processor is named 'three'. Name one that is configured: one, two"),
         (Layer.SILVER, "one", UsageError, "`run silver` takes no name"),
     ],
 )
@@ -197,5 +197,5 @@ def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tm
     assert hints == {"price": float | None, "qty": int | None, "class": str | None, "on": bool | None}
     change = get_type_hints(made["Change"])
     assert (change["_ts"], change["row_id"], change["_set"]) == (int, str | None, list[str] | None)
-    assert {*change} == {name for name, _ in TABLES["silver.session_changes"].resolved(settings)}
+    assert {*change} == {name for name, _ in TABLES["silver.session_changes"].columns_for(settings)}
     assert made["values_of"](Row("r", {"price": 1.5})) == {"price": 1.5}

@@ -140,7 +140,7 @@ def test_an_unknown_job_is_told_with_those_there_are(workspace, remote):
     result = remote("logs", "platinum")
     assert result.exit_code == 1
     assert (
-        "no job sessionlake-platinum in this deployment. There are bronze, maintenance, operate, silver"
+        "no job sessionlake-platinum in this deployment. Name one of bronze, maintenance, operate, silver"
         in result.stderr
     )
 

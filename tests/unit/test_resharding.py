@@ -27,13 +27,13 @@ from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.session import Limits, prepare_processor
 from sessionlake.processors.shard import MessageProcessor
-from sessionlake.processors.testing import Result, _folded, _keep
+from sessionlake.processors.testing import Result, _collect, _folded
 from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import total
-from sessionlake.silver.stream_times import ends_of
+from sessionlake.silver.job import sum_counts
+from sessionlake.silver.stream_times import times_after
 from sessionlake.streaming.journal import Journal, require_uninterrupted
 from sessionlake.streaming.operation import RESHARD
 from sessionlake.streaming.payloads import rules_of
@@ -92,8 +92,8 @@ class Processing:
         each.loaded = prepare_processor("test", recorder, each.limits)
         packed = Packer(rules_of(self._rules), shards, times=self._times).pack(raw_table(messages, shards))
         fold = SilverFold(self._rules.declared, self._rules, processor=each)
-        reports = _keep(self.result, "test", list(_folded(fold, [packed], self.states)))
-        self._times = self._times.noted(ends_of(total([*reports]), reports))
+        reports = _collect(self.result, "test", list(_folded(fold, [packed], self.states)))
+        self._times = self._times.noted(times_after(sum_counts([*reports]), reports))
 
     def reshard(self, shards: int) -> None:
         self.states = dict(resharded(JudgingResharder(RuleBook(self._rules), shards), self.states))

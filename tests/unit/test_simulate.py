@@ -359,12 +359,12 @@ def test_all_faults_at_once_leave_most_messages_usable():
     [("sensors", 0), ("rate", 0), ("duration", -1), ("duplicates", 1.5), ("gaps", -0.1), ("rows", 0)],
 )
 def test_a_value_out_of_range_names_the_option_and_its_range(settings, option, value):
-    with pytest.raises(UsageError, match=rf"{option}.*= {value:g}; allowed is"):
+    with pytest.raises(UsageError, match=rf"{option}.*= {value:g}\. Give a value from"):
         build_scenario(settings, **{option: value})
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones(settings):
-    with pytest.raises(UsageError, match=r"'dupes'; known: .*duplicates"):
+    with pytest.raises(UsageError, match=r"'dupes'\. Use one of .*duplicates"):
         build_scenario(settings, dupes=0.1)
 
 
@@ -387,5 +387,5 @@ def test_lateness_and_limits_come_from_the_settings(tmp_path):
 
 def test_a_prefix_that_the_pipeline_would_not_read_is_refused(tmp_path):
     settings = Settings(home=tmp_path, kafka=KafkaSettings(topic_pattern=r"plant\..+"))
-    with pytest.raises(UsageError, match=r"capture\.chamber-00 would not be read"):
+    with pytest.raises(UsageError, match=r"bronze would not read topic capture\.chamber-00"):
         simulate(settings, SMALL)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, Sketch, unpacked
+from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, Sketch, unpack_entries
 from sessionlake.gold.declared.tables import products_of
 from sessionlake.protocol.arrow import contiguous
 from sessionlake.settings.gold import GoldSettings, ProductSettings
@@ -101,7 +101,7 @@ def test_what_is_stored_means_the_same_for_good() -> None:
     [row] = DISTINCT.of_events(events(["on", "off", ""], ["a"] * 3, pa.string())).to_pylist()
     assert row["__sl_registers"].hex() == "ee1b012c2d01473a01"
     [row] = NUMERIC.of_events(events([0.0, -1.5, 3.25, math.inf], ["a"] * 4, pa.float64())).to_pylist()
-    assert unpacked(pa.array([row["__sl_buckets"]]), Buckets.entry)[0].tolist() == [
+    assert unpack_entries(pa.array([row["__sl_buckets"]]), Buckets.entry)[0].tolist() == [
         (65_567, 1), (131_072, 1), (196_648, 1), (262_080, 1),
     ]  # fmt: skip
 

@@ -517,5 +517,5 @@ def test_written_truth_is_read_back_equal(tmp_path):
 
 
 def test_unreadable_truth_is_named(tmp_path):
-    with pytest.raises(LakeError, match="simulate again"):
+    with pytest.raises(LakeError, match="Simulate again"):
         read(tmp_path)

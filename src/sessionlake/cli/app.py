@@ -178,7 +178,7 @@ def run(
         if once:
             say("done" if pipeline.run_once(spark, settings, layer, stop, report_failure) else "stopped")
             return
-        parts = ", ".join(pipeline.parts_of(settings, layer))
+        parts = ", ".join(pipeline.names_to_run(settings, layer))
         say(f"running {parts} into {settings.place}; Ctrl-C stops")
         pipeline.run_live(spark, settings, layer, stop, report_failure, on_wait=say)
         say("stopped")
@@ -191,8 +191,8 @@ def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     from sessionlake.cli.show import show
     from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 
-    found = with_reader(settings, lambda reader: layer_statuses(reader, settings))
-    show(STATUS_COLUMNS, [layer.row() for layer in found], form)
+    layers = with_reader(settings, lambda reader: layer_statuses(reader, settings))
+    show(STATUS_COLUMNS, [layer.row() for layer in layers], form)
 
 
 @app.command()

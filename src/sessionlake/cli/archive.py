@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.cli.context import Config, say, settings_of, with_spark
-from sessionlake.cli.export import size_of
+from sessionlake.cli.export import parse_size
 from sessionlake.cli.show import write_line
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import LakeError, UsageError
@@ -46,26 +46,26 @@ def archive(
 
     `bronze.source: archive` reads them again. If anything fails, no files are left.
     """
-    settings, limit = settings_of(config), size_of(max_file_size)
+    settings, limit = settings_of(config), parse_size(max_file_size)
     from sessionlake.bronze.archive.writer import write_archives
     from sessionlake.delta.lake import Lake
 
     if folder.exists():
         raise UsageError(f"archive: {folder} already exists", fix="Name a new folder, or remove this one")
-    if Lake(settings).surely_lacks(MESSAGES):
+    if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
             f"archive: {MESSAGES} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run bronze`"
         )
 
     def work(spark: SparkSession) -> Archived:
-        return write_archives(folder, messages_of(spark, settings, where), f".{form}", limit)
+        return write_archives(folder, archived_messages(spark, settings, where), f".{form}", limit)
 
     made = with_spark(settings, work)
     say(f"{made.messages:,} messages in {made.members:,} members")
     write_line(str(folder))
 
 
-def messages_of(
+def archived_messages(
     spark: SparkSession, settings: Settings, where: str | None = None
 ) -> Iterator[tuple[TopicPartition, Message]]:
     """Yields bronze's messages in the order of topic, partition and offset. All come from one version of the table.
@@ -77,7 +77,7 @@ def messages_of(
 
     from sessionlake.bronze.archive.lines import Message
     from sessionlake.delta.lake import Lake
-    from sessionlake.ledger.silences import messages_of
+    from sessionlake.ledger.silences import without_silences
     from sessionlake.spark.reading_plan import require_condition
     from sessionlake.streaming.errors import explain_sql_error
 
@@ -87,14 +87,16 @@ def messages_of(
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:
-        rows = messages_of(lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)}))
+        rows = without_silences(
+            lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)})
+        )
         chosen = rows if where is None else rows.where(where)
-        found = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
+        messages = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:
         raise explain_sql_error("archive", error) from error
-    for topic, partition, offset, at, kind, key, value, headers in found:
-        own = None if headers is None else tuple((name, _bytes(held)) for name, held in headers)
-        yield (topic, partition), Message(offset, at, _bytes(key), _bytes(value), kind or 0, own)
+    for topic, partition, offset, at, kind, key, value, headers in messages:
+        decoded = None if headers is None else tuple((name, _bytes(held)) for name, held in headers)
+        yield (topic, partition), Message(offset, at, _bytes(key), _bytes(value), kind or 0, decoded)
 
 
 def _bytes(value: bytearray | None) -> bytes | None:

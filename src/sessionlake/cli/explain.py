@@ -22,47 +22,47 @@ def show_explained(
     spark: SparkSession, settings: Settings, table: str, where: str, message: tuple[int, int] | None, form: OutputFormat
 ) -> None:
     """Writes what the figures that meet a condition were computed from."""
-    found, more = explain(spark, settings, table, where, message=message)
+    figures, more = explain(spark, settings, table, where, message=message)
     if more:
         say(f"these are the first; more rows of {table} meet the condition: select them by their keys in --where")
     if form is not OutputFormat.TABLE:
-        rows = [asdict(one) for one in found]
+        rows = [asdict(figure) for figure in figures]
         show(list(rows[0]), [list(row.values()) for row in rows], form)
         return
     from rich.table import Table
 
     console = console_on(sys.stdout)
-    for one in found:
-        console.print(text_of(f"{one.table}: ").append_text(text_of(_pairs(one.key), "bold")))
+    for figure in figures:
+        console.print(text_of(f"{figure.table}: ").append_text(text_of(_pairs(figure.key), "bold")))
         grid = Table.grid(padding=(0, 2))
-        for name, text in _lines(one, has_message=message is not None):
+        for name, text in _lines(figure, has_message=message is not None):
             grid.add_row(text_of(f"  {name}", "dim"), text_of(text))
         console.print(grid)
 
 
-def _lines(one: Explained, *, has_message: bool) -> Iterator[tuple[str, str]]:
-    yield "figures", _pairs(one.figures)
-    yield "made of", f"{one.events:,} values{' that still exist' if one.gone_before else ''}"
-    if one.gone_before:
-        removed = f"maintain.retention has removed changes from before {json_value(one.gone_before)}"
+def _lines(figure: Explained, *, has_message: bool) -> Iterator[tuple[str, str]]:
+    yield "figures", _pairs(figure.figures)
+    yield "made of", f"{figure.events:,} values{' that still exist' if figure.gone_before else ''}"
+    if figure.gone_before:
+        removed = f"maintain.retention has removed changes from before {json_value(figure.gone_before)}"
         yield "removed", f"{removed}: the figure may be made of more values"
-    for span in one.offsets:
+    for span in figure.offsets:
         has_all = span.last - span.first + 1 == span.messages
         count = "" if has_all else f", {span.messages:,} of them"
         yield "offsets", f"{span.topic}, partition {span.partition}: {span.first} to {span.last}{count}"
-    for batch in one.batches[:_SHOWN_BATCHES]:
+    for batch in figure.batches[:_SHOWN_BATCHES]:
         first, last = batch.silver_batches
         silver = f"silver's batch {first}" if first == last else f"silver's batches {first} to {last}"
         name = "gold batches up to" if batch.with_earlier else "gold batch"
         yield name, f"{batch.batch}, from {silver}, committed {json_value(batch.committed_at)}, by {batch.code_version}"
-    if len(one.batches) > _SHOWN_BATCHES:
-        yield "", f"and {len(one.batches) - _SHOWN_BATCHES:,} more batches: --format json lists all"
-    if one.logic:
-        yield "logic", one.logic
-    if has_message and one.holds is None:
+    if len(figure.batches) > _SHOWN_BATCHES:
+        yield "", f"and {len(figure.batches) - _SHOWN_BATCHES:,} more batches: --format json lists all"
+    if figure.logic:
+        yield "logic", figure.logic
+    if has_message and figure.holds is None:
         yield "message", "unknown: its changes are not among those that still exist"
     elif has_message:
-        yield "message", "is part of the figure" if one.holds else "is not part of the figure"
+        yield "message", "is part of the figure" if figure.holds else "is not part of the figure"
 
 
 def _pairs(values: Any) -> str:

@@ -52,7 +52,7 @@ def export(
     If anything fails, no files are left.
     """
     settings = settings_of(config)
-    limit, point = size_of(max_file_size), time_travel_option(version, as_of)
+    limit, point = parse_size(max_file_size), time_travel_option(version, as_of)
     require_exists(settings, table, point)
     from sessionlake.delta.export import FileFormat
     from sessionlake.delta.export import export as write
@@ -63,19 +63,19 @@ def export(
 
         from sessionlake.streaming.errors import explain_sql_error
 
-        rows = rows_of(spark, settings, table, where, point)
+        rows = select_rows(spark, settings, table, where, point)
         try:
             return write(rows, path, FileFormat(form), limit, overwrite=overwrite)
         except (PySparkException, Py4JError) as error:  # some conditions only fail when Spark computes them
             refusal = explain_sql_error("export", error)
             raise (LakeError(str(refusal)) if isinstance(refusal, UsageError) else refusal) from error
 
-    found = with_spark(settings, work)
-    say(f"{found.rows:,} rows of {table} in {found.files:,} files of {found.bytes:,} bytes")
+    exported = with_spark(settings, work)
+    say(f"{exported.rows:,} rows of {table} in {exported.files:,} files of {exported.bytes:,} bytes")
     write_line(path)
 
 
-def size_of(text: str) -> int:
+def parse_size(text: str) -> int:
     """Returns the bytes that a text like 128MB or 1GiB says.
 
     Raises:
@@ -84,12 +84,12 @@ def size_of(text: str) -> int:
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
-        found = int(TypeAdapter(ByteSize).validate_python(text))
+        size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
-        found = 0
-    if found < 1:
+        size = 0
+    if size < 1:
         raise UsageError(f"--max-file-size {text!r} is not a size", fix="Write it as in 500kB, 128MB or 1GiB")
-    return found
+    return size
 
 
 def time_travel_option(version: int | None, as_of: str | None) -> dict[str, Any]:
@@ -127,13 +127,15 @@ def require_exists(settings: Settings, table: str, point: dict[str, Any]) -> Non
             f"export: {table} is a view, and views have no versions", fix="Leave out --version and --as-of"
         )
     needed = DEFINITIONS[table].main if table in DEFINITIONS else table
-    if Lake(settings).surely_lacks(needed):
+    if Lake(settings).is_known_missing(needed):
         raise LakeError(
             f"export: {needed} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run all --once`"
         )
 
 
-def rows_of(spark: SparkSession, settings: Settings, table: str, where: str | None, point: dict[str, Any]) -> DataFrame:
+def select_rows(
+    spark: SparkSession, settings: Settings, table: str, where: str | None, point: dict[str, Any]
+) -> DataFrame:
     """Returns the rows of a table or view that meet a condition.
 
     All come from one version, even if commits happen meanwhile.
@@ -167,6 +169,6 @@ def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
 
     from sessionlake.gold.sql.views import create_views
 
-    if not lake.storage.keeps_functions:
+    if not lake.storage.functions_persist:
         create_views(spark, lake, [name])
-    return spark.table(lake.storage.view(spark, name)).persist(StorageLevel.DISK_ONLY)
+    return spark.table(lake.storage.prepare_view(spark, name)).persist(StorageLevel.DISK_ONLY)

@@ -111,7 +111,7 @@ def receipt(erasure: Erasure) -> dict[str, Any]:
 
 
 def _claimed(spark: SparkSession, settings: Settings, seconds: float) -> AbstractContextManager[None]:
-    from sessionlake.cli.aside import claim_all
+    from sessionlake.cli.claims import claim_all
     from sessionlake.ledger.erasures import CLAIM
 
     return claim_all(spark, settings, seconds, "forgets a session", CLAIM)

@@ -35,17 +35,17 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
         products = tables_of(settings)
         complete = complete_tables(spark, Lake(settings), products)
-        found = verify_gold(spark, settings, complete)
+        comparisons = verify_gold(spark, settings, complete)
         begins = read_floors(Lake(settings).reader(spark), _tables(complete))
-    for one in found:
-        say(str(one))
+    for comparison in comparisons:
+        say(str(comparison))
     for table, floors in begins.items():
         say(f"{describe_floors(table, floors)}, and not compared")
     for product in products:
         if product not in complete:
             say(f"{product.table} is not compared, because it does not exist yet: `sessionlake run gold` creates it")
-    are_equal = [processors.verify(spark, settings, own, say) for own in _with_sources(settings)]
-    return all(one.first is None for one in found) and all(are_equal)
+    are_equal = [processors.verify(spark, settings, processor, say) for processor in _with_sources(settings)]
+    return all(comparison.first is None for comparison in comparisons) and all(are_equal)
 
 
 def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say, *, shorten: bool = False) -> None:
@@ -61,14 +61,14 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
     """
     known, with_sources = tables_of(settings), _with_sources(settings)
     chosen = [product for product in known if table in (None, product.table)]
-    chosen_with_sources = [own for own in with_sources if table in (None, own.into)]
+    chosen_with_sources = [processor for processor in with_sources if table in (None, processor.into)]
     if not chosen and not chosen_with_sources:
-        names = ", ".join([*(product.table for product in known), *(own.into for own in with_sources)])
+        names = ", ".join([*(product.table for product in known), *(processor.into for processor in with_sources)])
         raise UsageError(f"{table} is not a table of gold", fix=f"Name one of {names}")
     if chosen:
         _rebuild_from_silver(spark, settings, chosen, table, say, shorten=shorten)
-    for own in chosen_with_sources:
-        processors.rebuild(spark, settings, own.name, OutputFormat.TABLE, say)
+    for processor in chosen_with_sources:
+        processors.rebuild(spark, settings, processor.name, OutputFormat.TABLE, say)
 
 
 def _rebuild_from_silver(
@@ -80,8 +80,8 @@ def _rebuild_from_silver(
         for name, made in rebuild_tables(spark, settings, chosen).items():
             difference = (
                 "equal to the former table"
-                if made.before is None
-                else f"first difference to the former table:\n  {made.before}"
+                if made.first_difference is None
+                else f"first difference to the former table:\n  {made.first_difference}"
             )
             say(f"{name} is rebuilt: {made.rows:,} rows; {difference}")
         for name, floors in read_floors(Lake(settings).reader(spark), _tables(chosen)).items():
@@ -90,7 +90,7 @@ def _rebuild_from_silver(
 
 def _with_sources(settings: Settings) -> list[ProductProcessor]:
     """Returns the products that read other tables, each after those that it reads."""
-    return [own for own in settings.processors if isinstance(own, ProductProcessor)]
+    return [processor for processor in settings.processors if isinstance(processor, ProductProcessor)]
 
 
 def _tables(products: Sequence[GoldTable]) -> list[str]:

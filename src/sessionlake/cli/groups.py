@@ -163,9 +163,9 @@ def session_as_of(
     Give the moment as exactly one of --ts, --seq and --offset.
     """
     settings = settings_of(config)
-    from sessionlake.cli.session import moment_of, show_session_as_of
+    from sessionlake.cli.session import parse_moment, show_session_as_of
 
-    moment = moment_of(ts, seq, offset)
+    moment = parse_moment(ts, seq, offset)
     with_reader(settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form, partition))
 
 
@@ -217,7 +217,7 @@ def rebuild_silver(
 
     wanted = Selection(topic, tuple(sessions or ()))
     refuse_combined(
-        cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.everything
+        cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.is_everything
     )
     if cancel:
         with_spark(settings, lambda spark: rebuild.cancel_silver(spark, settings, say))
@@ -367,7 +367,7 @@ def broker_up(config: Config = None) -> None:
     """Start the broker, and wait until it answers."""
     from sessionlake.local import broker
 
-    _show_broker(broker.up(settings_of(config)))
+    _show_broker(broker.start_broker(settings_of(config)))
 
 
 @broker_app.command("down")
@@ -375,7 +375,7 @@ def broker_down(config: Config = None) -> None:
     """Stop the broker. Its data stays."""
     from sessionlake.local import broker
 
-    say("the broker has stopped" if broker.down(settings_of(config)) else "no broker of this home was running")
+    say("the broker has stopped" if broker.stop_broker(settings_of(config)) else "no broker of this home was running")
 
 
 @broker_app.command("status")
@@ -383,17 +383,17 @@ def broker_status(config: Config = None) -> None:
     """Show whether the broker runs. Exits with 1 if not."""
     from sessionlake.local import broker
 
-    found = broker.status(settings_of(config))
-    _show_broker(found)
-    if found.state != "running":
+    status = broker.broker_status(settings_of(config))
+    _show_broker(status)
+    if status.state != "running":
         raise typer.Exit(1)
 
 
-def _show_broker(found: BrokerStatus) -> None:
+def _show_broker(status: BrokerStatus) -> None:
     meaning = {
         "stopped": "not running; `sessionlake broker up` starts it",
         "foreign": "another process uses the port",
         "outside": "an outside broker is configured, so there is nothing to start here",
     }
-    pid = f" (process {found.pid})" if found.pid else ""
-    write_text(f"{found.bootstrap_servers}: {meaning.get(found.state, found.state)}{pid}")
+    pid = f" (process {status.pid})" if status.pid else ""
+    write_text(f"{status.bootstrap_servers}: {meaning.get(status.state, status.state)}{pid}")

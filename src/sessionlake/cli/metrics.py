@@ -51,19 +51,19 @@ def metrics(
     chosen = {"topic": topic, "session_id": session, "row_id": row, "metric": metric}
     of = {name: values for name, values in chosen.items() if values}
     begin, end, length = parse_time("--from", since), parse_time("--to", until), _length(step)
-    found = with_spark_if_needed(
+    figures = with_spark_if_needed(
         settings,
         lambda spark: query.metrics(settings, begin, end, spark=spark, by=by or query.KEYS, of=of, step=length),
     )
-    show_table(found.rows, form)
-    say(_describe_read(found))
+    show_table(figures.rows, form)
+    say(_describe_read(figures))
 
 
-def _describe_read(found: Figures) -> str:
+def _describe_read(figures: Figures) -> str:
     """Says how many rows and files of each table were read."""
     parts = []
-    for table, rows in found.read.items():
-        files = found.files[table]
+    for table, rows in figures.read.items():
+        files = figures.files[table]
         parts.append(f"{rows:,} rows of {table}" + (f" in {files[0]:,} of {files[1]:,} files" if files else ""))
     return f"read {', '.join(parts)}"
 

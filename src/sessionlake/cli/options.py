@@ -128,7 +128,7 @@ class DecisionOptions:
 def with_decision_options(command: Callable[..., None]) -> Callable[..., None]:
     """Returns the command with an option for each field of `DecisionOptions`, which is its first parameter."""
     options = [*inspect.signature(DecisionOptions, eval_str=True).parameters.values()]
-    own = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
+    others = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -136,8 +136,8 @@ def with_decision_options(command: Callable[..., None]) -> Callable[..., None]:
         command(decision, **given)
 
     del run.__wrapped__
-    run.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]  # Typer reads it
-    run.__annotations__ = {one.name: one.annotation for one in (*options, *own)}
+    run.__signature__ = inspect.Signature([*options, *others])  # type: ignore[attr-defined]  # Typer reads it
+    run.__annotations__ = {one.name: one.annotation for one in (*options, *others)}
     return run
 
 
@@ -148,12 +148,12 @@ def parse_time(option: str, text: str) -> datetime:
         UsageError: The text is not a time.
     """
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
             f"{option} {text!r} is not a time", fix="Write it in ISO 8601, as in 2026-11-21T18:18:00Z"
         ) from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def refuse_combined(*, cancel: bool, start_over: bool, others: bool) -> None:

@@ -41,55 +41,64 @@ def rebuild(
     """
     everything, settings = settings, choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
-        if (own := processor_settings(settings, name)).key:
+        if (processor := processor_settings(settings, name)).key:
             require_uninterrupted(settings, SILVER)  # the source may be a table of silver
-            rows, different = keyed.rebuild(spark, settings, own)
-            say(f"{own.into} is rebuilt from {own.source}: {rows} rows; compared with the former table: {different}")
+            rows, different = keyed.rebuild(spark, settings, processor)
+            say(
+                f"{processor.into} is rebuilt from {processor.source}: {rows} rows; compared with the former table: "
+                f"{different}"
+            )
             _show(different, form)
             return
-        found = processors.rebuild(spark, settings, name, start_over=start_over)
-    made = f"bronze.messages@v{found.version}: {found.messages} messages"
-    if found.different is None:
-        say(f"the interrupted rebuild of {found.table} from {made} is finished; run the command again for a new one")
+        result = processors.rebuild(spark, settings, name, start_over=start_over)
+    made = f"bronze.messages@v{result.version}: {result.messages} messages"
+    if result.different is None:
+        say(f"the interrupted rebuild of {result.table} from {made} is finished; run the command again for a new one")
     else:
-        say(f"{found.table} is rebuilt from {made}; compared with the former table: {found.different}")
-    if found.behind:
-        say(f"the processor had not read {found.behind} of the messages before")
+        say(f"{result.table} is rebuilt from {made}; compared with the former table: {result.different}")
+    if result.behind:
+        say(f"the processor had not read {result.behind} of the messages before")
     for reader in everything.processors:
-        if reader.key and reader.source == found.table:
+        if reader.key and reader.source == result.table:
             say(rebuild_advice(reader))
-    if found.different is not None:
-        _show(found.different, form)
+    if result.different is not None:
+        _show(result.different, form)
 
 
-def rebuild_advice(own: ProcessorSettings) -> str:
+def rebuild_advice(processor: ProcessorSettings) -> str:
     """Says how to update a table with a key after its source was rebuilt. Its stream reads only appended rows."""
-    return f"{own.into} was made of the former rows: run `sessionlake rebuild {own.rebuilt_as}` to update it"
+    return (
+        f"{processor.into} was made of the former rows: run `sessionlake rebuild {processor.rebuilt_as}` to update it"
+    )
 
 
-def verify(spark: SparkSession, settings: Settings, own: ProductProcessor, say: Say) -> bool:
+def verify(spark: SparkSession, settings: Settings, processor: ProductProcessor, say: Say) -> bool:
     """Compares a product's table with a recomputation from its source, and says the result.
 
     Returns False if they differ.
     """
-    settings = choose_processor(settings, Layer.PROCESSOR, own.name)
-    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {own.into}"):
-        found = verify_product(spark, settings, own)
-    say(str(found))
-    return isinstance(found, str) or found.first is None
+    settings = choose_processor(settings, Layer.PROCESSOR, processor.name)
+    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {processor.into}"):
+        comparison = verify_product(spark, settings, processor)
+    say(str(comparison))
+    return isinstance(comparison, str) or comparison.first is None
 
 
 def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
     """Shows how the table would differ if the present code had made it from the same history."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
-        own = processor_settings(settings, name)
-        found = keyed.compared(spark, settings, own) if own.key else processors.compared(spark, settings, name)
-    say(f"with the present code, from the same history: {found}")
-    _show(found, form)
+        processor = processor_settings(settings, name)
+        difference = (
+            keyed.preview_rebuild(spark, settings, processor)
+            if processor.key
+            else processors.preview_rebuild(spark, settings, name)
+        )
+    say(f"with the present code, from the same history: {difference}")
+    _show(difference, form)
 
 
-def _show(found: Difference, form: OutputFormat) -> None:
-    rows = [(one.change, *one.key.values(), one.before, one.after) for one in found.first]
+def _show(difference: Difference, form: OutputFormat) -> None:
+    rows = [(one.change, *one.key.values(), one.before, one.after) for one in difference.first]
     if rows:
-        show(("change", *found.first[0].key, "before", "after"), rows, form)
+        show(("change", *difference.first[0].key, "before", "after"), rows, form)

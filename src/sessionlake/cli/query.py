@@ -50,7 +50,7 @@ def require_tables(settings: Settings, sql: str) -> None:
     lake, known = Lake(settings), table_names(settings)
     named = [str(one) for one in names_in(without_prefixes(sql)) if str(one) in known]
     needed = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
-    missing = [table for table in needed if lake.surely_lacks(table)]
+    missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
             f"query: {', '.join(missing)} does not exist yet in {settings.place}",
@@ -111,7 +111,7 @@ def _register(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Registers tables, views and functions with Spark under their names."""
     known = table_names(lake.settings)
     lake.register(spark, [name for name in names if name in known and name not in DEFINITIONS])
-    if not lake.storage.keeps_functions:  # a catalog keeps those that the layers have created
+    if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
         create_views(spark, lake, [name for name in names if name in DEFINITIONS])
         for name in names:
             if name in FUNCTIONS:
@@ -120,7 +120,7 @@ def _register(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
 
 def _functions(lake: Lake) -> dict[str, str]:
     """Returns the lake's functions, by their name where they are stored, in lower case."""
-    return {".".join(_parts(lake.storage.function(*name.split("."))[1])): name for name in FUNCTIONS}
+    return {".".join(_parts(lake.storage.function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS}
 
 
 def _require_known(lake: Lake, reads: Reads) -> list[str]:
@@ -182,11 +182,11 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
         raise _not_of_silver(other[0])
     point = as_of_batch(spark, settings, batch)
-    own = separate_session(spark)  # so that these views hide no tables from other users of the session
+    private = separate_session(spark)  # so that these views hide no tables from other users of the session
     try:
         for table in named:
-            point.read(own, f"silver.{table}").createOrReplaceTempView(table)
-        show_table(own.sql(bare).toArrow(), form)
+            point.read(private, f"silver.{table}").createOrReplaceTempView(table)
+        show_table(private.sql(bare).toArrow(), form)
     except (PySparkException, Py4JError) as error:
         raise explain_sql_error("query", error) from error
     return point.batch
@@ -198,10 +198,10 @@ def without_schemas(sql: str) -> tuple[str, list[str]]:
     Raises:
         UsageError: The statement reads a table that has no past state by batch.
     """
-    found = names_in(sql)
-    if other := [str(one) for one in found if str(one) not in SILVER_WRITES]:
+    names = names_in(sql)
+    if other := [str(one) for one in names if str(one) not in SILVER_WRITES]:
         raise _not_of_silver(other[0])
-    return rename(sql, lambda one: quote(one.name)), sorted({one.name for one in found})
+    return rename(sql, lambda one: quote(one.name)), sorted({one.name for one in names})
 
 
 def _not_of_silver(name: str) -> UsageError:

@@ -24,17 +24,17 @@ GOLD_EMPTIED = "gold is emptied, and computed again at its next run"
 def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Compares silver with a rebuild from bronze, and says the result. Returns True if they are equal."""
     with claimed(spark, settings, Layer.SILVER, "verifies silver", CLAIM):
-        found = verify(spark, settings)
-    if found.first_difference is None:
-        say(f"exact: {found.sessions} sessions, every row of every silver table")
+        comparison = verify(spark, settings)
+    if comparison.first_difference is None:
+        say(f"exact: {comparison.sessions} sessions, every row of every silver table")
     else:
-        what = f"{found.different} of {found.sessions} sessions differ from a rebuild"
-        say(f"{what}; the first difference:\n  {found.first_difference}")
-    for removed in found.not_compared:
+        what = f"{comparison.different} of {comparison.sessions} sessions differ from a rebuild"
+        say(f"{what}; the first difference:\n  {comparison.first_difference}")
+    for removed in comparison.not_compared:
         say(f"{removed}: only later rows are compared")
-    if found.states is not None:
-        say(_describe_states(found.states))
-    return found.exact
+    if comparison.states is not None:
+        say(_describe_states(comparison.states))
+    return comparison.is_exact
 
 
 def _describe_states(states: StatesComparison) -> str:
@@ -76,38 +76,40 @@ def rebuild_silver(
     """
     enriched_of(settings)
     with claimed(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
-        found = rebuild(spark, settings, version=version, selection=selection, start_over=start_over)
-    report_rebuild(found, settings, say, selection)
+        result = rebuild(spark, settings, version=version, selection=selection, start_over=start_over)
+    report_rebuild(result, settings, say, selection)
 
 
-def report_rebuild(found: RebuildResult, settings: Settings, say: Say, selection: Selection = EVERYTHING) -> None:
+def report_rebuild(result: RebuildResult, settings: Settings, say: Say, selection: Selection = EVERYTHING) -> None:
     """Says what a rebuild has changed, and which tables should be rebuilt next."""
-    _report_result(found, say, selection)
-    for own in settings.processors:
-        if own.key and own.source.startswith("silver."):
-            say(rebuild_advice(own))
+    _report_result(result, say, selection)
+    for processor in settings.processors:
+        if processor.key and processor.source.startswith("silver."):
+            say(rebuild_advice(processor))
 
 
-def _report_result(found: RebuildResult, say: Say, selection: Selection) -> None:
-    if found.finished:
+def _report_result(result: RebuildResult, say: Say, selection: Selection) -> None:
+    if result.finished_interrupted:
         say(
-            f"the interrupted rebuild from bronze.messages@v{found.version} is finished; run the command again for a "
+            f"the interrupted rebuild from bronze.messages@v{result.version} is finished; run the command again for a "
             "new one"
         )
         return
-    say(f"silver is rebuilt from bronze.messages@v{found.version}: {found.messages} messages, batch {found.batch}")
-    if not selection.everything:
+    say(f"silver is rebuilt from bronze.messages@v{result.version}: {result.messages} messages, batch {result.batch}")
+    if not selection.is_everything:
         say(f"only {selection} were replaced")
-    if found.verified is None:
+    if result.comparison is None:
         why = (
-            "the former tables are not used" if found.columns is None else f"the columns have changed ({found.columns})"
+            "the former tables are not used"
+            if result.columns is None
+            else f"the columns have changed ({result.columns})"
         )
         say(f"nothing was compared, because {why}; {GOLD_EMPTIED}")
-    elif found.verified.first_difference is None:
+    elif result.comparison.first_difference is None:
         say("every row is equal to the former one")
-        if found.empties_gold:
+        if result.empties_gold:
             say(f"gold had not read all of them: {GOLD_EMPTIED}")
     else:
-        what = f"{found.verified.different} of {found.verified.sessions} sessions differ from the former tables"
-        say(f"{what}; the first difference:\n  {found.verified.first_difference}")
+        what = f"{result.comparison.different} of {result.comparison.sessions} sessions differ from the former tables"
+        say(f"{what}; the first difference:\n  {result.comparison.first_difference}")
         say(GOLD_EMPTIED)

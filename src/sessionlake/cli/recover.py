@@ -74,37 +74,37 @@ def recover(spark: SparkSession, settings: Settings, lost: Recoverable, say: Say
 
 
 def _bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
-    done = bronze.recover(spark, settings)
-    say(f"found: {done.found or 'no fault in the checkpoint; a new one is started in any case'}")
-    if done.unrecorded:
+    recovered = bronze.recover(spark, settings)
+    say(f"found: {recovered.found or 'no fault in the checkpoint; a new one is started in any case'}")
+    if recovered.unrecorded:
         say(
-            f"{done.unrecorded} messages in {MESSAGES} were missing in {LEDGER}: they now have an entry there, marked "
-            "as recovered"
+            f"{recovered.unrecorded} messages in {MESSAGES} were missing in {LEDGER}: they now have an entry there, "
+            "marked as recovered"
         )
     say(
-        f"bronze resumes after the last message in its table, with batch {done.batch} in generation {done.generation} "
-        "of its checkpoint: run `sessionlake run bronze`"
+        f"bronze resumes after the last message in its table, with batch {recovered.batch} in generation "
+        f"{recovered.generation} of its checkpoint: run `sessionlake run bronze`"
     )
 
 
 def _silver(spark: SparkSession, settings: Settings, say: Say) -> None:
-    done = silver.recover(spark, settings)
-    for loss in done.found:
+    recovered = silver.recover(spark, settings)
+    for loss in recovered.found:
         say(f"found: {loss}")
-    if done.rebuilt is None:
+    if recovered.rebuilt is None:
         say(
             "found: no loss; nothing was changed. `sessionlake verify silver` compares silver with bronze, "
             "`sessionlake rebuild silver` builds it again in any case"
         )
         return
-    report_rebuild(done.rebuilt, settings, say)
+    report_rebuild(recovered.rebuilt, settings, say)
 
 
 def _gold(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
-    found = gold.recover(spark, settings, shorten=shorten)
-    for loss in found:
+    losses = gold.recover(spark, settings, shorten=shorten)
+    for loss in losses:
         say(f"found: {loss}")
-    say(GOLD_EMPTIED if found else "found: no loss; nothing was changed")
+    say(GOLD_EMPTIED if losses else "found: no loss; nothing was changed")
 
 
 def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
@@ -136,9 +136,9 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
     if lacks_batches(spark, lake, GOLD):
         gold.empty(spark, settings, shorten=shorten)
         say(GOLD_EMPTIED)
-    for own in settings.processors:
-        if lacks_batches(spark, lake, own.layer):
-            say(f"{own.layer}: what its batches have read is unknown: start the processor again under another name")
+    for processor in settings.processors:
+        if lacks_batches(spark, lake, processor.layer):
+            say(f"{processor.layer}: it is unknown what its batches have read, so start it again under another name")
 
 
 def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:

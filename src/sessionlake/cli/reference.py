@@ -73,17 +73,19 @@ def _rows(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
     from sessionlake.gold.declared.references import references_of
     from sessionlake.gold.references.applied import pending_rows
 
-    found: list[tuple[object, ...]] = []
-    for one in references_of(settings):
-        if not reader.exists(one.table) or not reader.exists(one.applied_table):
-            found.append((one.name, None, "not there yet", None, None, "`sessionlake run gold` creates it"))
+    rows_shown: list[tuple[object, ...]] = []
+    for reference in references_of(settings):
+        if not reader.exists(reference.table) or not reader.exists(reference.applied_table):
+            rows_shown.append((reference.name, None, "not there yet", None, None, "`sessionlake run gold` creates it"))
             continue
-        rows = reader.size(one.table).rows
+        rows = reader.size(reference.table).rows
         try:
-            rest, faults = pending_rows(Lake(settings), reader, one)
+            rest, faults = pending_rows(Lake(settings), reader, reference)
         except LakeError as error:
-            found.append((one.name, rows, "rests", None, None, str(error)))
+            rows_shown.append((reference.name, rows, "rests", None, None, str(error)))
             continue
         why = "; ".join(map(str, faults[:_SHOWN])) or None
-        found.append((one.name, rows, "waits for gold" if rest.rows else "taken", rest.rows, len(faults), why))
-    return found
+        rows_shown.append(
+            (reference.name, rows, "waits for gold" if rest.rows else "taken", rest.rows, len(faults), why)
+        )
+    return rows_shown

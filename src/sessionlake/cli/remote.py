@@ -124,16 +124,16 @@ def remote_run(
     if (job == OPERATE) != bool(words):
         raise UsageError(
             f"remote run: the job {OPERATE} needs a command after --, and no other job takes one",
-            fix=f"Run for example `sessionlake remote run {OPERATE} -- doctor`",
+            fix=f"Give one, for example: sessionlake remote run {OPERATE} -- doctor",
         )
     with workspace(profile) as client:
-        found = job_called(deployed_jobs(client, target), job)
+        deployed_job = job_called(deployed_jobs(client, target), job)
         if words:
-            _operate(client, found, words)
-        elif not once and set_paused(client, found, paused=False) == "continuous":
-            say(f"{found.name} is resumed: Databricks starts its run")
+            _operate(client, deployed_job, words)
+        elif not once and set_paused(client, deployed_job, paused=False) == "continuous":
+            say(f"{deployed_job.name} is resumed: Databricks starts its run")
         else:
-            say(f"{found.name}: run {start(client, found)} is started")
+            say(f"{deployed_job.name}: run {start(client, deployed_job)} is started")
 
 
 @remote_app.command("pause")

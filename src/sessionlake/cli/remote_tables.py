@@ -33,9 +33,11 @@ def run_query(
         UsageError: The warehouse does not exist, or several exist and none is named.
         RemoteError: The statement fails.
     """
-    own = next(iter(jobs.values())).warehouse
+    bundle_warehouse = next(iter(jobs.values())).warehouse
     return run_statement(
-        client, warehouse_id(client, warehouse, own), _with_deployed_names(client, settings, jobs.values(), sql)
+        client,
+        warehouse_id(client, warehouse, bundle_warehouse),
+        _with_deployed_names(client, settings, jobs.values(), sql),
     )
 
 

@@ -49,7 +49,7 @@ def reshard(
 
 def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
     """Moves the states while all layers are paused, and says which layers were changed."""
-    from sessionlake.cli.aside import claim_all
+    from sessionlake.cli.claims import claim_all
     from sessionlake.operations.resharding import reshard as work
     from sessionlake.streaming.pause_requests import request_pause
 
@@ -63,7 +63,7 @@ def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: floa
 
 def cancel_all(spark: SparkSession, settings: Settings, wait: float) -> None:
     """Cancels an interrupted resharding while all layers are paused, and says which layers were moved."""
-    from sessionlake.cli.aside import claim_all
+    from sessionlake.cli.claims import claim_all
     from sessionlake.operations.resharding import reshard as work
 
     with claim_all(spark, settings, wait, "reshards"):

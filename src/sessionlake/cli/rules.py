@@ -29,7 +29,7 @@ from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_strea
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import Batch, log_changes
-from sessionlake.gold.rules.document import Written, read_file
+from sessionlake.gold.rules.document import StoredRule, read_file
 from sessionlake.gold.rules.patterns import MATCH, events_to_find
 from sessionlake.gold.tables.expiry import slices_begin
 from sessionlake.settings.file import read_text
@@ -42,7 +42,7 @@ _COLUMNS = ("text", "enabled", "updated_at")
 _TESTED = ("rule", "change", *KEY, "event", "at", "values")
 
 
-def load_rules(settings: Settings, file: Path) -> list[Written]:
+def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
     """Reads the rules in a file.
 
     Raises:
@@ -59,7 +59,7 @@ def load_rules(settings: Settings, file: Path) -> list[Written]:
     return rules
 
 
-def apply(spark: SparkSession, settings: Settings, rules: Sequence[Written], say: Say, *, only: bool) -> None:
+def apply(spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool) -> None:
     """Writes rules into `gold.rules`. A rule replaces the one of the same name.
 
     Args:
@@ -67,18 +67,20 @@ def apply(spark: SparkSession, settings: Settings, rules: Sequence[Written], say
     """
     lake = Lake(settings)
     lake.ensure(spark, [RULES])
-    held = {row["name"]: row for row in lake.reader(spark).rows(RULES)}
+    stored = {row["name"]: row for row in lake.reader(spark).rows(RULES)}
     now = datetime.now(UTC)
     rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]
-    rows = [row for row in rows if _text_and_state(held.get(str(row["name"]))) != (row["text"], True)]
-    same, named = len(rules) - len(rows), {one.rule.name for one in rules}
-    others = [row for name, row in held.items() if only and name not in named and row["enabled"]]
+    rows = [row for row in rows if _text_and_state(stored.get(str(row["name"]))) != (row["text"], True)]
+    unchanged, named = len(rules) - len(rows), {one.rule.name for one in rules}
+    others = [row for name, row in stored.items() if only and name not in named and row["enabled"]]
     rows += [row | {"enabled": False, "updated_at": now} for row in others]
     if rows:
         source = pa.Table.from_pylist(rows, lake.reader(spark).schema(RULES))
         merge(spark, lake, RULES, source, Upsert(("name",), _COLUMNS), Txn(f"rules-{uuid4()}", 0))
     written = len(rows) - len(others)
-    say(f"{written} rules written, {same} unchanged, {len(others)} disabled; gold uses them from its next batch on")
+    say(
+        f"{written} rules written, {unchanged} unchanged, {len(others)} disabled; gold uses them from its next batch on"
+    )
 
 
 def _text_and_state(row: dict[str, object] | None) -> tuple[object, object] | None:
@@ -88,16 +90,16 @@ def _text_and_state(row: dict[str, object] | None) -> tuple[object, object] | No
 def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
     """Shows the rules in `gold.rules`, and whether gold evaluates them."""
     declared = declared_in(settings)
-    taken = {one.name: one for one in recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
+    evaluated = {rule.name: rule for rule in recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
     rows = []
-    held = list(reader.rows(RULES))
-    for one in enabled_rules(held, declared, -1, settings.gold.retention.shortest):
-        now = taken.get(one.name)
-        is_taken = now is not None and (now.rule, now.error) == (one.rule, one.error)
-        state = "waits for gold" if not is_taken else "stopped" if one.error else "evaluated"
-        version = None if one.rule is None else one.rule.version
-        rows.append((one.name, state, version, None if now is None or not is_taken else now.batch, one.error))
-    rows += [(row["name"], "disabled", None, None, None) for row in held if not row["enabled"]]
+    stored = list(reader.rows(RULES))
+    for rule in enabled_rules(stored, declared, -1, settings.gold.retention.shortest):
+        now = evaluated.get(rule.name)
+        is_current = now is not None and (now.rule, now.error) == (rule.rule, rule.error)
+        state = "waits for gold" if not is_current else "stopped" if rule.error else "evaluated"
+        version = None if rule.rule is None else rule.rule.version
+        rows.append((rule.name, state, version, None if now is None or not is_current else now.batch, rule.error))
+    rows += [(row["name"], "disabled", None, None, None) for row in stored if not row["enabled"]]
     show(("rule", "state", "version", "since_batch", "error"), rows, form)
 
 
@@ -105,14 +107,16 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
 class _WithEvents(StoredInLake):
     """The lake, with the events that tested rules look for, which gold has not recorded."""
 
-    found: pa.Table
+    events: pa.Table
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
         del events, since_ms
-        return self.found
+        return self.events
 
 
-def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written], form: OutputFormat, say: Say) -> None:
+def try_rules(
+    reader: TableReader, settings: Settings, rules: Sequence[StoredRule], form: OutputFormat, say: Say
+) -> None:
     """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
     declared = declared_in(settings)
     if not reader.exists(RULES):

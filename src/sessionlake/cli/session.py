@@ -32,9 +32,9 @@ def show_session(
         LakeError: Silver has no tables yet.
         UsageError: The session does not exist, or several topics or partitions have its id.
     """
-    found = find_session(reader, settings, session, topic, partition)
-    own = [(name, operator.eq, getattr(found, name)) for name in SESSION]
-    show_table(reader.table(ROWS, *own).drop_columns(list(SESSION)).sort_by("row_id"), form)
+    session_key = find_session(reader, settings, session, topic, partition)
+    conditions = [(name, operator.eq, getattr(session_key, name)) for name in SESSION]
+    show_table(reader.table(ROWS, *conditions).drop_columns(list(SESSION)).sort_by("row_id"), form)
 
 
 def show_session_as_of(
@@ -52,11 +52,11 @@ def show_session_as_of(
         LakeError: The table at that moment is unknown. The text says which moments are known.
         UsageError: The session does not exist, or several topics or partitions have its id.
     """
-    found = find_session(reader, settings, session, topic, partition)
-    show_table(table_as_of(reader, settings, found, moment), form)
+    session_key = find_session(reader, settings, session, topic, partition)
+    show_table(table_as_of(reader, settings, session_key, moment), form)
 
 
-def moment_of(ts: str | None, seq: int | None, offset: int | None) -> AsOf:
+def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> AsOf:
     """Returns the moment that the options give.
 
     Args:

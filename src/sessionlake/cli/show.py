@@ -128,11 +128,11 @@ def _cell(value: Any, missing: str, *, hinted: bool = False) -> str:
     return str(simple)
 
 
-def text_of(said: str, style: str = "") -> Text:
+def text_of(text: str, style: str = "") -> Text:
     """Returns a text for a table or grid, with the characters that will be shown."""
     from rich.text import Text
 
-    return Text(visible(said), style)
+    return Text(visible(text), style)
 
 
 def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:

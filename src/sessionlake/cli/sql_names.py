@@ -43,10 +43,10 @@ def names_in(sql: str) -> list[Named]:
     Includes the table's name before a column, as in `silver.sessions.topic`, if the statement reads that table. Returns
     an empty list if sqlglot cannot parse the statement.
     """
-    found = list(_tables_and_functions(sql))
-    tables = {str(one) for one in found if not one.called}
+    names = list(_tables_and_functions(sql))
+    tables = {str(one) for one in names if not one.called}
     qualifiers = (one for one in _qualifiers(sql) if str(one) in tables)
-    return sorted({*found, *qualifiers}, key=lambda one: one.start)
+    return sorted({*names, *qualifiers}, key=lambda one: one.start)
 
 
 def rename(sql: str, new_name: Callable[[Named], str | None]) -> str:
@@ -78,11 +78,11 @@ def without_prefixes(sql: str) -> str:
         return sql
     parts, at = [], 0
     for first in range(len(tokens) - len(_PREFIXED)):
-        found = tokens[first : first + len(_PREFIXED) + 1]
-        *words, name, _ = (token.text for token in found)
-        if [word.lower() for word in words] + [found[-1].text] == _PREFIXED and _TABLE.fullmatch(name):
-            parts += [sql[at : found[0].start], name]
-            at = found[-1].end + 1
+        window = tokens[first : first + len(_PREFIXED) + 1]
+        *words, name, _ = (token.text for token in window)
+        if [word.lower() for word in words] + [window[-1].text] == _PREFIXED and _TABLE.fullmatch(name):
+            parts += [sql[at : window[0].start], name]
+            at = window[-1].end + 1
     return "".join([*parts, sql[at:]])
 
 

@@ -116,15 +116,15 @@ def _defined(table: Any) -> set[str]:
     """Returns the names of the queries (WITH) that are visible at a place of the statement."""
     from sqlglot import exp
 
-    found: set[str] = set()
+    names: set[str] = set()
     inside: Any | None = table
     while inside is not None:
         holder = inside.parent
         if isinstance(holder, exp.With):  # a query sees those before it, and itself if it is recursive
-            own = holder.expressions.index(inside) + bool(holder.args.get("recursive"))
-            found |= {cte.alias.lower() for cte in holder.expressions[:own]}
+            visible = holder.expressions.index(inside) + bool(holder.args.get("recursive"))
+            names |= {cte.alias.lower() for cte in holder.expressions[:visible]}
         own_with = holder and (holder.args.get("with_") or holder.args.get("with"))
         if own_with and inside is not own_with:
-            found |= {cte.alias.lower() for cte in own_with.expressions}
+            names |= {cte.alias.lower() for cte in own_with.expressions}
         inside = holder
-    return found
+    return names

@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.names import PROGRESS
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import UsageError
 from sessionlake.history.asof import choose_place
-from sessionlake.history.state import STATS, readable, session_state, stats_of
+from sessionlake.history.state import STATS, session_state, stats_of, with_iso_times
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import shard_of, shard_states
@@ -42,12 +42,12 @@ def show_session_state(
             f"shard {shard}, which holds session {session!r} of topic {topic}, has no state yet",
             fix="Run `sessionlake run silver --once` first",
         )
-    found = {"shard": shard, **session_state(stored, topic, partition, session)}
+    state = {"shard": shard, **session_state(stored, topic, partition, session)}
     if form is OutputFormat.TABLE:
-        fields = [(name, value) for name, value in readable(found).items() if value not in (None, [])]
+        fields = [(name, value) for name, value in with_iso_times(state).items() if value not in (None, [])]
         show(("field", "value"), fields, form)
     else:
-        show(list(found), [list(found.values())], form)
+        show(list(state), [list(state.values())], form)
 
 
 def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
@@ -61,9 +61,9 @@ def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat
 def _place(
     spark: SparkSession, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> TopicPartition:
-    own: list[Condition] = [("session_id", operator.eq, session)]
-    own += [] if topic is None else [("topic", operator.eq, topic)]
-    rows = Lake(settings).reader(spark).rows(PROGRESS, *own, columns=["topic", "partition"])
+    conditions: list[Condition] = [("session_id", operator.eq, session)]
+    conditions += [] if topic is None else [("topic", operator.eq, topic)]
+    rows = Lake(settings).reader(spark).rows(PROGRESS, *conditions, columns=["topic", "partition"])
     place = choose_place(session, {(row["topic"], row["partition"]) for row in rows}, partition)
     if place is None:
         raise UsageError(

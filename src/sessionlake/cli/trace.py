@@ -17,16 +17,16 @@ _SHOWN_CHANGES = 20
 _ABSENT = ""
 
 
-def show_trace(found: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
+def show_trace(trace: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
     """Writes a trace. JSON is one nested object.
 
     CSV has one column per field of its parts, named as in `silver.batch`.
     """
     out = out or sys.stdout
     if form is OutputFormat.TABLE:
-        _print(found, out)
+        _print(trace, out)
         return
-    parts = asdict(found)
+    parts = asdict(trace)
     if form is OutputFormat.CSV:
         parts = dict(_flat(parts))
     show(list(parts), [list(parts.values())], form, out)
@@ -42,39 +42,39 @@ def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _print(found: Trace, out: TextIO) -> None:
+def _print(trace: Trace, out: TextIO) -> None:
     from rich.table import Table
 
     console = console_on(out)
-    place = f"topic {found.topic}, partition {found.partition}, offset {found.offset}: "
-    console.print(text_of(place).append_text(text_of(found.judgement.fate, "bold")))
+    place = f"topic {trace.topic}, partition {trace.partition}, offset {trace.offset}: "
+    console.print(text_of(place).append_text(text_of(trace.judgement.fate, "bold")))
     grid = Table.grid(padding=(0, 2))
-    for name, text in _lines(found):
+    for name, text in _lines(trace):
         grid.add_row(text_of(f"  {name}", "dim"), text_of(text))
     console.print(grid)
-    if found.changes:
-        console.print(table_of(*_change_rows(found.changes[:_SHOWN_CHANGES])))
-    if len(found.changes) > _SHOWN_CHANGES:
-        console.print(f"and {len(found.changes) - _SHOWN_CHANGES:,} more: --format json lists all")
+    if trace.changes:
+        console.print(table_of(*_change_rows(trace.changes[:_SHOWN_CHANGES])))
+    if len(trace.changes) > _SHOWN_CHANGES:
+        console.print(f"and {len(trace.changes) - _SHOWN_CHANGES:,} more: --format json lists all")
 
 
-def _lines(found: Trace) -> Iterator[tuple[str, str]]:
-    yield "message", _message(found)
-    yield "bronze", _commit(found.bronze)
-    yield "silver", _commit(found.silver)
-    yield "judgement", _judgement(found)
-    if found.tables:
-        yield "tables", _merge(found.tables)
-    elif found.changes:
+def _lines(trace: Trace) -> Iterator[tuple[str, str]]:
+    yield "message", _message(trace)
+    yield "bronze", _commit(trace.bronze)
+    yield "silver", _commit(trace.silver)
+    yield "judgement", _judgement(trace)
+    if trace.tables:
+        yield "tables", _merge(trace.tables)
+    elif trace.changes:
         yield "tables", "not merged yet: `sessionlake run silver` merges it"
-    if found.session:
-        yield "session", _session(found.session)
+    if trace.session:
+        yield "session", _session(trace.session)
 
 
-def _message(found: Trace) -> str:
-    message = found.message
+def _message(trace: Trace) -> str:
+    message = trace.message
     kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
-    if found.judgement.fate is Fate.ERASED:
+    if trace.judgement.fate is Fate.ERASED:
         kind = "erased with its session"
     times = f"Kafka time {time_text(message.timestamp)}"
     ingested = f", ingested {time_text(message.ingested_at)}" if message.ingested_at else ""
@@ -102,28 +102,30 @@ def _wrote(commit: BatchCommit) -> str:
     return f": {tables}" if tables else ""
 
 
-def _judgement(found: Trace) -> str:
-    judgement = found.judgement
-    own = next((event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None)
-    parts = [_fate(found, own)]
-    parts += [_event(event) for event in judgement.events if event is not own]
+def _judgement(trace: Trace) -> str:
+    judgement = trace.judgement
+    own_event = next(
+        (event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None
+    )
+    parts = [_fate(trace, own_event)]
+    parts += [_event(event) for event in judgement.events if event is not own_event]
     if judgement.broken_by:
         parts.append(f"broken at offset {judgement.broken_by['offset']} by {_event(judgement.broken_by)}")
-    if judgement.fate is Fate.APPLIED and not found.changes:
+    if judgement.fate is Fate.APPLIED and not trace.changes:
         parts.append("it changes no rows")
-    if judgement.batch is not None and judgement.batch != found.silver.batch:
+    if judgement.batch is not None and judgement.batch != trace.silver.batch:
         when = f", committed {time_text(judgement.committed_at)}" if judgement.committed_at else ""
         parts.append(f"held back until batch {judgement.batch}{when}")
     return "; ".join(parts)
 
 
-def _fate(found: Trace, own: Mapping[str, Any] | None) -> str:
-    judgement = found.judgement
+def _fate(trace: Trace, own_event: Mapping[str, Any] | None) -> str:
+    judgement = trace.judgement
     if judgement.fate is Fate.HELD:
         return "held back until its session's watermark passes its event time"
-    by = f" (class {judgement.integrity})" if found.message.type else ""
+    by = f" (class {judgement.integrity})" if trace.message.type else ""
     reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None
-    seqs = _seqs(own) if own and judgement.fate is not Fate.LATE else ""
+    seqs = _seqs(own_event) if own_event and judgement.fate is not Fate.LATE else ""
     why = ", ".join(part for part in (reason, seqs) if part)
     return f"{judgement.fate}{by}{f': {why}' if why else ''}"
 

@@ -28,7 +28,7 @@ def preflight(settings: Settings) -> None:
         LakeError: Bronze does not exist yet, or does not read Kafka.
         BrokerError: Kafka does not answer.
     """
-    if Lake(settings).surely_lacks(MESSAGES):
+    if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
             f"verify bronze: {MESSAGES} does not exist yet in {settings.place}",
             fix="Fill it with `sessionlake run bronze --once`, or name another home with SESSIONLAKE_HOME",
@@ -47,15 +47,15 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
     Returns True if they are equal.
     """
     with storage_of(settings).claim(spark, CLAIM, "verifies bronze"):
-        found = verify(spark, settings)
-    for line in describe(found):
+        result = verify(spark, settings)
+    for line in describe(result):
         say(line)
-    return found.comparison.first_difference is None
+    return result.comparison.first_difference is None
 
 
-def describe(found: VerifiedBronze) -> Iterator[str]:
+def describe(result: VerifiedBronze) -> Iterator[str]:
     """Yields the result in words, line by line."""
-    comparison, overlap = found.comparison, found.overlap
+    comparison, overlap = result.comparison, result.overlap
     if comparison.first_difference is not None:
         what = f"{comparison.different} of {comparison.messages} messages differ from Kafka's"
         yield f"{what}; the first difference:\n  {comparison.first_difference}"
@@ -63,14 +63,14 @@ def describe(found: VerifiedBronze) -> Iterator[str]:
         yield f"exact: {comparison.messages} messages of {len(overlap.ranges)} topic-partitions, as Kafka holds them"
     else:
         yield "nothing to compare: Kafka no longer holds any message that bronze has"
-    if found.removed:
-        yield f"not compared: {found.removed} messages in bronze that Kafka no longer holds"
+    if result.removed:
+        yield f"not compared: {result.removed} messages in bronze that Kafka no longer holds"
     if overlap.gone:
         yield f"  of topics that were deleted: {_first_names(overlap.gone)}"
     if overlap.recreated_topics:
         yield f"  of topics that were recreated, and not read since: {_first_names(overlap.recreated_topics)}"
-    if found.gone:
-        yield f"not compared: {found.gone} messages that maintain.retention has removed from bronze"
+    if result.gone:
+        yield f"not compared: {result.gone} messages that maintain.retention has removed from bronze"
     if comparison.erased:
         yield f"not compared: {comparison.erased} messages of sessions that were forgotten"
     if overlap.unread:

@@ -14,7 +14,7 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import SEQ_ORDER
-from sessionlake.ledger.retained import heads
+from sessionlake.ledger.retained import read_heads
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import gathered
@@ -49,8 +49,8 @@ def change_columns(declared: Declared, once: OnceTopics) -> list[Column]:
         F.col("_offset").alias("offset"),
         *(seqs if once.may_be_any else []),
         # As a double, an integer beyond 2^53 loses its last digits.
-        *(_where_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
-        *(_where_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
+        *(_value_if_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
+        *(_value_if_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
     ]
 
 
@@ -127,7 +127,7 @@ def late_condition(product: Product) -> str:
     return f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)"
 
 
-def _where_set(column: str) -> Column:
+def _value_if_set(column: str) -> Column:
     """Returns the column's value if the change set it, else null."""
     from pyspark.sql import functions as F
 
@@ -153,9 +153,9 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
     Raises:
         LakeError: Retention has removed some.
     """
-    found = heads(lake.reader(spark)).get(CHANGES)
+    found = read_heads(lake.reader(spark)).get(CHANGES)
     if found is not None and found.gone:
-        raise LakeError(f"{found.since}", why="What gold computed from them cannot be computed again")
+        raise LakeError(f"{found.summary}", why="What gold computed from them cannot be computed again")
 
 
 def refuse_shorter(lake: Lake, spark: SparkSession) -> None:

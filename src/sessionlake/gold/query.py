@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.far_times import micros_of, nearest_time
-from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, Span, answer_by, spans
+from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, Span, answer_product, spans
 from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.gold.tables.notes import complete_tables
 from sessionlake.settings.model import Settings, milliseconds
@@ -68,7 +68,7 @@ def metrics(
         UsageError: The range, the keys or the step are not valid.
         LakeError: Gold has no metrics yet, or the buckets of a part of the range have expired.
     """
-    begin, end = _ms("since", since), _ms("until", until)
+    begin, end = _minute_ms("since", since), _minute_ms("until", until)
     length = None if step is None else milliseconds(step)
     _check_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
@@ -77,10 +77,10 @@ def metrics(
         raise LakeError(
             f"{METRICS_1M.table} does not exist yet, or is incomplete", fix="Run `sessionlake run gold`, which fills it"
         )
-    conditions: list[Condition] = [(name, among, [*values]) for name, values in (of or {}).items()]
+    conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
     reader, wanted = lake.reader(spark), [*spans(begin, end, length, tiers)]
     _refuse_expired(reader, wanted, (of or {}).get("topic"))
-    return read_answer(reader, answer_by(by, length), wanted, conditions)
+    return read_answer(reader, answer_product(by, length), wanted, conditions)
 
 
 def read_answer(
@@ -89,13 +89,13 @@ def read_answer(
     """Reads spans of tiers and merges them.
 
     Args:
-        answer: The product that the answer is a table of, from `answer_by`.
+        answer: The product that the answer is a table of, from `answer_product`.
         wanted: The spans to read.
         conditions: Conditions on the tiers' keys.
     """
     read, buffered, parts = dict.fromkeys((span.tier.table for span in wanted), 0), 0, [answer.schema().empty_table()]
     for span in wanted:
-        for rows in _rows(reader, span, conditions):
+        for rows in _read_rows(reader, span, conditions):
             read[span.tier.table] += rows.num_rows
             buffered += rows.num_rows
             parts.append(answer.of_finer(rows))
@@ -104,7 +104,7 @@ def read_answer(
     merged = answer.merged(pa.concat_tables(parts))
     rows = merged.select([*answer.row_keys, *answer.results])
     in_order = rows.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else rows
-    return Figures(in_order, read, _files(reader, wanted, conditions))
+    return Figures(in_order, read, _file_counts(reader, wanted, conditions))
 
 
 def _refuse_expired(reader: TableReader, wanted: Sequence[Span], topics: Collection[str] | None) -> None:
@@ -123,30 +123,30 @@ def _refuse_expired(reader: TableReader, wanted: Sequence[Span], topics: Collect
             )
 
 
-def _rows(reader: TableReader, span: Span, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
+def _read_rows(reader: TableReader, span: Span, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
     schema = span.tier.schema()
-    for batch in reader.batches(span.tier.table, *conditions, *_within(span), columns=schema.names):
+    for batch in reader.batches(span.tier.table, *conditions, *_in_span(span), columns=schema.names):
         yield pa.Table.from_batches([batch]).cast(schema)
 
 
-def _within(span: Span) -> list[Condition]:
+def _in_span(span: Span) -> list[Condition]:
     begin, end = map(nearest_time, (span.begin, span.end))
     return [(START, operator.ge, begin), (START, operator.lt, end)]
 
 
-def _files(
+def _file_counts(
     reader: TableReader, wanted: Sequence[Span], conditions: Sequence[Condition]
 ) -> dict[str, tuple[int, int] | None]:
     found: dict[str, tuple[int, int] | None] = {}
     for table in dict.fromkeys(span.tier.table for span in wanted):
-        parts = [reader.files(table, *conditions, *_within(span)) for span in wanted if span.tier.table == table]
+        parts = [reader.files(table, *conditions, *_in_span(span)) for span in wanted if span.tier.table == table]
         known = [part for part in parts if part is not None]
         read = {path for part in known for path in part.read}
         found[table] = (len(read), known[0].total) if known else None
     return found
 
 
-def _ms(name: str, moment: datetime) -> int:
+def _minute_ms(name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise UsageError(f"{name} {moment} has no time zone", fix="Add one, for example +00:00")
     passed = micros_of(moment)

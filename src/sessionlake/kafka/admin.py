@@ -169,7 +169,10 @@ class KafkaAdmin:
             message = without_secrets(self._settings, (lines or [str(error)])[0].strip(": "))[:300]
             servers = self._settings.kafka.bootstrap_servers
             if unknown:
-                raise UnknownTopicError(f"Kafka at {servers} does not know a topic ({message})") from error
+                raise UnknownTopicError(
+                    f"Kafka at {servers} does not know a topic ({message})",
+                    fix="If the topic was just created, run again. Otherwise check its name",
+                ) from error
             raise BrokerError(
                 f"Kafka at {servers} does not answer a question about its topics ({message})",
                 fix="Check that the broker runs",

@@ -103,8 +103,8 @@ def without_secrets(settings: Settings, text: str) -> str:
     login = parse_credentials(options.get("sasl.jaas.config", ""))
     secrets += [value for name, value in login.items() if name.lower().endswith(("password", "secret"))]
     if security is not None:
-        own = (security.password, security.client_secret, security.key, security.key_password)
-        secrets += [value.get_secret_value() for value in own if value is not None]
+        values = (security.password, security.client_secret, security.key, security.key_password)
+        secrets += [value.get_secret_value() for value in values if value is not None]
     secrets += [_quoted(secret)[1:-1] for secret in secrets]
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN) if secret else text
@@ -141,7 +141,8 @@ def _text(key: str, given: str) -> str:
         raise ConfigError(f"kafka.security.{key}: {shown} cannot be read ({reason})", fix="Name a PEM file") from None
     if PEM not in text:
         raise ConfigError(
-            f"kafka.security.{key}: {given} is not a PEM file", why=f"PEM files have lines that begin with {PEM}…"
+            f"kafka.security.{key}: {given} is not a PEM file, which has lines that begin with {PEM}…",
+            fix="Convert it to PEM, or name another file",
         )
     return text
 

@@ -200,5 +200,6 @@ def _consumer(spark: SparkSession, settings: Settings, options: Mapping[str, str
             consumer.close(jvm.java.time.Duration.ZERO)
     except Py4JError as error:
         raise BrokerError(
-            f"Kafka does not answer what its offsets without a message are: {parse_failure(error)}"
+            f"Kafka does not answer why some of its offsets have no message: {parse_failure(error)}",
+            fix="Check that the broker runs, and run again",
         ) from error

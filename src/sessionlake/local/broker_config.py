@@ -61,7 +61,7 @@ def server_properties(settings: Settings, host: str, port: int) -> str:
     controller = f"127.0.0.1:{free_port(other_than=port)}"
     # Larger than the pipeline's own limit, so that producers can send a message that the pipeline then quarantines.
     largest = max(12 * 1024 * 1024, settings.capture.max_message_bytes + 2 * 1024 * 1024)
-    own = {
+    address_properties = {
         "controller.quorum.voters": f"1@{controller}",
         "listeners": f"PLAINTEXT://{shown}:{port},CONTROLLER://{controller}",
         "advertised.listeners": f"PLAINTEXT://{shown}:{port}",
@@ -69,7 +69,7 @@ def server_properties(settings: Settings, host: str, port: int) -> str:
         "message.max.bytes": str(largest),
         "replica.fetch.max.bytes": str(largest),
     }
-    return "".join(f"{key}={value}\n" for key, value in (_PROPERTIES | own).items())
+    return "".join(f"{key}={value}\n" for key, value in (_PROPERTIES | address_properties).items())
 
 
 def free_port(other_than: int = 0) -> int:

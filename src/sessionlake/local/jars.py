@@ -76,8 +76,8 @@ def spark_jars() -> list[Path]:
     Raises:
         MachineError: The jars are not cached and cannot be downloaded, or there is no Java to download them with.
     """
-    own = sorted({_JAR_VERSION.sub("", jar.name) for jar in pyspark_jars().glob("*.jar")})
-    return resolve(JarSet("spark", _SPARK, tuple(own), pinned_hashes()))
+    provided = sorted({_JAR_VERSION.sub("", jar.name) for jar in pyspark_jars().glob("*.jar")})
+    return resolve(JarSet("spark", _SPARK, tuple(provided), pinned_hashes()))
 
 
 def broker_jars() -> list[Path]:

@@ -82,7 +82,9 @@ def request_metadata(config: dict[str, str], seconds: float) -> NoAnswer | None:
     try:
         client = AdminClient(config | quiet)
     except KafkaException as error:
-        raise ConfigError(f"librdkafka rejects kafka.security or kafka.options ({error.args[0].str()})") from None
+        raise ConfigError(
+            f"librdkafka rejects kafka.security or kafka.options ({error.args[0].str()})", fix="Correct the option"
+        ) from None
     end = time.monotonic() + seconds
     while True:
         left = end - time.monotonic()

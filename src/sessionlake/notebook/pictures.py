@@ -141,8 +141,8 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
     lanes = sorted(rows["lane"].unique())[:_ROWS][::-1]
     figure, axes = _figure(title, 1.5 + 0.3 * len(lanes))
     for place, lane in enumerate(lanes):
-        own = rows[rows["lane"] == lane]
-        begins, ends = _days(own["begin"]), _days(own["end"])
+        bars = rows[rows["lane"] == lane]
+        begins, ends = _days(bars["begin"]), _days(bars["end"])
         axes.broken_barh(list(zip(begins, ends - begins, strict=True)), (place - 0.32, 0.64), color=PALETTE[0])
     axes.set_yticks(range(len(lanes)), [*map(_plain, lanes)])
     axes.grid(axis="x", color=_GRID)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
-from sessionlake.delta.schemas.properties import RETENTION, interval, span_of
+from sessionlake.delta.schemas.properties import RETENTION, interval_text, parse_interval
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import advance
+from sessionlake.ledger.positions import update_sums
 from sessionlake.operations.retention.removal import Retention
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
@@ -64,21 +64,22 @@ class Reader:
     """A stream that reads a table, and its progress.
 
     Attributes:
-        begun: True if it has read anything.
-        since: The version that it reads next. None if that is unknown, or if it still reads the table's first snapshot.
-        again: The version at which its last batch began. Spark lists the files of that batch again whenever the stream
-            starts, although it does not read them.
+        has_started: True if it has read anything.
+        next_version: The version that it reads next. None if that is unknown, or if it still reads the table's first
+            snapshot.
+        last_start: The version at which its last batch began. Spark lists the files of that batch again whenever the
+            stream starts, although it does not read them.
     """
 
     name: str
-    begun: bool
-    since: int | None = None
-    again: int | None = None
+    has_started: bool
+    next_version: int | None = None
+    last_start: int | None = None
 
     @property
     def oldest_needed(self) -> int | None:
         """The oldest version whose entry in the table's log the stream still needs."""
-        return self.since if self.again is None else self.again
+        return self.next_version if self.last_start is None else self.last_start
 
 
 class Maintenance:
@@ -171,14 +172,14 @@ class Maintenance:
             only_if_worth: Look for old rows only from time to time, and remove files only if many have expired.
         """
         reading = readers(self._settings, table)
-        if table == MESSAGES and not all(reader.begun for reader in reading if reader.name == SILVER):
+        if table == MESSAGES and not all(reader.has_started for reader in reading if reader.name == SILVER):
             # A new stream reads the first snapshot in the order of file times, which merging would change.
             return TableMaintenance(table, waits="silver has not started to read it, and needs its files as they are")
         removed = self._retention.remove(table, datetime.now(UTC), only_if_due=only_if_worth)
         wrong_retention = self._wrong_retention(table)
         compacted = self._compact(table)
         if table == LEDGER:
-            advance(self._spark, self._lake)
+            update_sums(self._spark, self._lake)
         waits = wrong_retention or _blocked_by(reading)
         vacuumed = None if waits else self._vacuum(table, reading, only_if_worth=only_if_worth)
         reasons = "; ".join(filter(None, (removed.waits, waits)))
@@ -186,9 +187,9 @@ class Maintenance:
 
     def _vacuum(self, table: str, reading: Sequence[Reader], *, only_if_worth: bool) -> Vacuumed | None:
         storage = self._lake.storage
-        since = min((one.oldest_needed for one in reading if one.oldest_needed is not None), default=None)
-        kept = Kept(self._settings.maintain.keep, since, self._settings.maintain.versions)
-        if only_if_worth and not storage.has_expired(self._spark, table, kept):
+        since = min((reader.oldest_needed for reader in reading if reader.oldest_needed is not None), default=None)
+        kept = HistoryToKeep(self._settings.maintain.keep, since, self._settings.maintain.versions)
+        if only_if_worth and not storage.needs_vacuum(self._spark, table, kept):
             return None
         return storage.vacuum(self._spark, table, kept)
 
@@ -209,9 +210,12 @@ class Maintenance:
         """
         storage = self._lake.storage
         wanted = self._settings.maintain.keep
-        if span_of(storage.set_missing(self._spark, table, storage.log).get(RETENTION)) >= wanted:
+        if (
+            parse_interval(storage.set_changed_properties(self._spark, table, storage.log_properties).get(RETENTION))
+            >= wanted
+        ):
             return ""
-        return f"its property {RETENTION} is not yet {interval(wanted)}: the next start of its layer sets it"
+        return f"its property {RETENTION} is not yet {interval_text(wanted)}: the next start of its layer sets it"
 
 
 def readers(settings: Settings, table: str) -> list[Reader]:
@@ -224,9 +228,11 @@ def readers(settings: Settings, table: str) -> list[Reader]:
         stateful = [SILVER, *(processor.layer for processor in settings.processors if not processor.key)]
     else:
         stateful = [GOLD] if table == CHANGES else []
-    names = [own.layer for own in settings.processors if own.key and own.source == table] + stateful
-    beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
-    names += [folder.name for folder in sorted(beside)]
+    names = [
+        processor.layer for processor in settings.processors if processor.key and processor.source == table
+    ] + stateful
+    checkpoints = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
+    names += [folder.name for folder in sorted(checkpoints)]
     begins = {name: handover.read_active(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
     return [_reader(settings, name, firsts.get(name)) for name in names]
@@ -247,7 +253,7 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     try:
         place = read_delta_offset(checkpoint, batch)
         # A first batch has no start in its checkpoint. Spark loads the table as it was one version before the end.
-        again = read_delta_offset(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
+        last_start = read_delta_offset(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
     except (OSError, ValueError) as error:
         raise LakeError(
             f"{checkpoint / 'offsets'}: file {batch}, or the one before, cannot be read ({error!r})",
@@ -255,13 +261,13 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
             fix="Run `sessionlake doctor`, which names the remedy",
         ) from None
     return (
-        Reader(name, begun=True)
+        Reader(name, has_started=True)
         if place.in_initial_snapshot
-        else Reader(name, begun=True, since=place.version, again=again)
+        else Reader(name, has_started=True, next_version=place.version, last_start=last_start)
     )
 
 
 def _blocked_by(reading: Sequence[Reader]) -> str:
     """Names the streams that still read the table's first snapshot, whose files can be of any age."""
-    early = [reader.name for reader in reading if reader.begun and reader.since is None]
+    early = [reader.name for reader in reading if reader.has_started and reader.next_version is None]
     return f"still reading the first snapshot of the table: {', '.join(early)}" if early else ""

@@ -48,17 +48,17 @@ class Layer(StrEnum):
     ALL = "all"
 
     @property
-    def parts(self) -> tuple[Layer, ...]:
+    def single_layers(self) -> tuple[Layer, ...]:
         """The single layers that the value means, in the order of the data flow. Processors are not included."""
         if self is Layer.PROCESSOR:
             return ()
         return (Layer.BRONZE, Layer.SILVER, Layer.GOLD) if self is Layer.ALL else (self,)
 
 
-def parts_of(settings: Settings, layer: Layer) -> tuple[str, ...]:
+def names_to_run(settings: Settings, layer: Layer) -> tuple[str, ...]:
     """Returns the names of everything to run: the layers, and with `all` and `processor` every configured processor."""
-    mine = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
-    return (*layer.parts, *(processor.layer for processor in mine))
+    chosen = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
+    return (*layer.single_layers, *(processor.layer for processor in chosen))
 
 
 def preflight(settings: Settings, layer: Layer) -> None:
@@ -70,12 +70,12 @@ def preflight(settings: Settings, layer: Layer) -> None:
         MachineError: The home cannot be written.
     """
     storage_of(settings).require_writable()
-    if Layer.SILVER in layer.parts or layer is Layer.PROCESSOR:
+    if Layer.SILVER in layer.single_layers or layer is Layer.PROCESSOR:
         payload_of(settings.capture)
     for processor in settings.processors:
-        if processor.layer in parts_of(settings, layer):
+        if processor.layer in names_to_run(settings, layer):
             processors.require_usable(settings, processor.name)
-    if Layer.BRONZE in layer.parts:
+    if Layer.BRONZE in layer.single_layers:
         bronze.require(settings)
 
 
@@ -100,12 +100,12 @@ def run_once(
     """
     failed: list[SessionlakeError] = []
     with claimed(spark, settings, layer):
-        for part in parts_of(settings, layer):
+        for part in names_to_run(settings, layer):
             try:
                 if not run_to_end(spark, settings, part, stop):
                     return False
             except SessionlakeError as error:
-                if part in layer.parts or layer is not Layer.ALL:
+                if part in layer.single_layers or layer is not Layer.ALL:
                     raise
                 failed.append(error)
                 if on_failure is not None and len(failed) > 1:
@@ -181,7 +181,7 @@ class Pipeline:
     def __enter__(self) -> Self:
         """Starts every layer. If one cannot start, those already started are stopped."""
         try:
-            for part in parts_of(self._settings, self._layer):
+            for part in names_to_run(self._settings, self._layer):
                 try:
                     self.queries[part] = self._start(part)
                 except SessionlakeError as error:
@@ -253,13 +253,13 @@ class Pipeline:
 
     def _record_failure(self, part: str, error: SessionlakeError) -> None:
         """Records the failure of a processor that runs among others. Raises the error of any other layer."""
-        if self._layer is not Layer.ALL or part in self._layer.parts:
+        if self._layer is not Layer.ALL or part in self._layer.single_layers:
             raise error
         self.failed[part] = error
         self._on_failure(error)
 
     def _start(self, part: str) -> LayerQuery:
-        with storage_of(self._settings).remembering():
+        with storage_of(self._settings).caching():
             return self._checked_start(part)
 
     def _checked_start(self, part: str) -> LayerQuery:
@@ -279,7 +279,7 @@ class Pipeline:
 
     def _on_silver(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
         if self._merger is not None:
-            self._merger.announce(entry, rows)
+            self._merger.report_batch(entry, rows)
         self._on_commit(entry)
 
     def _stop(self) -> None:
@@ -304,10 +304,10 @@ def run_to_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
         Layer.BRONZE: bronze.start,
         Layer.SILVER: silver.start,
         Layer.GOLD: gold.start,
-        **{own.layer: partial(processors.start, name=own.name) for own in settings.processors},
+        **{processor.layer: partial(processors.start, name=processor.name) for processor in settings.processors},
     }
     try:
-        with storage_of(settings).remembering():
+        with storage_of(settings).caching():
             require_startable(spark, settings, part)
             query = start[part](spark, settings, once=True)
         if not _wait_for_end(query, settings, stop):
@@ -348,7 +348,7 @@ def claimed(
     Raises:
         ClaimedError: Another process holds one of the claims, or takes one over during the block.
     """
-    with ExitStack() as held:
-        for part in (*parts_of(settings, layer), *others):
-            held.enter_context(storage_of(settings).claim(spark, part, doing or f"runs {part}"))
+    with ExitStack() as stack:
+        for part in (*names_to_run(settings, layer), *others):
+            stack.enter_context(storage_of(settings).claim(spark, part, doing or f"runs {part}"))
         yield

@@ -60,7 +60,7 @@ class Check(NamedTuple):
 
 def layers_of(settings: Settings) -> tuple[str, ...]:
     """Returns the layers that have a checkpoint, including processors."""
-    return (BRONZE, SILVER, GOLD, *(own.layer for own in settings.processors))
+    return (BRONZE, SILVER, GOLD, *(processor.layer for processor in settings.processors))
 
 
 def require_startable(spark: SparkSession, settings: Settings, layer: str) -> None:
@@ -92,7 +92,10 @@ def _checks(settings: Settings, layer: str) -> Iterator[Check]:
     yield Check(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
     yield Check(Subject.CHECKPOINTS, lambda _: manifest.read(settings, layer))
     yield Check(Subject.STATES, lambda _: handover.require_states(settings, layer))
-    if layer not in {BRONZE, *(own.layer for own in settings.processors if own.key)}:  # these keep no states
+    if layer not in {
+        BRONZE,
+        *(processor.layer for processor in settings.processors if processor.key),
+    }:  # these keep no states
         # When a layer starts, Spark itself looks for the states.
         yield Check(Subject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
     yield Check(Subject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
@@ -117,9 +120,10 @@ def _require_query(settings: Settings, layer: str) -> None:
 
 def _tables_of(settings: Settings, layer: str) -> tuple[str, ...]:
     """Returns the tables that a layer depends on: those that it reads, and those that it and its helpers write."""
-    if own := [own for own in settings.processors if own.layer == layer]:
-        read = own[0].source if own[0].key else MESSAGES
-        return (own[0].into,) if read.startswith(REFERENCE) else (read, own[0].into)
+    for processor in settings.processors:
+        if processor.layer == layer:
+            read = processor.source if processor.key else MESSAGES
+            return (processor.into,) if read.startswith(REFERENCE) else (read, processor.into)
     return {
         BRONZE: (MESSAGES, TOPICS, ERASURES, RETAINED),
         SILVER: (MESSAGES, *REPLAYED, DECISIONS),

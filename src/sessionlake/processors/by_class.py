@@ -116,42 +116,42 @@ class _Groups:
         ordered = sort_rows(rows, (*self.config.key, *self.config.order))
         keys, records, errors = list[tuple[Any, ...]](), list[Any](), list[str | None]()
         key_types = [rows.schema.field(name).type for name in self.config.key]
-        for key, of_key in groupby(_each(ordered), key=lambda row: tuple(row[name] for name in self.config.key)):
-            found, error = self._checked(processor, output, dict(zip(self.config.key, key, strict=True)), of_key)
+        for key, of_key in groupby(_row_dicts(ordered), key=lambda row: tuple(row[name] for name in self.config.key)):
+            found, error = self._run_key(processor, output, dict(zip(self.config.key, key, strict=True)), of_key)
             keys += [key] * len(found)
             records += found
             errors += [error] * len(found)
-        if any(errors):  # the batch is not committed
+        if any(errors):  # one error is enough, since the batch is not committed
             place = next(i for i, error in enumerate(errors) if error)
             keys, records, errors = keys[place : place + 1], [None], errors[place : place + 1]
         columns = {
             name: pa.array([key[i] for key in keys], kind)
             for i, (name, kind) in enumerate(zip(self.config.key, key_types, strict=True))
         }
-        columns[ORDINAL] = pa.array(_numbered(keys), pa.int32())
+        columns[ORDINAL] = pa.array(_ordinals(keys), pa.int32())
         blank = output.check({})
         columns |= output.declared_arrays([blank if record is None else record for record in records])
         return pa.table({**columns, _ERROR: pa.array(errors, pa.string())})
 
-    def _checked(
+    def _run_key(
         self, processor: KeyedProcessor[Any], output: OutputColumns, key: Mapping[str, Any], rows: Iterable[Any]
     ) -> tuple[list[Any], str | None]:
         found = list[Any]()
         try:
-            for call in process_key(processor, key, self._apart(rows)):
-                found += map(output.check, self._limited(call))
+            for call in process_key(processor, key, self._require_distinct_order(rows)):
+                found += map(output.check, self._limit_records(call))
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             return [None], f"key {json.dumps(dict(key), default=str)}: {type(error).__name__}: {error}"
         return found, None
 
-    def _limited(self, call: Iterable[Record]) -> Iterator[Record]:
+    def _limit_records(self, call: Iterable[Record]) -> Iterator[Record]:
         limit = self.config.max_records_per_call
         for number, record in enumerate(call):
             if number == limit:
                 raise OverflowError(f"more than {limit} records of one call, the limit of max_records_per_call")
             yield record
 
-    def _apart(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _require_distinct_order(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """Yields a key's rows, and fails if two of them have equal values in the order columns.
 
         Otherwise their sequence would depend on how rows are split into batches.
@@ -165,12 +165,12 @@ class _Groups:
             yield row
 
 
-def _each(rows: pa.Table) -> Iterator[dict[str, Any]]:
+def _row_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
     for batch in rows.to_batches(max_chunksize=_SLICE):
         yield from batch.to_pylist()
 
 
-def _numbered(keys: Iterable[tuple[Any, ...]]) -> list[int]:
+def _ordinals(keys: Iterable[tuple[Any, ...]]) -> list[int]:
     """Numbers the records of each key from 0."""
     seen: dict[tuple[Any, ...], int] = {}
     found = []

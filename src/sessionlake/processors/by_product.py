@@ -93,7 +93,7 @@ class ByProduct(Computation):
         from pyspark.sql import functions as F
 
         keys = (F.col(quote(name)) for name in self.product.keys)
-        events = (column.alias(internal(name)) for name, column in self._needed().items())
+        events = (column.alias(internal(name)) for name, column in self._event_columns().items())
         found, length, ts = rows.select(*keys, *events), self.product.bucket_ms, F.col(internal("ts"))
         if length is not None:
             begin = F.try_subtract(ts, F.pmod(ts, F.lit(length).cast("bigint")))
@@ -104,16 +104,16 @@ class ByProduct(Computation):
     def compute(self, rows: DataFrame) -> DataFrame:
         """Aggregates all rows of each key and bucket."""
         names = tuple(name for name, _ in self.columns)
-        return compute_groups(rows, self.by, _Figures(self.product, names), self.columns)
+        return compute_groups(rows, self.by, _ProductRows(self.product, names), self.columns)
 
-    def truth(self, rows: DataFrame) -> DataFrame:
+    def recompute_in_sql(self, rows: DataFrame) -> DataFrame:
         """Recomputes the whole table from the source's rows in plain Spark SQL, for comparison with the stored one."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         source, fields = self._rows, [self.product.fields[name] for name in self.product.keys]
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
-        events = rows.select(*keys, *(column.alias(name) for name, column in self._needed().items()))
+        events = rows.select(*keys, *(column.alias(name) for name, column in self._event_columns().items()))
         orders = [order_field(i) for i in range(len(source.order))]
         events = rows_with_values(events, [name for name in events.columns if name not in orders])
         if source.time is None:
@@ -126,7 +126,7 @@ class ByProduct(Computation):
         place = F.row_number().over(Window.partitionBy(*map(quote, fields)).orderBy(*order))
         return expected_rows(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
 
-    def _needed(self) -> dict[str, Column]:
+    def _event_columns(self) -> dict[str, Column]:
         """Returns the source columns that aggregates read, by the names that events give them."""
         from pyspark.sql import functions as F
 
@@ -142,7 +142,7 @@ class ByProduct(Computation):
 
 
 @dataclass(frozen=True)
-class _Figures:
+class _ProductRows:
     """An Arrow function: turns the rows of several keys into the product's rows."""
 
     product: Product

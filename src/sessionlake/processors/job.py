@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, Writes, described
+from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
@@ -31,13 +31,13 @@ from sessionlake.settings.processors import ProductProcessor
 from sessionlake.silver.decisions import binding_decisions
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
-    counts_of,
+    first_violation,
+    ledger_counts,
     offset_log,
-    packed,
-    ranges_of,
-    rows_of,
-    total,
-    violation_of,
+    offset_ranges,
+    packed_stream,
+    rows_for_table,
+    sum_counts,
 )
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued
 from sessionlake.spark.interpreted import interpreted
@@ -64,7 +64,7 @@ def processor_settings(settings: Settings, name: str) -> ProcessorSettings:
     processor = next((processor for processor in settings.processors if processor.name == name), None)
     if processor is None:
         known = ", ".join(processor.name for processor in settings.processors) or "none"
-        raise ConfigError(f"processors: there is none named {name!r}", fix=f"Name one that is configured: {known}")
+        raise ConfigError(f"processors: no processor is named {name!r}", fix=f"Name one that is configured: {known}")
     if processor.into in {*TABLES, *VIEWS}:
         raise ConfigError(
             f"{processor.where}.table: {processor.into} is a table of sessionlake itself", fix="Name another table"
@@ -123,13 +123,13 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     _refuse_filled_table(spark, lake, config)
     checkpoint, begin = settings.checkpoint(config.layer), handover.read_active(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
-    fold = fold_of(spark, lake, processor)
+    fold = processor_fold(spark, lake, processor)
     if begin is not None:
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = offset_log(spark, lake, settings, config.layer, first_batch)
-    times = StreamTimesLog.begin(spark, settings, config.layer, log.ends)
-    stream = fold_shards(packed(spark, lake, settings, config.layer, config.topics, begin), fold)
+    times = StreamTimesLog.open(spark, settings, config.layer, log.last_offsets)
+    stream = fold_shards(packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
         stream, batch, trigger=config.trigger, once=once, txn=lambda query, number: Txn(query, first_batch + number)
@@ -152,7 +152,7 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
         )
 
 
-def fold_of(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
+def processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
     """Returns the fold that judges bronze's messages as silver does, and passes them to the processor."""
     capture = lake.settings.capture
     return SilverFold(capture.declared, capture, binding_decisions(lake.reader(spark)), processor=processor)
@@ -167,11 +167,11 @@ def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
 def table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchema:
     """Returns the definition of a processor's output table."""
     return TableSchema(
-        described(output.ddl, HEAD_COMMENTS | output.comments),
+        with_comments(output.ddl, HEAD_COMMENTS | output.comments),
         f"Records of the processor {config.name}",
         written_by="processors.job",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "_offset", "_batch"),
+        statistics_columns=("topic", "session_id", "_offset", "_batch"),
         writes=Writes.APPEND,
     )
 
@@ -201,14 +201,14 @@ class _ProcessorBatch:
             with interpreted(spark, when=self._few):
                 folded, written = collect(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
-            partitions = total([*reports])
-            if violation := violation_of([*reports]):
+            partitions = sum_counts([*reports])
+            if violation := first_violation([*reports]):
                 note_stop(self._settings, violation.violation, config.layer)
                 raise violation
             refuse_failures(config.name, reports)
-            ranges = ranges_of(partitions)
+            ranges = offset_ranges(partitions)
             self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
-            require_continued(config.layer, partitions, self._log.ends)
+            require_continued(config.layer, partitions, self._log.last_offsets)
             with committing(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=config.layer,
@@ -217,7 +217,7 @@ class _ProcessorBatch:
                     started_at=started,
                     offsets=ranges,
                     outputs=self._append(folded, reports, txn),
-                    **counts_of(partitions),
+                    **ledger_counts(partitions),
                     config_hash=self._hash,
                 )
                 self._lake.storage.require_claims()  # another process may have taken the layer over
@@ -234,7 +234,7 @@ class _ProcessorBatch:
         for kind, table in ((ProcessorOutput.RECORDS, self._config.into), (ProcessorOutput.ERRORS, PROCESSOR_ERRORS)):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
-                append(spark, self._lake, table, rows_of(folded, kind, txn, row_ddl(kind, self._output)), txn)
+                append(spark, self._lake, table, rows_for_table(folded, kind, txn, row_ddl(kind, self._output)), txn)
                 commit = self._lake.last_commit(spark, table)
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from sessionlake.build import code_version
 from sessionlake.delta.commit import merge
-from sessionlake.delta.lake import PASSING_REMOVALS, Lake
-from sessionlake.delta.schemas.definition import TableSchema, described
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
+from sessionlake.delta.schemas.definition import TableSchema, with_comments
 from sessionlake.delta.schemas.names import LEDGER, REFERENCE
-from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, SKIPPING, names_listed
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, STATISTICS_COLUMNS, split_names
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn
@@ -29,7 +29,7 @@ from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.retained import heads
+from sessionlake.ledger.retained import read_heads
 from sessionlake.processors.by_class import ByClass
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
@@ -48,7 +48,7 @@ from sessionlake.streaming.source_columns import (
     last_planned_offset,
     table_id,
 )
-from sessionlake.streaming.stores import archive_folders as put_checkpoint_aside
+from sessionlake.streaming.stores import archive_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,9 +74,14 @@ class KeyedTable:
         )
         self.columns = (*self.computation.columns, (BATCH, "bigint"))
         by = self.computation.by
-        columns = described(self.columns, {**self.computation.comments, BATCH: BATCH_COMMENT})
+        columns = with_comments(self.columns, {**self.computation.comments, BATCH: BATCH_COMMENT})
         schema = TableSchema(
-            columns, self.computation.comment, written_by="processors.keyed", cluster_by=by[:2], skipping=by, feed=True
+            columns,
+            self.computation.comment,
+            written_by="processors.keyed",
+            cluster_by=by[:2],
+            statistics_columns=by,
+            change_feed=True,
         )
         self.lake = Lake(settings, {config.into: schema})
 
@@ -103,7 +108,7 @@ class KeyedTable:
         """Returns the key columns of the existing table; None if there is no table."""
         if not self.lake.exists(spark, self._config.into):
             return None
-        return names_listed(self.lake.storage.properties(spark, self._config.into).get(SKIPPING, ""))
+        return split_names(self.lake.storage.properties(spark, self._config.into).get(STATISTICS_COLUMNS, ""))
 
     # -- which declaration a product's rows were computed by
 
@@ -112,7 +117,7 @@ class KeyedTable:
         exists = self.lake.exists(spark, self._config.into)
         return exists and self.lake.storage.properties(spark, self._config.into).get(LOGIC) == self.computation.logic
 
-    def begin(self, spark: SparkSession) -> None:
+    def prepare(self, spark: SparkSession) -> None:
         """Creates the table if it does not exist, and checks that new rows fit those it has.
 
         Raises:
@@ -149,7 +154,7 @@ class KeyedTable:
             or not can_read_last_version(*place)
             or changed_column(*place) is not None
         ):
-            put_checkpoint_aside(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
+            archive_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def prepare_rebuild(self, spark: SparkSession) -> None:
         """Marks a product's outdated table as incomplete, and drops it if its key has changed."""
@@ -179,7 +184,7 @@ class KeyedTable:
         if entry.get(CHANGE_FEED) == "true":
             options = {"readChangeFeed": "true"}
         elif entry.get(APPEND_ONLY) is not None or (config.source in TABLES and TABLES[config.source].append_only):
-            options = PASSING_REMOVALS
+            options = SKIP_REMOVALS
         else:
             raise LakeError(
                 f"{config.where}.source: {config.source} does not record which of its rows change",
@@ -195,8 +200,8 @@ class KeyedTable:
             LakeError: Retention has removed some of them.
         """
         config = self._config
-        if (cut := heads(self.lake.reader(spark)).get(config.source)) is not None and cut.gone:
-            raise LakeError(f"{cut.since}", why=f"Processor {config.name} needs all rows of a key")
+        if (cut := read_heads(self.lake.reader(spark)).get(config.source)) is not None and cut.gone:
+            raise LakeError(f"{cut.summary}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
     def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
@@ -225,7 +230,7 @@ def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *,
         LakeError: The table, the source or the checkpoint do not fit each other. Nothing was processed.
     """
     table = KeyedTable(spark, settings, config)
-    table.begin(spark)
+    table.prepare(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
     other = changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
     if other is not None:
@@ -284,13 +289,13 @@ class _KeyedBatch:
         keys = self.table.computation.select_input(frame).select(*map(quote, by)).distinct().localCheckpoint()
         rows = self.table.compute_rows(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
         same = list(self.table.keys)
-        former = self._former(spark, keys, begins=not txn.version)
+        former = self._replaced_rows(spark, keys, is_first_batch=not txn.version)
         gone = former.join(rows.select(*map(quote, same)), same, "left_anti").withColumn(DELETE, F.lit(col=True))
         source = rows.withColumn(DELETE, F.lit(col=False)).unionByName(gone).localCheckpoint()
         count, outputs = source.count(), list[TableOutput]()
         if count:
             others = tuple(name for name, _ in self.table.columns if name not in same)
-            upsert = Upsert(self.table.keys, others, bounded=by[:1], deletes=True)
+            upsert = Upsert(self.table.keys, others, pruned_by=by[:1], deletes=True)
             commit = merge(spark, lake, config.into, source, upsert, txn)
             outputs.append(TableOutput(config.into, commit.version, count))
         entry = LedgerEntry(
@@ -303,15 +308,15 @@ class _KeyedBatch:
         )
         self.ledger.write(spark, entry)
 
-    def _former(self, spark: SparkSession, keys: DataFrame, *, begins: bool) -> DataFrame:
+    def _replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
         """Returns the table's rows that the batch replaces.
 
         Args:
-            begins: Whether this is the stream's first batch. Then rows of keys that the source no longer has are
-                included, since no later batch would report them.
+            is_first_batch: Whether this is the stream's first batch. Then rows of keys that the source no longer has
+                are included, since no later batch would report them.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.into)
-        if not begins:
+        if not is_first_batch:
             return held.join(keys, list(work.by), "left_semi")
         exists = work.select_input(self.table.read_source(spark)).select(*map(quote, work.by)).distinct()
         return held.join(exists.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
@@ -330,30 +335,29 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
 
     started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
     table.prepare_rebuild(spark)
-    rows, found = _compared(spark, table, config)
+    rows, found = _recompute(spark, table, config)
     lake, last = table.lake, last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = config_hash_of(settings, config)
-    entry = json.dumps({"sessionlake": code_version(), "config": by})
+    metadata = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
     columns = lake.storage.columns(spark, config.into) != dict(table.columns)
     if found or columns:  # without a difference nothing is written, so that readers of the table see no change
-        lake.overwrite(spark, config.into, numbered, txn, entry, columns=columns)
+        lake.overwrite(spark, config.into, numbered, txn, metadata, columns=columns)
     output = TableOutput(config.into, lake.latest_version(spark, config.into), found.rows)
     Ledger(lake).write(spark, LedgerEntry(config.layer, txn, config.source, started, outputs=(output,), config_hash=by))
-    table.archive_unusable_checkpoint(
-        spark
-    )  # after the rows: a new stream would not remove rows of keys that the source no longer has
+    # After the rows are written: a new stream would not remove rows of keys that the source no longer has.
+    table.archive_unusable_checkpoint(spark)
     table.store_logic(spark)
     return found.rows, found
 
 
-def compared(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> Difference:
+def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> Difference:
     """Returns how a rebuild would change the table; changes nothing."""
-    return _compared(spark, KeyedTable(spark, settings, config), config)[1]
+    return _recompute(spark, KeyedTable(spark, settings, config), config)[1]
 
 
-def _compared(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
+def _recompute(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
     table.require_same_key(spark)
     if not table.lake.exists(spark, config.into):
         table.lake.ensure(spark, [config.into, LEDGER])

@@ -18,7 +18,7 @@ from sessionlake.ledger.entries import config_hash
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.output import OutputColumns
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.settings.named_code import NamedCodeError, named_code
+from sessionlake.settings.named_code import NamedCodeError, load_named_code
 
 GROUP = "sessionlake.processors"
 
@@ -84,10 +84,14 @@ def make(ref: ProcessorRef, found: Any) -> Processor[Any]:
 
 def _instantiate(ref: ProcessorRef, found: Any, wanted: type[Any]) -> Any:
     if not (inspect.isclass(found) and issubclass(found, wanted)):
-        raise _class_error(ref, f"{ref.target} is not a subclass of sessionlake.processors.{wanted.__name__}")
+        raise ConfigError(
+            f"processors.{ref.name}.class: {ref.target} is not a subclass of sessionlake.processors.{wanted.__name__}",
+            fix="Derive it from that class, or name another class",
+        )
     if inspect.isabstract(found):
-        raise _class_error(
-            ref, f"{ref.target} does not define {' or '.join(sorted(getattr(found, '__abstractmethods__', ())))}"
+        missing = " or ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise ConfigError(
+            f"processors.{ref.name}.class: {ref.target} does not define {missing}", fix="Define what is missing"
         )
     try:
         inspect.signature(found).bind(**ref.options)
@@ -115,19 +119,31 @@ def check_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
     try:
         msgspec.msgpack.Decoder(state)
     except (TypeError, NameError) as error:
-        raise _class_error(ref, f"{ref.target}.state, {state.__name__}, cannot be stored: {error}") from None
+        raise ConfigError(
+            f"processors.{ref.name}.class: {ref.target}.state, {state.__name__}, cannot be stored: {error}",
+            fix="Give its fields types that msgspec can encode",
+        ) from None
     if not isinstance(processor.version, int) or processor.version < 1:
-        raise _class_error(ref, f"{ref.target}.version must be an integer from 1 on, found {processor.version!r}")
+        raise ConfigError(
+            f"processors.{ref.name}.class: {ref.target}.version must be an integer from 1 on, "
+            f"found {processor.version!r}",
+            fix="Correct the version",
+        )
     try:
         OutputColumns(getattr(processor, "output", {}))
     except ValueError as error:
-        raise _class_error(ref, f"{ref.target}.output: {error}") from None
+        raise ConfigError(
+            f"processors.{ref.name}.class: {ref.target}.output: {error}", fix="Correct the output columns"
+        ) from None
 
 
 def _check_state(ref: ProcessorRef, processor: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
     state = getattr(processor, "state", None)
     if not (inspect.isclass(state) and (dataclasses.is_dataclass(state) or issubclass(state, msgspec.Struct))):
-        raise _class_error(ref, f"{ref.target}.state must be a dataclass or a msgspec Struct, found {state!r}")
+        raise ConfigError(
+            f"processors.{ref.name}.class: {ref.target}.state must be a dataclass or a msgspec Struct, found {state!r}",
+            fix="Set `state` to such a class",
+        )
     found: type[Any] = state
     return found
 
@@ -136,27 +152,25 @@ def _find_class(ref: ProcessorRef) -> Any:
     if ":" not in ref.target:
         return _load_entry_point(ref)
     try:
-        return named_code(ref.target, type, ref.folder)
+        return load_named_code(ref.target, type, ref.folder)
     except NamedCodeError as error:
-        raise _class_error(ref, str(error)) from error
+        raise ConfigError(f"processors.{ref.name}.class: {error}") from error
 
 
 def _load_entry_point(ref: ProcessorRef) -> Any:
     known = entry_points(group=GROUP)
     if ref.target not in known.names:
-        raise _class_error(
-            ref,
-            f"no installed package has an entry point {ref.target!r} in the group {GROUP}; there are "
+        raise ConfigError(
+            f"processors.{ref.name}.class: no installed package has an entry point {ref.target!r} in the group "
+            f"{GROUP}; there are "
             f"{', '.join(sorted(known.names)) or 'none'}",
             fix="Name one of them, or a class as `module:Class`",
         )
     try:
         return known[ref.target].load()
     except Exception as error:
-        raise _class_error(
-            ref, f"entry point {ref.target!r} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(
+            f"processors.{ref.name}.class: entry point {ref.target!r} cannot be imported: "
+            f"{type(error).__name__}: {error}",
+            fix="Correct the module that it names",
         ) from error
-
-
-def _class_error(ref: ProcessorRef, text: str, *, fix: str = "") -> ConfigError:
-    return ConfigError(f"processors.{ref.name}.class: {text}", fix=fix)

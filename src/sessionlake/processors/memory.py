@@ -107,7 +107,10 @@ class ProcessorMemory:
         try:
             sessions = _sessions.decode(found.sessions)
         except msgspec.MsgspecError as error:
-            raise LakeError(f"processor {found.processor}: its state cannot be read ({error})", fix=_REMEDY) from None
+            raise LakeError(
+                f"processor {found.processor}: its state cannot be read ({error})",
+                fix="Run the version of sessionlake that wrote it, or start the processor over under another name",
+            ) from None
         return cls(cls.due_of(stored), sessions)
 
     def encode(self, processor: str, shards: int) -> bytes:
@@ -159,16 +162,16 @@ def _open(stored: bytes) -> _Stored:
         found = _envelopes.decode(stored)
     except msgspec.MsgspecError as error:
         kind = "Arrow" if is_chunk(stored) else str(error)
-        raise LakeError(f"a processor's state cannot be read ({kind})", fix=_REMEDY) from None
+        raise LakeError(
+            f"a processor's state cannot be read ({kind})",
+            fix="Run the version of sessionlake that wrote it, or start the processor over under another name",
+        ) from None
     if found.format != FORMAT:
         raise LakeError(
             f"processor {found.processor}: its state is of format {found.format!r}, this version reads {FORMAT!r}",
-            fix=_REMEDY,
+            fix="Run the version of sessionlake that wrote it, or start the processor over under another name",
         )
     return found
-
-
-_REMEDY = "Run the version of sessionlake that wrote it, or start the processor over under another name"
 
 
 class StateCodec:

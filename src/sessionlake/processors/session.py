@@ -82,14 +82,14 @@ class Life:
 
     def __init__(
         self,
-        prepare_processor: LoadedProcessor,
+        loaded: LoadedProcessor,
         session: Session,
         session_state: SessionState,
         policy: OnViolation,
         timeout: int,
         results: Results,
     ) -> None:
-        self._workings, self._session, self._policy = prepare_processor, session, policy
+        self._loaded, self._session, self._policy = loaded, session, policy
         self.session_state = session_state
         self._timeout = timeout
         self._results = results
@@ -107,7 +107,7 @@ class Life:
         session_state.ended |= message.type == "end"
         if session_state.stopped is not None:
             error_text = f"not processed: the processor was stopped for the session at offset {session_state.stopped}"
-            self._fail("message", message.stream_time, FailureAction.SKIPPED, error_text)
+            self._record_failure("message", message.stream_time, FailureAction.SKIPPED, error_text)
             self._results.failed.append(index)
         elif not self._call("message", message.stream_time, lambda state: self._processor.on_message(state, message)):
             self._results.failed.append(index)
@@ -158,7 +158,7 @@ class Life:
 
     @property
     def _processor(self) -> Processor[Any]:
-        return self._workings.processor
+        return self._loaded.processor
 
     def _call(
         self, event: str, time: int, work: Callable[[Any], Iterable[Emitted] | None], *, after: int | None = None
@@ -170,44 +170,44 @@ class Life:
         Args:
             after: Timers must be set for a later time than this; None for no limit.
         """
-        session_state, codec = self.session_state, self._workings.codec
+        session_state, codec = self.session_state, self._loaded.codec
         if self._state is None and session_state.state:
             self._state = codec.read(session_state.state, session_state.version, self._session.session_id)
         try:
             state = self._processor.initial(self._session) if self._state is None else self._state
-            records, timers = self._emitted(work(state), after)
+            records, timers = self._split_emitted(work(state), after)
             timers = {name: at for name, at in (session_state.timers | timers).items() if at != NEVER}
             stored = codec.write(state)
             self._refuse_too_big(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
             self._state = codec.read_back(stored)
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             self._state = None
-            self._failed(event, time, error)
+            self._handle_failure(event, time, error)
             return False
         session_state.state, session_state.version, session_state.timers = stored, self._processor.version, timers
         for record in records:
-            self._results.records.append((self._place(time), record))
+            self._results.records.append((self._origin(time), record))
             session_state.ordinal += 1
         return True
 
-    def _emitted(
+    def _split_emitted(
         self, emitted: Iterable[Emitted] | None, after: int | None
     ) -> tuple[list[msgspec.Struct], dict[str, int]]:
         """Splits what a call yields into checked records and timers."""
         records: list[msgspec.Struct] = []
         timers: dict[str, int] = {}
-        limit = self._workings.limits.records_per_call
+        limit = self._loaded.limits.records_per_call
         for count, item in enumerate(emitted or (), start=1):
             if count > limit:
                 raise OverflowError(f"more than {limit} records of one call, the limit of max_records_per_call")
             if isinstance(item, Timer):
-                timers[item.name] = _checked(item, after)
+                timers[item.name] = _checked_time(item, after)
             else:
-                records.append(self._workings.output.check(item))
+                records.append(self._loaded.output.check(item))
         return records, timers
 
     def _refuse_too_big(self, size: int) -> None:
-        limit = self._workings.limits.state_bytes
+        limit = self._loaded.limits.state_bytes
         if size > limit:
             raise OverflowError(
                 f"the session's state has {size} bytes, max_state_bytes allows {limit}: keep less of it, or raise it"
@@ -215,26 +215,26 @@ class Life:
 
     # -- failures
 
-    def _failed(self, event: str, time: int, error: Exception) -> None:
+    def _handle_failure(self, event: str, time: int, error: Exception) -> None:
         error_text = f"{type(error).__name__}: {error}"
         if self._policy is OnViolation.FAIL:
-            self._fail(event, time, FailureAction.STOPPED, error_text)
+            self._record_failure(event, time, FailureAction.STOPPED, error_text)
             raise ProcessorStoppedError
         if self._policy is OnViolation.RECORD:
-            self._fail(event, time, FailureAction.RECORDED, error_text)
+            self._record_failure(event, time, FailureAction.RECORDED, error_text)
             return
-        self._fail(event, time, FailureAction.ISOLATED, error_text)
+        self._record_failure(event, time, FailureAction.ISOLATED, error_text)
         self.session_state.stopped, self.session_state.state, self.session_state.timers = (
             self.session_state.offset,
             b"",
             {},
         )
 
-    def _fail(self, event: str, time: int, action: FailureAction, error_text: str) -> None:
-        self._results.failures.append(ProcessorFailure.at(self._place(time), event, action, error_text))
+    def _record_failure(self, event: str, time: int, action: FailureAction, error_text: str) -> None:
+        self._results.failures.append(ProcessorFailure.at(self._origin(time), event, action, error_text))
         self.session_state.ordinal += 1
 
-    def _place(self, time: int) -> Origin:
+    def _origin(self, time: int) -> Origin:
         session_state, session = self.session_state, self._session
         return Origin(
             session.topic,
@@ -247,7 +247,7 @@ class Life:
         )
 
 
-def _checked(timer: Timer, after: int | None) -> int:
+def _checked_time(timer: Timer, after: int | None) -> int:
     """Returns a timer's time, once it is checked.
 
     Raises:

@@ -145,9 +145,7 @@ class _ShardBatch:
         spans = self._life_spans()
         applied = _MessagesByLife(self._applied_messages())
         for key in sorted({*self._due_sessions(), *self._sessions_with_messages()}):
-            with suppress(
-                ProcessorStoppedError
-            ):  # the batch is not committed: what becomes of the rest does not matter
+            with suppress(ProcessorStoppedError):  # then the batch is not committed, so the rest does not matter
                 self._process_session(key, spans.get(key, []), applied)
         self.memory.due = self._next_due()
 
@@ -172,7 +170,7 @@ class _ShardBatch:
                     self._owner.loaded_processor.processor.version, b"", span.life, span.partition, span.last
                 )
             session_state.last, session_state.partition = span.last, span.partition
-            life = self._life(Session(topic, session_id, span.partition), session_state)
+            life = self._create_life(Session(topic, session_id, span.partition), session_state)
             for index, message in applied.of(key, span.life):
                 life.process_message(index, message)
             now = self._now[topic, span.partition]
@@ -185,12 +183,12 @@ class _ShardBatch:
                 if life.has_applied_message or key in self._holding:
                     self.memory.sessions[key] = session_state
 
-    def _life(self, session: Session, session_state: SessionState) -> Life:
+    def _create_life(self, session: Session, session_state: SessionState) -> Life:
         rules = self._owner.rules.of(session.topic)
         policy = self._owner.on_error or rules.on_violation
         return Life(self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results)
 
-    # -- what the batch brings
+    # -- messages of the batch
 
     def _life_spans(self) -> dict[str, list[_LifeInBatch]]:
         """Returns, by session key, the session's lives in the batch, in order."""
@@ -204,8 +202,8 @@ class _ShardBatch:
         columns = (
             life[starts].tolist(),
             judged.messages["partition"].to_numpy()[last].tolist(),
-            judged.came[first - released].tolist(),
-            judged.came[last - released].tolist(),
+            judged.arrived_at[first - released].tolist(),
+            judged.arrived_at[last - released].tolist(),
             judged.times[last - released].tolist(),
         )
         found: dict[str, list[_LifeInBatch]] = {}
@@ -229,7 +227,7 @@ class _ShardBatch:
     def _sessions_with_messages(self) -> set[str]:
         return set(self._keys.unique().to_pylist())
 
-    # -- what time brings
+    # -- sessions that are due
 
     def _due_sessions(self) -> list[str]:
         """Returns the keys of sessions that must be processed because time has passed."""

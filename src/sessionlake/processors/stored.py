@@ -36,7 +36,7 @@ def require_readable_states(spark: SparkSession, settings: Settings, layer: str,
     states = state_frame(spark, settings, layer).select("chunk")
     found = states.mapInArrow(_Check(processor), "fault string").orderBy("fault").first()
     if found is not None:
-        raise LakeError(f"{found['fault']} (checkpoint {settings.checkpoint(layer)})", why="Nothing was processed")
+        raise LakeError(f"checkpoint {settings.checkpoint(layer)}: {found['fault']}", why="Nothing was processed")
 
 
 @dataclass(frozen=True)

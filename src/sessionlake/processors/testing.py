@@ -36,8 +36,8 @@ from sessionlake.settings.model import CaptureSettings, ProcessorSettings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import total, violation_of
-from sessionlake.silver.stream_times import ends_of
+from sessionlake.silver.job import first_violation, sum_counts
+from sessionlake.silver.stream_times import times_after
 from sessionlake.streaming.payloads import rules_of
 
 __all__ = ["Result", "Sent", "run", "run_keyed"]
@@ -146,10 +146,10 @@ def run_keyed(
     Raises:
         AssertionError: The two results differ, for example because two rows of a key are equal in all order columns.
     """
-    there = [row for row in rows if all(row[name] is not None for name in key)]
+    kept_rows = [row for row in rows if all(row[name] is not None for name in key)]
     output = OutputColumns(processor.output)
 
-    def made(given: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    def records_by_key(given: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
         found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
         for row in sorted(given, key=lambda row: tuple((row[name] is None, row[name]) for name in order)):
             found.setdefault(tuple(row[name] for name in key), []).append(row)
@@ -161,7 +161,7 @@ def run_keyed(
             results[whose] = [dict(record) for record in records]
         return results
 
-    one, other = made(there), made(reversed(there))
+    one, other = records_by_key(kept_rows), records_by_key(reversed(kept_rows))
     if one != other:
         raise AssertionError(f"{type(processor).__name__} depends on the order in which rows come: {one} or {other}")
     return one
@@ -183,7 +183,7 @@ def fold(
         ProcessorError: The processor failed under `fail`.
         IntegrityViolationError: The messages break their integrity class under `fail`.
     """
-    return fold_raw(processor, ([raw] for raw in _raw(batches, shards)), capture, shards, **settings)
+    return fold_raw(processor, ([raw] for raw in _raw_tables(batches, shards)), capture, shards, **settings)
 
 
 def fold_raw(
@@ -212,8 +212,8 @@ def fold_raw(
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimes()
     for tasks in batches:
         packer = Packer(rules_of(capture), shards, times=times)
-        reports = _keep(result, config.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
-        times = times.noted(ends_of(total([*reports]), reports))
+        reports = _collect(result, config.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
+        times = times.noted(times_after(sum_counts([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
@@ -237,20 +237,20 @@ def _folded(
         yield from emitted
 
 
-def _keep(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
+def _collect(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
     reports = [read_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
-    if violation := violation_of([*reports]):
+    if violation := first_violation([*reports]):
         raise violation
     refuse_failures(name, reports)
     for part in (part for report in reports for part in report.partitions):
         for count in COUNTS:
             result.counts[count] += getattr(part, count)
     for rows, wanted in ((result.rows, ProcessorOutput.RECORDS), (result.errors, ProcessorOutput.ERRORS)):
-        rows += [row for kind, payload in emitted if kind == wanted for row in _plain(payload)]
+        rows += [row for kind, payload in emitted if kind == wanted for row in _decode_rows(payload)]
     return reports
 
 
-def _plain(payload: bytes) -> list[dict[str, Any]]:
+def _decode_rows(payload: bytes) -> list[dict[str, Any]]:
     """Decodes a payload's rows, timestamps as milliseconds."""
     table = read_ipc(payload)
     for place, column in enumerate(table.schema):
@@ -260,7 +260,7 @@ def _plain(payload: bytes) -> list[dict[str, Any]]:
     return rows
 
 
-def _raw(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
+def _raw_tables(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
     """Converts batches to tables of raw messages as `Packer` takes them."""
     offsets: dict[tuple[str, int], int] = {}
     for batch in batches:

@@ -36,8 +36,10 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     if _has_unread(spark, settings, table, config, now):
         return f"{config.into} is not compared: {config.source} has rows that it has not read yet. {first}"
     work = ByProduct(config, table.lake.storage.columns(spark, config.source))
-    truth = work.truth(table.read_source(spark, now))
-    return compare_rows(config.into, work.keys, work.product.results, table.lake.read_near(spark, config.into), truth)
+    truth = work.recompute_in_sql(table.read_source(spark, now))
+    return compare_rows(
+        config.into, work.keys, work.product.results, table.lake.read_small_in_memory(spark, config.into), truth
+    )
 
 
 def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, now: int) -> bool:

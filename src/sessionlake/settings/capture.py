@@ -92,13 +92,13 @@ class TopicRule(Section):
     """Overrides for topics whose whole name matches `pattern`. The first matching rule applies."""
 
     pattern: Regex
-    """Regular expression of the whole names of the topics."""
+    """Regular expression that must match the topic's whole name."""
     integrity: Integrity | None = None
-    """In place of `capture.integrity`."""
+    """Overrides `capture.integrity`."""
     on_violation: OnViolation | None = None
-    """In place of `capture.on_violation`."""
+    """Overrides `capture.on_violation`."""
     lateness: Duration | None = None
-    """In place of `capture.lateness`."""
+    """Overrides `capture.lateness`."""
 
 
 class PayloadSettings(Section):
@@ -140,22 +140,26 @@ class CaptureSettings(Section):
     """How the values of messages are encoded."""
     payload: PayloadSettings = PayloadSettings()
     columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
-    """The columns of a row, with Spark's names of their types."""
+    """The columns of a row and their Spark SQL types."""
     integrity: Integrity = Integrity.STRICT
-    """The class by which the stream of a session is judged."""
+    """The integrity class that a session's stream is judged by."""
     on_violation: OnViolation = OnViolation.FAIL
-    """When a session breaks its class, the job stops, the session is isolated, or the event is recorded."""
+    """What happens when a session violates its class: the job stops, the session is isolated, or the event is recorded.
+    """
     by_topic: tuple[TopicRule, ...] = ()
     lateness: Duration = timedelta(minutes=10)
-    """Under `window`: how far behind the highest event time a message may still be applied."""
+    """Under `window`: how far behind the session's highest event time a message is still applied."""
     gap_timeout: Duration = timedelta(minutes=10)
-    """Under `once`: how long, in stream time, a missing message may take before it is a violation."""
+    """Under `once`: how long a message may be missing, in stream time, before that is a violation."""
     session_timeout: Duration = timedelta(hours=1)
-    """A session without a message for longer, in stream time, has expired."""
+    """A session expires after this long without a message, in stream time."""
     max_future_skew: Duration = timedelta(days=1)
-    """How far an event time may be ahead of the message's Kafka timestamp, and that ahead of the time of reading."""
+    """How far an event time may be ahead of its message's Kafka timestamp.
+
+    The same limit holds for Kafka timestamps that are ahead of the time at which bronze reads the message.
+    """
     max_message_bytes: int = Field(10 * 1024 * 1024, gt=0)
-    """Longer values go to quarantine."""
+    """Messages with larger values go to quarantine."""
     max_held_messages: int = Field(10_000, ge=1)
     """Most messages of a session that class `window` holds back. One more is a violation."""
     max_held_bytes: int = Field(64 * 1024 * 1024, ge=1)

@@ -131,10 +131,9 @@ class ProductSettings(Section):
     order: tuple[str, ...] = ()
     """With a source: its columns that order rows of the same time, for `first` and `last`."""
     of: EventKind = EventKind.NUMBERS
-    """The columns whose changes are aggregated."""
+    """Whether it aggregates the numbers or the texts that changes set."""
     keys: tuple[str, ...] = ()
-    """Some of `topic, session_id, row_id` and `metric` (for texts: `column` and `value`). With a source: its columns.
-    """
+    """Of `topic, session_id, row_id` and `metric` (for texts: `column` and `value`). With a source: its columns."""
     bucket: Duration | None = Field(None, ge=timedelta(seconds=1))
     """Length of the buckets of event time. None: one bucket for all time."""
     lateness: Duration | None = Field(None, ge=timedelta(0))
@@ -148,7 +147,7 @@ class ProductSettings(Section):
 
     @field_validator("output", mode="before")
     @classmethod
-    def _is_no_complete(cls, value: object) -> object:
+    def _refuse_complete(cls, value: object) -> object:
         if value == "complete":
             raise ValueError(
                 "allowed are update and append. With update, each version of the table is a complete result: read the "
@@ -158,7 +157,7 @@ class ProductSettings(Section):
 
     @field_validator("aggregates")
     @classmethod
-    def _named(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
+    def _names_are_usable(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
         check_columns(value, (), "the table")
         return value
 
@@ -280,11 +279,11 @@ class TierSettings(Section):
     """How long rows of the standard tiers are kept after their bucket's end, in stream time of their topic."""
 
     metrics_1m: Duration | None = _RETENTION
-    """How long rows of `gold.metrics_1m` stay; unless set, for good."""
+    """How long rows of `gold.metrics_1m` are kept. None: forever."""
     metrics_1h: Duration | None = _RETENTION
-    """How long rows of `gold.metrics_1h` stay; unless set, for good."""
+    """How long rows of `gold.metrics_1h` are kept. None: forever."""
     metrics_1d: Duration | None = _RETENTION
-    """How long rows of `gold.metrics_1d` stay; unless set, for good."""
+    """How long rows of `gold.metrics_1d` are kept. None: forever."""
 
     @model_validator(mode="after")
     def _coarser_is_longer(self) -> Self:
@@ -306,7 +305,7 @@ class GoldSettings(Section):
     """Settings of the layer that turns session changes into analytics."""
 
     trigger: Duration = timedelta(seconds=3)
-    """Least time between two batches. A batch costs some CPU seconds whatever its size, which silver then lacks."""
+    """Least time between the starts of two batches. Each batch costs some CPU seconds, which silver then lacks."""
     max_bytes_per_trigger: ByteSize = Field(ByteSize(64 << 20), gt=0)
     """Size of the stored files of `session_changes` per batch, at least one file.
 
@@ -317,7 +316,7 @@ class GoldSettings(Section):
     averages: tuple[AverageSettings, ...] = ()
     """Further tables of averages, and overrides for the standard ones."""
     shards: int = Field(64, gt=0, le=65_536)
-    """In how many parts averages are computed at once."""
+    """Number of parts in which averages are computed in parallel."""
     products: tuple[ProductSettings, ...] = ()
     """Further tables of aggregates."""
     retention: TierSettings = TierSettings()
@@ -330,14 +329,14 @@ class GoldSettings(Section):
     """Tables, without `gold.`, that record their changes so that they can be published."""
 
     @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def _names_differ(self) -> Self:
         tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
         if repeated := repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")
-    def _feeds_are_of_tables(self) -> Self:
+    def _change_feeds_exist(self) -> Self:
         own = (table.removeprefix("gold.") for table in (*self.declared_tables, *self.processor_tables))
         known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
         if unknown := [name for name in self.change_feed if name not in known]:

@@ -84,9 +84,9 @@ class KafkaSecurity(Section):
     """How clients reach a secured broker. The same settings apply to Java and Python clients."""
 
     protocol: Protocol
-    """How the broker is spoken to."""
+    """The broker's security protocol."""
     mechanism: Mechanism | None = None
-    """How the client logs in, where the protocol is SASL."""
+    """How the client logs in, for a SASL protocol."""
     username: str | None = Field(None, min_length=1)
     """With `password`, for PLAIN and SCRAM."""
     password: SecretStr | None = Field(None, min_length=1)
@@ -94,11 +94,11 @@ class KafkaSecurity(Section):
     token_url: str | None = Field(None, pattern=r"^https?://\S+$")
     """Where OAUTHBEARER gets its tokens, by the client credentials grant."""
     client_id: str | None = Field(None, min_length=1)
-    """Names the client to `token_url`."""
+    """Identifies the client to `token_url`."""
     client_secret: SecretStr | None = Field(None, min_length=1)
-    """Proves the client to `token_url`."""
+    """Authenticates the client to `token_url`."""
     scope: str | None = Field(None, min_length=1)
-    """What the token is asked for, where `token_url` needs that."""
+    """Scope of the requested token, if `token_url` needs one."""
     ca: str | None = Field(None, min_length=1)
     """Authorities that sign brokers' certificates: a PEM file, or its text. Default: those that the client trusts."""
     certificate: str | None = Field(None, min_length=1)
@@ -106,7 +106,7 @@ class KafkaSecurity(Section):
     key: SecretStr | None = Field(None, min_length=1)
     """The key of `certificate`, in PKCS#8: a PEM file, or its text."""
     key_password: SecretStr | None = Field(None, min_length=1)
-    """Opens `key`, where it is encrypted."""
+    """Password of `key`, if it is encrypted."""
 
     @property
     def tls(self) -> bool:
@@ -150,9 +150,9 @@ class KafkaSettings(Section):
     """Where messages come from, and how Kafka is reached."""
 
     bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
-    """Brokers to ask first, as `host:port`, with commas between them."""
+    """Brokers to connect to first, as `host:port`, separated by commas."""
     topic_pattern: Regex = r"capture\..+"
-    """Regular expression of the whole names of the topics that bronze reads."""
+    """Regular expression that must match the whole name of a topic for bronze to read it."""
     options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Any further client option, without the prefix `kafka.`, as in `security.protocol: SASL_SSL`.
 
@@ -165,7 +165,7 @@ class KafkaSettings(Section):
     allow_offset_gaps: bool = False
     """True for compacted topics, whose offsets have gaps where Kafka removed messages. Transactions do not need it."""
     on_topic_change: OnTopicChange = OnTopicChange.FAIL
-    """For topics that are deleted, created again, or cut by retention before they were read."""
+    """What happens if a topic is deleted, created again, or cut by retention before it was read."""
     inactive_after: Duration = timedelta(days=7)
     """A topic without a message for this long leaves the subscription until a message arrives."""
 
@@ -210,9 +210,9 @@ class BronzeSettings(Section):
     archive: ArchiveSettings | None = None
     kinesis: KinesisSettings | None = None
     max_offsets_per_trigger: int = Field(1_000_000, gt=0)
-    """Most messages of a batch."""
+    """Most messages per batch."""
     trigger: Duration = timedelta(seconds=1)
-    """How long after the start of a batch the next one starts."""
+    """Least time between the starts of two batches."""
     topic_refresh: Duration = timedelta(seconds=3)
     """How soon a new topic or partition is noticed."""
     silent_after: Duration | None = timedelta(hours=1)

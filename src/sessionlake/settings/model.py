@@ -1,9 +1,11 @@
 """The whole configuration: a YAML file, validated once. Every key can be overridden by an environment variable.
 
-Sources in order of precedence:
+The sources, of which the first that has a key counts:
 
-1. `SESSIONLAKE_*` variables, where `__` separates levels, as in `SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS` 2. the section
-of `SESSIONLAKE_TARGET` in the file 3. the rest of the file 4. the defaults below
+- `SESSIONLAKE_*` variables, where `__` separates levels, as in `SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS`
+- the section of `SESSIONLAKE_TARGET` in the file
+- the rest of the file
+- the defaults below
 """
 
 from __future__ import annotations
@@ -98,17 +100,17 @@ class SilverSettings(Section):
     """Settings of the layer that turns `bronze.messages` into session tables."""
 
     shards: int = Field(64, gt=0, le=65_536)
-    """In how many parts sessions are judged at once. `sessionlake reshard` changes it."""
+    """Number of parts in which sessions are judged in parallel. `sessionlake reshard` changes it."""
     trigger: Duration = timedelta(seconds=1)
-    """How long after the start of a batch the next one starts."""
+    """Least time between the starts of two batches."""
     snapshot_interval: Duration = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
     """In stream time: a changed session is cut, as a whole table, at the next multiple of this interval."""
     max_files_per_trigger: int = Field(1000, gt=0)
-    """Most files of bronze that a batch reads."""
+    """Most files of bronze per batch."""
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
     """Size of bronze's stored files per batch, at least one file. Also applies to processors."""
     merge_interval: Duration = timedelta(seconds=5)
-    """Least time between two MERGEs into `session_rows` and `sessions`. Each MERGE applies all batches since the last.
+    """Least time between two MERGEs into `session_rows` and `sessions`. A MERGE applies all batches since the last one.
     """
 
 
@@ -116,7 +118,7 @@ class PublishSettings(Section):
     """Settings of publishing a table's changes to Kafka."""
 
     trigger: Duration = timedelta(seconds=1)
-    """Least time between two micro-batches."""
+    """Least time between the starts of two batches."""
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
     """Size of the change feed's stored files per batch, at least one version."""
 
@@ -130,8 +132,7 @@ class RetentionSettings(Section):
     bronze: Duration | None = _RETENTION
     """`bronze.messages`."""
     changes: Duration | None = _RETENTION
-    """`silver.session_changes`. A session's moments before its last whole table of that age can then no longer be read.
-    """
+    """`silver.session_changes`. A session can then be read only from its last whole table of that age on."""
     progress: Duration | None = _RETENTION
     """`silver.session_progress`."""
     snapshots: Duration | None = _RETENTION
@@ -179,7 +180,7 @@ class SchemaSettings(Section):
     gold: str = Field("gold", min_length=1)
     """Name of the schema of gold's tables."""
     ops: str = Field("ops", min_length=1)
-    """Name of the schema of the ledger and all else that operators read."""
+    """Name of the schema of the ledger and other tables for operators."""
     reference: str = Field("reference", min_length=1)
     """Name of the schema of reference tables."""
 
@@ -194,7 +195,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
     home: Path = Path(".sessionlake")
-    """Folder of everything that sessionlake writes on a laptop: tables, checkpoints, the embedded broker's data."""
+    """Folder of everything that sessionlake writes on a laptop: tables, checkpoints, and the embedded broker's data."""
     catalog: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")
     """Unity Catalog name. None on a laptop, where tables are in `home/warehouse`."""
     checkpoints: str | None = None
@@ -315,9 +316,13 @@ def settings_of(file: SettingsFile) -> Settings:
         wrong = _problems(error, file)
         where = f"config file {file.document.path}" if file.content else "configuration"
         lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
-        raise ConfigError("\n".join([f"{where}: {len(wrong)} wrong", *lines])) from None
+        many = "s" if len(wrong) > 1 else ""
+        raise ConfigError("\n".join([f"{where} has {len(wrong)} wrong setting{many}:", *lines])) from None
     except SettingsError as error:
-        raise ConfigError(f"the settings in environment variables cannot be read: {error}") from None
+        raise ConfigError(
+            f"the settings in environment variables cannot be read: {error}",
+            fix="Write lists and mappings as JSON in environment variables",
+        ) from None
 
 
 def settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:

@@ -45,7 +45,7 @@ class ProcessorSettings(Section):
     max_records_per_call: int = Field(100_000, gt=0)
     """Most records and timers that one message or timer may emit."""
     trigger: Duration = timedelta(seconds=1)
-    """How long after the start of a batch the next one starts."""
+    """Least time between the starts of two batches."""
 
     @property
     def into(self) -> str:

@@ -1,4 +1,4 @@
-"""What could not be used, with its raw key and value: what is kept in the quarantine is kept whole."""
+"""Adds the raw key and value to quarantined messages: the quarantine keeps messages unchanged."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.offset_ranges import enclosing, within
-from sessionlake.delta.storage.reading import TableReader, TooLargeError, of_keys
+from sessionlake.delta.storage.offset_ranges import enclosing_ranges, offsets_condition
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.silver.fold.schemas import ShardReport
 from sessionlake.spark.frames import Rows, as_frame
 
@@ -24,34 +24,39 @@ _RAW = ("key", "value")
 _COLUMNS = [name for name, _ in TABLES[QUARANTINE].columns]
 
 
-def whole(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardReport]) -> Rows:
-    """A batch's rows for the quarantine with their messages; few of them without Spark, which takes a second for it.
+def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardReport]) -> Rows:
+    """Returns a batch's rows for the quarantine with their raw messages. Few rows are completed without Spark.
+
+    Spark would need about a second even for few rows.
 
     Args:
-        rows: all columns but those of the raw message.
-        reports: of the batch.
+        spark: The session.
+        lake: The lake.
+        rows: The rows without the columns of the raw message.
+        reports: The reports of the batch.
     """
     if isinstance(rows, pa.Table) and rows.num_rows <= lake.limits.few_messages:
         with suppress(TooLargeError):
-            return _with_messages_at_hand(lake.reader(spark), rows, lake.limits.driver_bytes)
-    return with_messages(lake.read(spark, MESSAGES), as_frame(spark, rows), reports)
+            return _add_in_driver(lake.reader(spark), rows, lake.limits.driver_bytes)
+    return join_raw_messages(lake.read(spark, MESSAGES), as_frame(spark, rows), reports)
 
 
-def _with_messages_at_hand(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Table:
-    near = of_keys(rows, _PLACE, bronze.schema(MESSAGES))
-    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], at_most=at_most)
+def _add_in_driver(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Table:
+    near = key_conditions(rows, _PLACE, bronze.schema(MESSAGES))
+    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=at_most)
     return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
 
 
-def with_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[ShardReport]) -> DataFrame:
-    """Rows for the quarantine with their messages.
+def join_raw_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[ShardReport]) -> DataFrame:
+    """Returns rows for the quarantine with their raw messages, as a frame.
 
     Args:
-        bronze: where these are.
-        reports: of the batch that quarantined them.
+        bronze: The frame of `bronze.messages`.
+        rows: The rows without the columns of the raw message.
+        reports: The reports of the batch that quarantined them.
     """
     from pyspark.sql import functions as F
 
-    where = within(enclosing(item for report in reports for item in report.quarantined))
+    where = offsets_condition(enclosing_ranges(item for report in reports for item in report.quarantined))
     raw = bronze.where(where).select(*_PLACE, *_RAW)
     return F.broadcast(rows).join(raw, [*_PLACE]).select(*_COLUMNS)

@@ -195,14 +195,14 @@ def _parts(text: str) -> Iterator[_Part]:
         elif part.python:
             part.lines.append(line)
         else:
-            own = line
+            content = line
             if line.startswith(_CAUSED_BY):
                 yield part
-                part, own = _Part(), line.removeprefix(_CAUSED_BY)
+                part, content = _Part(), line.removeprefix(_CAUSED_BY)
             elif line.startswith(": ") and part.text.startswith(_CALLING):
-                part, own = _Part(), line.removeprefix(": ")
-            part.lines.append(own.removesuffix(_TRACEBACK))
-            if own.endswith(_TRACEBACK):
+                part, content = _Part(), line.removeprefix(": ")
+            part.lines.append(content.removesuffix(_TRACEBACK))
+            if content.endswith(_TRACEBACK):
                 yield part
                 part = _Part(python=True)
     yield part
@@ -218,8 +218,8 @@ def _exceptions(text: str) -> Iterator[JvmException]:
         wrapper = _WRAPPERS.match(text)
         text = text[wrapper.end() :] if wrapper else text
         more = wrapper or _TYPE.match(text)
-        own = "" if more else _SQLSTATE.sub("", text).strip()
-        yield JvmException(kind[1] if kind else "", condition[1] if condition else "", own)
+        message = "" if more else _SQLSTATE.sub("", text).strip()
+        yield JvmException(kind[1] if kind else "", condition[1] if condition else "", message)
         if not more:
             return
 

@@ -166,7 +166,7 @@ class _Walk:
     """Walks through all nodes of a plan, checks them and collects the names they use."""
 
     spark: SparkSession
-    own: AbstractSet[str]
+    allowed_functions: AbstractSet[str]
     tables: set[Name] = field(default_factory=set)
     functions: set[str] = field(default_factory=set)
 
@@ -199,8 +199,9 @@ class _Walk:
     def _check_node(self, node: Any, kind: str, defined: frozenset[str]) -> None:
         if kind not in _ALLOWED:
             raise UsageError(
-                f"the statement has {_short_name(kind)}, which is not known to only read the lake's tables",
-                why="It was not run",
+                f"the statement has {_short_name(kind)}, which may do more than read the lake's tables",
+                why="Only statements that read are run",
+                fix="Leave that part out",
             )
         if kind == _WITH:
             self._check_with(node, defined)
@@ -240,12 +241,13 @@ class _Walk:
 
     def _call(self, name: Name) -> None:
         called = _written(name)
-        if called in self.own:
+        if called in self.allowed_functions:
             self.functions.add(called)
         elif len(name) > 1 or called not in SAFE_FUNCTIONS:
             raise UsageError(
                 f"the function {called} may not be called",
                 why="Allowed are Spark's functions that only compute, and the lake's own functions",
+                fix="Leave it out of the statement",
             )
 
     def _parts(self, found: Any) -> Iterator[Any]:

@@ -145,9 +145,11 @@ def _produce(settings: Settings, session: Row, values: Sequence[bytes]) -> list[
             )
         producer.flush(_TIMEOUT_S)
     except KafkaException as error:
-        raise BrokerError(f"Kafka did not accept the late points: {error.args[0]}") from None
+        raise BrokerError(
+            f"Kafka did not accept the late points: {error.args[0]}", fix="Run `sessionlake demo` again"
+        ) from None
     if len(offsets) < len(values):
-        raise BrokerError("Kafka did not accept the late points")
+        raise BrokerError("Kafka did not accept the late points in time", fix="Run `sessionlake demo` again")
     return offsets
 
 

@@ -1,4 +1,4 @@
-"""Sensors that never were: plausible captures, with faults on request, from a seed into Kafka.
+"""The simulator: plausible captures of sensors, with faults on request, from a seed into Kafka.
 
-It has no names of its own: the command line reads `scenario` for its options, and must not load all else for `--help`.
+This package imports nothing here, so that `--help` of the command line loads only `scenario`.
 """

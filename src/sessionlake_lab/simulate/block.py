@@ -1,4 +1,4 @@
-"""A run of consecutive messages as columns: what the drawing, the text and the faults share."""
+"""Columnar representation of consecutive messages, which the modules of the simulator exchange."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 UPDATE, HEARTBEAT, DELETE, SNAPSHOT, FIRST, END = range(6)
-"""What a slot says: DELETE is an update that deletes, FIRST a session's opening snapshot."""
+"""Kinds of messages. DELETE is an update that deletes a row, FIRST is a session's first snapshot."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive slots of the stream; all arrays have one element a slot.
+    """Consecutive slots of the stream, one message each. All arrays have one element per slot.
 
     Attributes:
-        session: who speaks.
+        session: Number of the session that sends the message.
         kind: UPDATE, HEARTBEAT, DELETE, SNAPSHOT, FIRST or END.
-        seq: sequence numbers.
-        ts: event times, milliseconds.
-        time: stream time, milliseconds, never falling.
+        seq: Sequence number.
+        ts: Event time in milliseconds.
+        time: Stream time in milliseconds. It never decreases.
     """
 
     session: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""What goes wrong between a sensor and Kafka: messages lost, doubled, swapped, late, and rubbish in between."""
+"""Applies faults between a sensor and Kafka: lost, duplicated, swapped, late and malformed messages."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from sessionlake_lab.simulate.scenario import KafkaRecord, Scenario
 
 _STRAY = b'{"type":"heartbeat","seq":%d,"ts":%d}'
-# How far back a reordered event time lies at most.
+# Maximum number of ms by which the event time of a reordered message is moved back.
 REORDERED_MS = 2000
-# A duplicate comes within this many slots.
+# A duplicate is written within this many slots after the original.
 ECHO = 40
-# Beyond this a too large value is megabytes: one such message a run shows what there is to see.
+# If the limit is higher than this, a value that exceeds it has megabytes, so there is only one such message per run.
 MODEST_BYTES = 100_000
 
 
 class Disturber:
-    """Applies a scenario's faults to finished blocks.
+    """Applies a scenario's faults to complete blocks.
 
     Args:
-        scenario: the rates.
-        columns: the declared columns, to break.
-        rng: the scenario's only source of chance.
+        scenario: Rates of the faults.
+        columns: Declared columns, for malformed values.
+        rng: The scenario's only source of randomness.
     """
 
     def __init__(self, scenario: Scenario, columns: Sequence[Column], rng: np.random.Generator) -> None:
@@ -44,11 +44,11 @@ class Disturber:
         self._sample = b'{"id":"r0",%b:null}' % json_name(columns[0].name)
         self._turn = 0
         self._held: dict[int, KafkaRecord] = {}
-        on_the_way = replace(scenario.faults, reordered=0.0, late=0.0)
-        self._quiet = on_the_way == Faults()
+        in_transit = replace(scenario.faults, reordered=0.0, late=0.0)
+        self._has_no_transit_faults = in_transit == Faults()
 
-    def event_times(self, ts: NDArray[np.int64], session: NDArray[np.int64]) -> None:
-        """Moves some event times back, in place: a little (reordered) or far (late). Shapes (n,)."""
+    def shift_event_times(self, ts: NDArray[np.int64], session: NDArray[np.int64]) -> None:
+        """Moves some event times back in place, by little (reordered) or far (late). Shapes (n,)."""
         if not (self._faults.reordered or self._faults.late):
             return
         draw = self._rng.random(len(session))
@@ -57,9 +57,14 @@ class Disturber:
         late = np.flatnonzero(draw > 1 - self._faults.late)
         ts[late] -= (self._rng.uniform(1.5, 4, len(late)) * max(1.0, self._scenario.lateness_s) * 1000).astype(np.int64)
 
-    def on_the_way(self, messages: list[KafkaRecord], block: Block) -> list[KafkaRecord]:
-        """What reaches Kafka of a block, one message a slot: some slots now hold none, some several."""
-        if self._quiet:
+    def apply_transit_faults(self, messages: list[KafkaRecord], block: Block) -> list[KafkaRecord]:
+        """Returns the messages that reach Kafka from a block. A slot may have no message or several.
+
+        Args:
+            messages: The block's messages, one per slot.
+            block: The block.
+        """
+        if self._has_no_transit_faults:
             return messages
         arriving = _Arriving(messages)
         self._release(messages, block, arriving)
@@ -67,13 +72,13 @@ class Disturber:
         self._in_transit(messages, block, arriving)
         return arriving.assembled()
 
-    def left_over(self, timestamp: int) -> list[KafkaRecord]:
-        """Messages still waiting for a successor when the run ends, written at that time (milliseconds)."""
+    def pending(self, timestamp: int) -> list[KafkaRecord]:
+        """Returns the messages that still wait for their session's next one at the end, with this Kafka time in ms."""
         held, self._held = list(self._held.values()), {}
         return [message._replace(timestamp=timestamp) for message in held]
 
     def _release(self, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
-        """Swapped messages of earlier blocks go right behind their session's next one."""
+        """Inserts swapped messages of earlier blocks directly after their session's next message."""
         for session in list(self._held):
             successors = np.flatnonzero(block.session == session)
             if len(successors):
@@ -117,7 +122,7 @@ class Disturber:
             self._held[session] = messages[slot]
 
     def _malformed(self, message: KafkaRecord, seq: int, ts: int) -> KafkaRecord:
-        """The next kind in turn, in the image of a message that was just written."""
+        """Returns a malformed message of the next kind, made from a message that was just written."""
         limit = self._scenario.max_message_bytes
         victim = Victim(
             message.key or b"",
@@ -137,24 +142,24 @@ class Disturber:
 
 
 class _Arriving:
-    """What is written in each slot, where that is not just the slot's own message."""
+    """The messages that are written in each slot. By default this is the slot's own message."""
 
     def __init__(self, messages: list[KafkaRecord]) -> None:
         self._messages = messages
         self._changed: dict[int, list[KafkaRecord]] = {}
 
     def at(self, slot: int) -> list[KafkaRecord]:
-        """The messages of a slot, to change."""
+        """Returns the list of a slot's messages, which the caller may change."""
         return self._changed.setdefault(slot, [self._messages[slot]])
 
     def drop(self, slot: int) -> None:
-        """Removes the slot's own message, leaving what else was put there."""
-        there = self.at(slot)
-        if there and there[0] is self._messages[slot]:
-            del there[0]
+        """Removes the slot's own message and keeps messages that were added to the slot."""
+        contents = self.at(slot)
+        if contents and contents[0] is self._messages[slot]:
+            del contents[0]
 
     def assembled(self) -> list[KafkaRecord]:
-        """All slots in order."""
+        """Returns the messages of all slots in order."""
         found: list[KafkaRecord] = []
         begin = 0
         for slot in sorted(self._changed):

@@ -1,7 +1,7 @@
-"""Scenario in, messages out: pure, without a clock, the same for the same seed.
+"""Generates the messages of a scenario. The result depends only on the scenario and its seed, not on a clock.
 
-Messages are drawn in blocks. Whatever is numbers is drawn for a whole block with numpy; Python touches a message
-to format its text, and otherwise only the few that are special or faulty.
+Messages are drawn in blocks. numpy draws all numbers of a block at once. Python loops format the texts, and otherwise
+handle only the few special or faulty messages.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _DELETE = b'{"type":"update","seq":%d,"ts":%d,"deleted":["%b"]}'
 _SNAPSHOT = b'{"type":"snapshot","seq":%d,"ts":%d,"rows":[%b]}'
 _HEARTBEAT = b'{"type":"heartbeat","seq":%d,"ts":%d}'
 _END = b'{"type":"end","seq":%d,"ts":%d}'
-# A new snapshot leaves out this share of the rows.
+# Share of the rows that a later snapshot leaves out.
 _DROPPED = 0.1
-# A sensor's messages reach Kafka this long after the event, milliseconds.
+# Range of the delay between an event and its arrival in Kafka, in milliseconds.
 _LATENCY_MS = (2, 60)
 
 
 def generate(scenario: Scenario, columns: Sequence[Column]) -> Iterator[KafkaRecord]:
-    """Plays a scenario.
+    """Generates a scenario's messages.
 
     Args:
-        scenario: what to play.
-        columns: the declared columns (`settings.capture.declared`).
+        scenario: The scenario.
+        columns: The declared columns (`settings.capture.declared`).
 
     Yields:
-        Messages in the order in which they are to be written; timestamps never fall.
+        Messages in the order in which they are to be written. Their timestamps never decrease.
     """
-    others = [column for column in columns if column.name != ID]  # every row has an id, declared or not
+    others = [column for column in columns if column.name != ID]  # every row has an id, even if it is not declared
     return chain.from_iterable(_Generator(scenario, others).blocks())
 
 
@@ -69,7 +69,7 @@ class _Generator:
         slots, size = self._scenario.slots, self._scenario.block
         for begin in range(0, slots, size):
             block = self._draw(begin, min(size, slots - begin))
-            self._disturb.event_times(block.ts, block.session)
+            self._disturb.shift_event_times(block.ts, block.session)
             messages = [
                 KafkaRecord(*address, value, time)
                 for address, value, time in zip(
@@ -79,20 +79,20 @@ class _Generator:
                     strict=True,
                 )
             ]
-            yield self._disturb.on_the_way(messages, block)
-        yield self._disturb.left_over(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
+            yield self._disturb.apply_transit_faults(messages, block)
+        yield self._disturb.pending(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
 
     def _draw(self, begin: int, count: int) -> Block:
-        """Who speaks, what kind of message, and when."""
+        """Draws a block: which session sends which kind of message, and when."""
         step = 1000 / self._scenario.rate
         elapsed = ((begin + np.arange(count)) * step).astype(np.int64)
         starting, ending = self._timeline.advance(elapsed[-1] / 1000, count)
-        others = self._timeline.turns(count - len(starting) - len(ending))
+        others = self._timeline.choose_senders(count - len(starting) - len(ending))
         session = np.concatenate([np.array(starting + ending, np.int64), others])
         own = np.repeat(np.array([FIRST, END], np.int8), [len(starting), len(ending)])
         kind = np.concatenate([own, self._kinds(len(others))])
         time = self._scenario.start_ms + elapsed[: len(session)]
-        return Block(session, kind, self._timeline.take_seqs(session), time - self._latency[session], time)
+        return Block(session, kind, self._timeline.assign_seqs(session), time - self._latency[session], time)
 
     def _kinds(self, count: int) -> NDArray[np.int8]:
         mix = self._scenario.mix
@@ -101,7 +101,7 @@ class _Generator:
         return kinds[np.searchsorted(limits, self._rng.random(count), side="right")]
 
     def _values(self, block: Block) -> list[bytes]:
-        """The text of every message: as if all were updates, then the others in their place."""
+        """Returns the text of every message. It formats all as updates first and then replaces the other kinds."""
         seqs, times = block.seq.tolist(), block.ts.tolist()
         values = [_UPDATE % fields for fields in zip(seqs, times, self._update_rows(block), strict=True)]
         for index in np.flatnonzero(block.kind == HEARTBEAT).tolist():
@@ -116,7 +116,7 @@ class _Generator:
         return values
 
     def _update_rows(self, block: Block) -> list[bytes]:
-        """Per slot the rows of an update, joined."""
+        """Returns the rows of an update for each slot, as joined JSON text."""
         count, mean = len(block.session), self._scenario.mix.rows_per_update
         first = hot_rows(self._scenario, self._rng, count)
         elapsed = (block.time - self._scenario.start_ms) / 1000
@@ -124,7 +124,7 @@ class _Generator:
             return self._text.varied(block.session, first, elapsed)
         sizes = np.minimum(1 + self._rng.poisson(mean - 1, count), self._scenario.rows)
         ends = np.cumsum(sizes)
-        # Neighbours of the first row: never the same row twice in a message.
+        # The other rows follow the first one, so that no row occurs twice in a message.
         offset = np.arange(ends[-1] if count else 0) - np.repeat(ends - sizes, sizes)
         row = (np.repeat(first, sizes) + offset) % self._scenario.rows
         text = self._text.varied(np.repeat(block.session, sizes), row, np.repeat(elapsed, sizes))
@@ -141,7 +141,7 @@ class _Generator:
                 values[index] = _DELETE % (block.seq[index], block.ts[index], row_id)
 
     def _add_snapshots(self, values: list[bytes], block: Block) -> None:
-        """Whole tables, read together; a session's first one has every row."""
+        """Replaces the texts of snapshots. A session's first snapshot has every row, and later ones lack some."""
         where = np.flatnonzero((block.kind == FIRST) | (block.kind == SNAPSHOT))
         rows = self._scenario.rows
         elapsed = (block.time[where] - self._scenario.start_ms) / 1000
@@ -156,12 +156,15 @@ class _Generator:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a session. Not CRC-32: of keys that count up, it sends whole runs to the same one."""
+    """Returns the partition of a session's key. CRC-32 would send runs of consecutive keys to the same partition."""
     return int.from_bytes(blake2b(key, digest_size=4).digest()) % partitions
 
 
 def _addresses(scenario: Scenario) -> list[tuple[str, int, bytes]]:
-    """Topic, partition and key of every session. The key names the run: a restarted producer takes a new session id."""
+    """Returns topic, partition and key of every session.
+
+    The key contains a hash of seed and start time, since a restarted producer takes new session ids.
+    """
     run = blake2b(b"%d:%d" % (scenario.seed, scenario.start_ms), digest_size=4).hexdigest()
     found = []
     for sensor in range(scenario.sensors):

@@ -1,7 +1,6 @@
-"""What is not a message, in every way that the protocol names, and what is one although it looks odd.
+"""Malformed messages for every reason in the protocol, and valid messages in unusual forms.
 
-The texts are made from healthy fields, so that each breaks exactly one rule; reasons are named as
-`silver.quarantine` names them.
+Each malformed text is made from valid fields and breaks exactly one rule. The reasons are those of `silver.quarantine`.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ INT64 = 2**63
 
 @dataclass(frozen=True)
 class Victim:
-    """The healthy message that a malformed one imitates.
+    """The valid message from which a malformed one is made.
 
     Attributes:
-        key: its session.
-        seq: its sequence number.
-        ts: its event time, milliseconds.
-        row: one healthy row of it, as JSON.
-        timestamp: its Kafka timestamp, milliseconds.
-        limit: largest value that is allowed, bytes.
-        skew: how far ahead of its Kafka timestamp an event time may be, milliseconds.
+        key: Its key, the session id.
+        seq: Its sequence number.
+        ts: Its event time in milliseconds.
+        row: A valid row as JSON.
+        timestamp: Its Kafka timestamp in milliseconds.
+        limit: Size of the largest allowed value in bytes.
+        skew: How far an event time may be after the Kafka timestamp, in milliseconds.
     """
 
     key: bytes
@@ -47,11 +46,13 @@ Variant = tuple[str, Callable[[Victim], Broken]]
 
 
 def variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
-    """Every way to break a message, as (quarantine reason, maker of key and value); reasons take turns.
+    """Returns all ways to break a message, each as quarantine reason and function that makes key and value.
+
+    Reasons alternate in the list.
 
     Args:
-        columns: the declared columns; each is broken in each way that its type allows.
-        too_large: whether to include a value of one byte beyond the limit, which may be megabytes.
+        columns: The declared columns. There is a variant for each wrong value of each column's type.
+        too_large: True to include a value that exceeds the limit by one byte. It may have megabytes.
     """
     found = [*_bad_keys(), *_bad_texts(), *_bad_headers(), *_bad_rows(), *_bad_columns(columns)]
     if too_large:
@@ -60,7 +61,7 @@ def variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
 
 
 def odd_forms() -> list[Callable[[bytes], bytes]]:
-    """Rewritings of a compact message that change its text and not its meaning."""
+    """Returns functions that rewrite a compact message without changing its meaning."""
     return [
         lambda value: b" \r\n\t" + value.replace(b',"', b' ,\r\n\t "') + b"\n ",
         lambda value: b'{"v":{"source":["sim",1e3]},' + value[1:],
@@ -73,7 +74,7 @@ def odd_forms() -> list[Callable[[bytes], bytes]]:
 
 
 def _in_turns(found: list[Variant]) -> list[Variant]:
-    """First one variant of every reason, then a second of every reason, and so on."""
+    """Orders variants: the first one of every reason, then the second one of every reason, and so on."""
     seen: dict[str, int] = {}
     ranked = []
     for variant in found:
@@ -96,7 +97,7 @@ def _bad_keys() -> list[Variant]:
 
 
 def _bad_texts() -> list[Variant]:
-    """Bytes that are no JSON object at all."""
+    """Returns values that are not a JSON object."""
     deep = (b'"x":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, b'"x":' + b'{"y":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH)
     wrong = (
         b'"x":NaN',
@@ -123,9 +124,9 @@ def _bad_texts() -> list[Variant]:
 
 
 def _bad_headers() -> list[Variant]:
-    """Objects whose type, seq or ts is none."""
+    """Returns objects with an invalid type, seq or ts."""
     kinds = (b"", b'"type":"Update"', b'"type":"delete"', b'"type":null', b'"type":1', b'"type":["update"]')
-    # A missing seq is only bad where a class needs it: the last to take its turn.
+    # A missing seq is invalid only for some classes, so it is the last variant.
     seqs = (
         b'"seq":-1',
         b'"seq":1.0',
@@ -155,7 +156,7 @@ def _bad_headers() -> list[Variant]:
 
 
 def _bad_rows() -> list[Variant]:
-    """Objects whose rows or deleted are none, or whose row ids are none."""
+    """Returns objects with invalid rows, deleted or row ids."""
     lists = (b'"rows":null', b'"rows":{}', b'"rows":"r0"', b'"rows":[null]', b'"rows":[[]]')
     deletions = (b"null", b'"r0"', b"[1]", b'[""]', b'["%b"]' % (b"d" * (MAX_ROW_ID + 1)))
     ids = (b"{}", b'{"id":null}', b'{"id":7}', b'{"id":""}', b'{"id":"%b"}' % (b"r" * (MAX_ROW_ID + 1)), b'{"ID":"r0"}')
@@ -169,7 +170,7 @@ def _bad_rows() -> list[Variant]:
 
 
 def _bad_columns(columns: Sequence[Column]) -> list[Variant]:
-    """Declared columns of another type: no value is cast."""
+    """Returns rows with a column value of the wrong type. Values are never cast."""
     cells = [b"%b:%b" % (json_name(column.name), text) for column in columns for text in _misfits(column)]
     return _each("bad_column", cells, lambda v, text: _message(v, body=b'"rows":[{"id":"r0",%b}]' % text))
 
@@ -205,7 +206,7 @@ def _message(
     ts: bytes | None = None,
     body: bytes | None = None,
 ) -> bytes:
-    """A message of the given fields as JSON text (empty: absent), the victim's own where none is given."""
+    """Returns a message as JSON text. A field that is None is the victim's own, and an empty one is left out."""
     parts = (
         kind,
         b'"seq":%d' % victim.seq if seq is None else seq,
@@ -216,5 +217,5 @@ def _message(
 
 
 def _beside(victim: Victim, field: bytes) -> bytes:
-    """The victim with a field that nobody reads, for texts that are wrong wherever they stand."""
+    """Returns the victim with an additional unknown field, for texts that are invalid anywhere in the message."""
     return b"{" + field + b"," + _message(victim)[1:]

@@ -1,4 +1,4 @@
-"""Ground truth of what is really in Kafka: every message read back, offsets and timestamps as the broker gave them."""
+"""Reads all messages back from Kafka and computes the ground truth, with the broker's offsets and timestamps."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ FETCH = 10_000
 
 
 def truth_from_broker(settings: Settings, rules: Rules | None = None, silences: Iterable[Silence] = ()) -> Tables:
-    """What silver must hold, given what the topics of `kafka.topic_pattern` hold now.
+    """Returns the expected silver tables for all messages in the topics of `kafka.topic_pattern`.
 
     Args:
-        settings: where Kafka is, and which topics count.
-        rules: how to judge; the settings' own unless given.
-        silences: that bronze tells of.
+        settings: Settings with the broker's address and the topic pattern.
+        rules: How to judge; None takes the rules of the settings.
+        silences: Silences that bronze has recorded.
 
     Raises:
         BrokerError: Kafka cannot be read.
-        Violation: under `on_violation: fail`, at the message where silver must stop.
+        Violation: Under `on_violation: fail`, at the message at which silver must stop.
     """
-    truth, told = Truth(rules or rules_of(settings)), defaultdict[tuple[str, int, int], list[int]](list)
+    truth, silent_until = Truth(rules or rules_of(settings)), defaultdict[tuple[str, int, int], list[int]](list)
     for silence in silences:
-        told[silence.topic, silence.partition, silence.behind].append(silence.until)
+        silent_until[silence.topic, silence.partition, silence.behind].append(silence.until)
     for message in read_back(settings):
         truth.feed(message)
-        for until in told[message[:3]]:
+        for until in silent_until[message[:3]]:
             truth.silence(message.topic, message.partition, until)
     return truth.finish()
 
 
 def rules_of(settings: Settings) -> Rules:
-    """The judge's rules, spelled out from the configuration."""
+    """Returns the ground truth's rules for a configuration."""
     capture = settings.capture
     return Rules(
         columns={column.name: column.sql for column in capture.declared},
@@ -73,7 +73,7 @@ def _overrides(rule: TopicRule) -> dict[str, str | int]:
 
 
 def read_back(settings: Settings) -> Iterator[KafkaMessage]:
-    """Every committed message of every matching topic up to where it ends now, by partition, in offset order.
+    """Yields all committed messages of all matching topics up to their current ends, by partition in offset order.
 
     A partition ends before the first message of an open transaction.
 
@@ -83,7 +83,7 @@ def read_back(settings: Settings) -> Iterator[KafkaMessage]:
     require_broker(settings)
     config = {
         "queued.max.messages.kbytes": 65_536,
-        # A fetch that waits at one partition's end would hold up the next partition's.
+        # A fetch that waits at one partition's end would delay the next partition's fetch.
         "fetch.wait.max.ms": 5,
     }
     consumer = Consumer(consumer_config(settings, "truth") | config)
@@ -110,13 +110,13 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
     reached, deadline = 0, time.monotonic() + TIMEOUT_S
     while reached < end:
-        # `consume` waits until it has as many as it was asked for: never more than there are.
+        # `consume` waits until it has the requested number of messages, so never request more than exist.
         batch = consumer.consume(min(FETCH, end - reached), timeout=1.0)
         if batch:
             deadline = time.monotonic() + TIMEOUT_S
         elif time.monotonic() > deadline:
             raise _unreadable(
-                topic, f"partition {partition} gave nothing for {TIMEOUT_S:.0f} s at offset {reached} of {end}"
+                topic, f"partition {partition} sent nothing for {TIMEOUT_S:.0f} s at offset {reached} of {end}"
             )
         for message in batch:
             if message.error():
@@ -125,12 +125,13 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
                 yield KafkaMessage(
                     topic, partition, message.offset(), message.timestamp()[1], message.key(), message.value()
                 )
-        # Positions also pass what is no message, such as a transaction's markers; before the first fetch there is none.
+        # The position also advances past offsets without a message, such as transaction markers. Before the first fetch
+        # there is no position.
         reached = max(reached, consumer.position([where])[0].offset)
 
 
 def _unreadable(what: str, reason: str) -> BrokerError:
     return BrokerError(
-        f"Kafka could not be read back from {what}: {reason}. "
-        "See `sessionlake broker status`; `sessionlake broker up` starts the local one."
+        f"Kafka could not be read back from {what}: {reason}",
+        fix="Run `sessionlake broker status` to check the broker. `sessionlake broker up` starts the local one",
     )

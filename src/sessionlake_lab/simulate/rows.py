@@ -1,4 +1,4 @@
-"""The JSON text of rows, by %-formatting of prepared templates: several times faster than any encoder of objects."""
+"""Formats rows as JSON text from prepared templates, which is several times faster than a JSON encoder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from sessionlake_lab.simulate.sensors import World
 
 _HOLES = {JsonType.BOOLEAN: b"%b", JsonType.INTEGER: b"%d", JsonType.NUMBER: b"%.2f", JsonType.STRING: b'"%b"'}
-# More shapes than this would only repeat what these show.
+# Limit on the number of shapes of partial rows, for tables with many columns.
 _MAX_SHAPES = 16
-# Columns that nobody declared: every JSON kind, nested, beyond int64, and not ASCII.
+# Undeclared columns with every kind of JSON value: nested, larger than int64, and not ASCII.
 _UNDECLARED = tuple(
     json.dumps(extra, ensure_ascii=False)[1:].encode()
     for extra in (
@@ -39,13 +39,13 @@ Shape = tuple[bytes, "Callable[[tuple[Any, ...]], Any]"]
 
 
 class RowText:
-    """Renders readings as JSON objects.
+    """Formats sensor readings as JSON objects.
 
     Args:
-        world: where readings come from.
-        columns: the declared columns.
-        mix: how often rows are partial, have nulls or undeclared columns.
-        rng: the scenario's only source of chance.
+        world: Source of the readings.
+        columns: Declared columns.
+        mix: How often rows are partial, have nulls or undeclared columns.
+        rng: The scenario's only source of randomness.
     """
 
     def __init__(self, world: World, columns: Sequence[Column], mix: Mix, rng: np.random.Generator) -> None:
@@ -55,12 +55,12 @@ class RowText:
         self._null = [_shape(columns, range(len(columns)), null) for null in range(len(columns))][:_MAX_SHAPES]
 
     def full(self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]) -> list[bytes]:
-        """Rows with every column. Shapes (n,), as of `World.read`."""
+        """Returns rows with every column, as JSON text. The arguments are those of `World.read`, shape (n,)."""
         template = self._full
         return [template % reading for reading in self._readings(session, row, elapsed)]
 
     def varied(self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]) -> list[bytes]:
-        """Rows of an update: some partial, some with nulls, some with undeclared columns, as the mix says."""
+        """Returns rows of updates, as JSON text. Some are partial or have nulls or undeclared columns, by the mix."""
         readings = self._readings(session, row, elapsed)
         template, mix = self._full, self._mix
         text = [template % reading for reading in readings]
@@ -88,7 +88,7 @@ class RowText:
 
 
 def hot_rows(scenario: Scenario, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """Row numbers, shape (count,), the first ones the likelier the larger `mix.hot`."""
+    """Returns random row numbers, shape (count,). The larger `mix.hot`, the more often low numbers occur."""
     draw = rng.random(count)
     if scenario.mix.hot != 1:
         draw **= scenario.mix.hot
@@ -96,32 +96,32 @@ def hot_rows(scenario: Scenario, rng: np.random.Generator, count: int) -> NDArra
 
 
 def _partial_shapes(columns: Sequence[Column]) -> list[Shape]:
-    """Each column alone, each column left out, and an update that only says that a row exists."""
+    """Returns shapes with each column alone, with each column left out, and with only the row's id."""
     every = range(len(columns))
     alone = [[index] for index in every]
     without = [[other for other in every if other != index] for index in every]
-    wanted = [*alone[: _MAX_SHAPES // 2], *without[: _MAX_SHAPES // 2], []]
-    return [_shape(columns, kept, None) for kept in wanted]
+    shapes = [*alone[: _MAX_SHAPES // 2], *without[: _MAX_SHAPES // 2], []]
+    return [_shape(columns, included, None) for included in shapes]
 
 
-def _shape(columns: Sequence[Column], kept: Sequence[int], null: int | None) -> Shape:
-    wanted = [0, *(index + 1 for index in kept if index != null)]
-    pick: Callable[[tuple[Any, ...]], Any] = itemgetter(*wanted)
-    return _template(columns, kept, null), pick
+def _shape(columns: Sequence[Column], included: Sequence[int], null: int | None) -> Shape:
+    fields = [0, *(index + 1 for index in included if index != null)]
+    pick: Callable[[tuple[Any, ...]], Any] = itemgetter(*fields)
+    return _template(columns, included, null), pick
 
 
 def json_name(name: str) -> bytes:
-    """A column's name as a field of JSON."""
+    """Returns a column's name as a JSON string."""
     return json.dumps(name, ensure_ascii=False).encode()
 
 
-def _template(columns: Sequence[Column], kept: Sequence[int], null: int | None) -> bytes:
+def _template(columns: Sequence[Column], included: Sequence[int], null: int | None) -> bytes:
     cells = [
         b"%b:%b"
         % (
             json_name(columns[i].name).replace(b"%", b"%%"),
             b"null" if i == null else _HOLES[columns[i].json_type],
         )
-        for i in kept
+        for i in included
     ]
     return b"{" + b",".join([b'"id":"%b"', *cells]) + b"}"

@@ -1,4 +1,4 @@
-"""One call from plain options to messages in Kafka and, on request, their ground truth on disk."""
+"""Runs a simulation from plain options: sends messages to Kafka and, on request, writes the ground truth to disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sessionlake_lab.simulate.sink import ProduceResult
 
 MODES = ("live", "burst", "bench")
-# Short words of the command line for the longer names in a scenario.
+# Short option names and the fields of a scenario that they set.
 _SHORT = {"duration": "duration_s", "sessions": "sessions_per_sensor", "reorder": "reordered", "day": "day_s"}
 _FAULTS = {item.name for item in fields(Faults)}
 _MIX = {item.name for item in fields(Mix)}
@@ -30,12 +30,12 @@ _SCENARIO = {item.name for item in fields(Scenario)} - {"mix", "faults"}
 
 @dataclass(frozen=True)
 class SimulationReport:
-    """What a simulation did.
+    """Result of a simulation.
 
     Attributes:
-        scenario: what was played.
-        produced: what reached Kafka.
-        truth: folder of the ground truth, if it was asked for.
+        scenario: The scenario.
+        produced: What was written to Kafka.
+        truth: Folder of the ground truth; None if it was not requested.
     """
 
     scenario: Scenario
@@ -43,7 +43,7 @@ class SimulationReport:
     truth: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for `--format json`."""
+        """Returns the report as plain values, for `--format json`."""
         offsets = sorted(self.produced.offsets.items())
         return {
             "messages": self.produced.messages,
@@ -71,20 +71,20 @@ def run_simulation(
     on_progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> SimulationReport:
-    """Simulates into the configured Kafka.
+    """Builds a scenario from options and sends its messages to the configured Kafka.
 
     Args:
-        settings: where Kafka is; declared columns, lateness and limits come from it too.
-        mode: as of `build_scenario`; only live keeps to the clock.
-        truth: where to write what silver must hold, judged from everything the topics then hold.
-        stop: set from outside to end early; Ctrl-C does the same.
-        on_progress: called with the number of messages handed over so far, about every thousand.
-        options: as of `build_scenario`.
+        settings: Settings with the broker's address, declared columns, lateness and limits.
+        mode: A mode of `build_scenario`. Only `live` sends in real time.
+        truth: Folder to write the expected silver tables to, computed from all messages in the topics.
+        stop: An event that ends the simulation early. Ctrl-C does the same.
+        on_progress: Called with the number of messages sent so far, about every thousand messages.
+        options: Options of `build_scenario`.
 
     Raises:
-        UsageError: an option is unknown or out of range, or its topics would not be read.
-        BrokerError: Kafka cannot be reached or refuses messages.
-        MachineError: the Kafka client is not installed.
+        UsageError: An option is unknown or out of range, or bronze would not read the topics.
+        BrokerError: Kafka cannot be reached or rejects messages.
+        MachineError: The Kafka client is not installed.
     """
     scenario = build_scenario(settings, mode=mode, **options)
     return simulate(settings, scenario, pace=mode == "live", truth=truth, stop=stop, on_progress=on_progress)
@@ -99,16 +99,33 @@ def simulate(
     stop: Event | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> SimulationReport:
-    """Plays a scenario into the configured Kafka. Arguments and errors as of `run_simulation`."""
+    """Sends a scenario's messages to the configured Kafka.
+
+    Args:
+        settings: Settings with the broker's address and the declared columns.
+        scenario: The scenario.
+        pace: True to send in real time.
+        truth: Folder to write the expected silver tables to, computed from all messages in the topics.
+        stop: An event that ends the simulation early. Ctrl-C does the same.
+        on_progress: Called with the number of messages sent so far, about every thousand messages.
+
+    Raises:
+        UsageError: Bronze would not read the topics, or `capture.format` is not JSON.
+        BrokerError: Kafka cannot be reached or rejects messages.
+        MachineError: The Kafka client is not installed.
+    """
     _check_prefix(settings, scenario)
     if settings.capture.format is not PayloadFormat.JSON:
-        raise UsageError(f"the simulator writes JSON, capture.format is {settings.capture.format}: set it to json")
+        raise UsageError(
+            f"the simulator writes JSON, but capture.format is {settings.capture.format}",
+            fix="Set capture.format to json",
+        )
     try:
-        from sessionlake_lab.simulate import sink  # here: a Databricks runtime has no Kafka client
+        from sessionlake_lab.simulate import sink  # imported late, since a Databricks runtime has no Kafka client
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise MachineError("the simulator needs a Kafka client: `pip install 'sessionlake[local]'`") from None
+        raise MachineError("the simulator needs a Kafka client", fix="Run `pip install 'sessionlake[local]'`") from None
     messages = generate(scenario, settings.capture.declared)
     produced = sink.produce(
         settings, messages, partitions=scenario.partitions, pace=pace, stop=stop, on_progress=on_progress
@@ -119,20 +136,20 @@ def simulate(
 
 
 def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) -> Scenario:
-    """A scenario from plain options.
+    """Builds a scenario from plain options.
 
     Args:
-        settings: lateness and the largest message come from here.
-        mode: `live`: stream time is now. `burst`: the same content at once, ending now. `bench`: as
-            `Scenario.bench`, from a fixed time on; takes `messages` and no duration.
-        options: any field of `Scenario`, `Mix` or `Faults`, also by its short name (`duration`, `sessions`: of each
-            sensor, `reorder`, `day`). None means the default.
+        settings: Settings with lateness and the size of the largest message.
+        mode: `live`: stream time starts now. `burst`: the same messages, with stream time ending now. `bench`: the
+            scenario of `Scenario.bench`, with a fixed start time; it accepts `messages` and no duration.
+        options: Any field of `Scenario`, `Mix` or `Faults`, or its short name (`duration`, `sessions` of each sensor,
+            `reorder`, `day`). None means the default.
 
     Raises:
-        UsageError: naming the option and what is allowed.
+        UsageError: An option is unknown or out of range. The text names it and the allowed values.
     """
     if mode not in MODES:
-        raise UsageError(f"simulate: mode {mode!r}; there are {', '.join(MODES)}")
+        raise UsageError(f"simulate: unknown mode {mode!r}", fix=f"Use one of {', '.join(MODES)}")
     given = {_SHORT.get(name, name): value for name, value in options.items() if value is not None}
     total = given.pop("messages", None)
     _check_known(given)
@@ -168,15 +185,16 @@ def _check_known(given: dict[str, Any]) -> None:
     known = _SCENARIO | _MIX | _FAULTS | {"messages", *_SHORT}
     for name in given:
         if name not in known:
-            raise UsageError(f"simulate: there is no option {name!r}; known: {', '.join(sorted(known))}")
+            raise UsageError(f"simulate: unknown option {name!r}", fix=f"Use one of {', '.join(sorted(known))}")
 
 
 def _check_prefix(settings: Settings, scenario: Scenario) -> None:
     example = f"{scenario.prefix}chamber-00"
     if not re.fullmatch(settings.kafka.topic_pattern, example):
         raise UsageError(
-            f"simulate: topic {example} would not be read, kafka.topic_pattern is {settings.kafka.topic_pattern!r}: "
-            "give a --prefix that it matches"
+            f"simulate: bronze would not read topic {example}, because kafka.topic_pattern is "
+            f"{settings.kafka.topic_pattern!r}",
+            fix="Give a --prefix that the pattern matches",
         )
 
 

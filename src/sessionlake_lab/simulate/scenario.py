@@ -1,4 +1,4 @@
-"""What a simulation plays: how many sensors, how they live, what they say, and what goes wrong on the way."""
+"""Parameters of a simulation: its sensors and sessions, the mix of their messages, and the faults."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import NamedTuple, Self
 
 from sessionlake.errors import UsageError
 
-# A fixed birthday, so that a scenario without a start is the same bytes on every day.
+# A fixed start time, so that a scenario without a start gives the same bytes on every day.
 EPOCH_MS = 1_700_000_000_000
 DAY_S = 86_400.0
-# Slots drawn together: large enough that numpy's fixed cost vanishes, small enough to stay in cache.
+# Maximum number of slots in a block: large enough to hide numpy's fixed cost, small enough for the CPU's cache.
 MAX_BLOCK = 4096
 MAX_INT32 = 2**31 - 1
 
 
 class KafkaRecord(NamedTuple):
-    """One Kafka record as the simulator wants it written.
+    """One Kafka record to write.
 
     Attributes:
-        topic: full topic name.
-        partition: chosen here (a hash of the key), so that a session stays in one partition whatever the client.
-        key: session id in UTF-8; malformed messages may have any bytes or none.
-        value: what a sensor would send.
-        timestamp: Kafka CreateTime in milliseconds since the epoch: the simulated stream time.
+        topic: Full topic name.
+        partition: A hash of the key, computed by the simulator so that a session stays in one partition.
+        key: Session id in UTF-8. A malformed message may have any bytes, or None.
+        value: The message.
+        timestamp: Kafka CreateTime in milliseconds since the epoch, which is the simulated stream time.
     """
 
     topic: str
@@ -35,17 +35,17 @@ class KafkaRecord(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """How often each thing goes wrong: shares between 0 and 1, of messages unless said otherwise.
+    """How often each fault occurs: shares between 0 and 1, of messages unless the field names sessions.
 
     Attributes:
-        duplicates: written a second time a little later.
-        gaps: lost on the way; the session's next message shows the hole.
-        swaps: written after its own successor.
-        reordered: event time up to two seconds back, `seq` right.
-        late: event time far behind any lateness, `seq` right.
-        malformed: followed by an unusable one. It takes no `seq`, so it makes no gap. Every reason has its turn.
-        orphans: share of sessions whose first snapshot is lost.
-        after_end: share of ended sessions that speak once more.
+        duplicates: Share of messages that are written twice.
+        gaps: Share of messages that are lost; the session's next message reveals the gap.
+        swaps: Share of messages that are written after the session's next one.
+        reordered: Share of messages with an event time up to two seconds early and a correct `seq`.
+        late: Share of messages with an event time far beyond the lateness and a correct `seq`.
+        malformed: Share of messages followed by a malformed one without its own `seq`; reasons alternate.
+        orphans: Share of sessions whose first snapshot is lost.
+        after_end: Share of ended sessions that send one more message.
     """
 
     duplicates: float = 0.0
@@ -59,25 +59,25 @@ class Faults:
 
     @classmethod
     def every(cls, rate: float) -> Self:
-        """All faults at the same rate."""
+        """Returns faults that all have the same rate."""
         return cls(**{item.name: rate for item in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """What healthy sessions say: shares between 0 and 1 of their messages (of rows where said).
+    """The mix of messages of healthy sessions: shares between 0 and 1 of their messages, unless the field names rows.
 
     Attributes:
-        heartbeats: nothing changed.
-        deletes: updates that delete a row; half of them carry rows too. A later update re-inserts it.
-        snapshots: the whole table again, less a tenth of its rows.
-        partial: share of an update's rows that carry some of the columns only.
-        nulls: share of an update's rows with one column explicitly null.
-        undeclared: share of an update's rows with a column that the configuration does not declare.
-        unusual: valid JSON in an unexpected form (whitespace, field order, unknown and repeated fields).
-        rows_per_update: mean number of rows of an update, at least 1.
-        hot: how unevenly updates fall on rows: 1 evenly; at 2 the first hundredth of the rows gets a tenth.
-        anomalies: share of sessions with one row that is stuck, spikes or drifts for a while.
+        heartbeats: Share of messages that are heartbeats.
+        deletes: Share of messages that delete a row; half of them have rows too. A later update re-inserts the row.
+        snapshots: Share of messages that are a new snapshot, with nine tenths of the rows.
+        partial: Share of an update's rows that have only some of the columns.
+        nulls: Share of an update's rows with one column set to null.
+        undeclared: Share of an update's rows with a column that the configuration does not declare.
+        unusual: Share of messages in an unusual form of JSON (whitespace, field order, unknown or repeated fields).
+        rows_per_update: Mean number of rows of an update, at least 1.
+        hot: How unevenly updates are spread over rows; 1 is even, at 2 the first hundredth of the rows gets a tenth.
+        anomalies: Share of sessions with one row that is stuck, spikes or drifts for a while.
     """
 
     heartbeats: float = 0.02
@@ -93,32 +93,34 @@ class Mix:
 
 
 PLAIN = Mix(heartbeats=0, deletes=0, snapshots=0, partial=0, nulls=0, undeclared=0, unusual=0, rows_per_update=1, hot=1)
-"""Updates of one row with every column, evenly over the rows: the shape that throughput is measured with."""
+"""Only updates of one row with all columns, evenly spread over the rows. Benchmarks use this mix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A simulation, complete: the same scenario gives the same messages, in the same order, with the same timestamps.
+    """All parameters of a simulation. The same scenario gives the same messages with the same order and timestamps.
 
     Attributes:
-        seed: picks the whole history.
-        sensors: topics.
-        sessions_per_sensor: sessions of each over the whole run.
-        rows: rows of a session's table.
-        rate: messages a second of stream time, over all sensors, before faults add or take some.
-        duration_s: stream time from the first to the last message, in seconds.
-        start_ms: stream time of the first message, milliseconds since the epoch.
-        partitions: of each topic.
-        prefix: of topic names.
-        day_s: length of the "daily" cycle, seconds; None: a day, or a shorter run's duration, so that it shows one.
-        late_sensors: share of sensors whose topic appears only after the run has begun.
-        joining: share of a sensor's sessions that start while it runs, not with it.
-        ended: share of sessions that end before the run does.
-        silent: share of sessions that fall silent without an end.
-        round_robin: sessions take strict turns; otherwise their turns are random.
-        lateness_s: what the judge allows; late messages are behind it by half to three times as much again.
-        future_skew_s: how far ahead of Kafka's time the judge lets an event be; "future" is a millisecond more.
-        max_message_bytes: the judge's limit; "too large" is one byte more.
+        seed: Seed of all random choices.
+        sensors: Number of sensors; each has one topic.
+        sessions_per_sensor: Number of sessions of each sensor over the whole run.
+        rows: Number of rows of a session's table.
+        rate: Messages per second of stream time, over all sensors, before faults add or remove some.
+        duration_s: Stream time from the first to the last message, in seconds.
+        start_ms: Stream time of the first message, in milliseconds since the epoch.
+        partitions: Number of partitions of each topic.
+        prefix: Prefix of topic names.
+        day_s: Length of the daily cycle in seconds; by default a day, or the duration of a shorter run.
+        late_sensors: Share of sensors whose topic appears after the run has started.
+        joining: Share of a sensor's sessions that start after the sensor.
+        ended: Share of sessions that end before the run does.
+        silent: Share of sessions that stop without an end message.
+        round_robin: Sessions send in strict turns instead of random ones.
+        lateness_s: Allowed lateness in seconds; late messages exceed it by half to three times as much.
+        future_skew_s: How far an event may be ahead of Kafka's time, in seconds; "future" exceeds it by a millisecond.
+        max_message_bytes: Size limit of a message; "too large" exceeds it by one byte.
+        mix: The mix of healthy messages.
+        faults: The rates of faults.
     """
 
     seed: int = 0
@@ -143,10 +145,10 @@ class Scenario:
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        """Checks every number.
+        """Checks that every number is within its range.
 
         Raises:
-            UsageError: naming the option, its value and what is allowed.
+            UsageError: A number is out of range. The text has the option, its value and the range.
         """
         for name in ("sensors", "sessions_per_sensor", "rows", "partitions"):
             _within(name, getattr(self, name), 1, 10_000_000)
@@ -165,14 +167,14 @@ class Scenario:
 
     @classmethod
     def bench(cls, *, sessions: int, rows: int, messages: int, seed: int = 0, rate: float = 1000.0) -> Self:
-        """One snapshot a session, then one-row updates of about 100 bytes in strict turns: exactly `messages` in all.
+        """Returns a benchmark scenario: one snapshot per session, then one-row updates of about 100 bytes in turns.
 
         Args:
-            sessions: in all, spread over four sensors where that divides evenly, else over one.
-            rows: rows of a session's table.
-            messages: total, snapshots included.
-            seed: picks the values.
-            rate: messages a second of stream time, which only spaces the timestamps.
+            sessions: Number of sessions, on four sensors if the number is divisible by four, else on one.
+            rows: Number of rows of a session's table.
+            messages: Exact number of messages, including snapshots.
+            seed: Seed of the values.
+            rate: Messages per second of stream time. It only determines the timestamps.
         """
         sensors = 4 if sessions % 4 == 0 else 1
         quiet = replace(PLAIN, anomalies=0.0)
@@ -183,25 +185,25 @@ class Scenario:
 
     @property
     def sessions(self) -> int:
-        """Sessions of all sensors."""
+        """Number of sessions of all sensors."""
         return self.sensors * self.sessions_per_sensor
 
     @property
     def slots(self) -> int:
-        """Messages that the sensors mean to send, before faults add or take some."""
+        """Number of messages before faults add or remove some."""
         return max(1, round(self.rate * self.duration_s))
 
     @property
     def block(self) -> int:
-        """Slots drawn together: a tenth of a second, so that a live stream is never far ahead of its clock."""
+        """Number of slots in a block: at most a tenth of a second, so that a live stream stays close to the clock."""
         return max(1, min(MAX_BLOCK, int(self.rate / 10)))
 
     @property
     def day(self) -> float:
-        """Seconds of one daily cycle."""
+        """Length of the daily cycle in seconds."""
         return self.day_s if self.day_s is not None else max(1.0, min(DAY_S, self.duration_s))
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise UsageError(f"simulate: {name} = {value:g}; allowed is {low:g} to {high:g}. Give another value for it.")
+        raise UsageError(f"simulate: {name} = {value:g}", fix=f"Give a value from {low:g} to {high:g}")

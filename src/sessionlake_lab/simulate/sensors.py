@@ -1,4 +1,4 @@
-"""The plants behind the sensors: daily cycles, correlated noise, small state machines, and faults worth finding."""
+"""Simulated readings: daily cycles, correlated noise, small state machines, and anomalies for rules to find."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     from sessionlake_lab.simulate.scenario import Scenario
 
-# How much of the noise lasts from one reading of a row to the next: a first-order autoregression.
+# Share of a row's noise that carries over to its next reading (a first-order autoregression).
 PERSISTENCE = 0.9
-# A reading moves a row's state machine this often.
+# Probability that a reading changes a row's state.
 TRANSITION = 0.05
 STATES = 4
 STUCK, SPIKE, DRIFT = 1, 2, 3
-# Heights in units of the day's swing; every fifth reading of a spiking row spikes.
+# Heights are in units of the daily amplitude. Every fifth reading of a spiking row is a spike.
 SPIKE_HEIGHT, SPIKE_RATE, DRIFT_HEIGHT = 8.0, 0.2, 4.0
-# The golden ratio's multiples fill an interval evenly: a cheap, stable number in [0, 1) for every row.
+# Multiples of the golden ratio modulo 1 are evenly distributed, which gives each row a fixed number in [0, 1).
 GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One physical quantity: its mean, the amplitude of its day, its noise, and how far rows differ from each other."""
+    """One physical quantity: its mean, daily amplitude, noise, and the spread between rows."""
 
     base: float
     swing: float
@@ -40,14 +40,14 @@ class Metric:
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of plant. Numeric columns take its metrics in turn; the first string column is the state.
+    """A kind of sensor. Its metrics are assigned to numeric columns in turn; the first string column is the state.
 
     Attributes:
-        name: also the beginning of the topic's last part.
-        row: beginning of row ids.
-        metrics: quantities, in the order in which numeric columns take them.
-        states: the normal state first.
-        ladder: rows differ by their position (levels of a book), not at random.
+        name: Name, with which the last part of the topic's name starts.
+        row: Prefix of row ids.
+        metrics: Quantities, in the order in which they are assigned to numeric columns.
+        states: States, with the normal one first.
+        ladder: True if rows differ by their position, such as levels of an order book, instead of at random.
     """
 
     name: str
@@ -70,12 +70,12 @@ FAMILIES = (
 
 
 class World:
-    """The state of every row of every session, advanced by being read.
+    """State of every row of every session. Each reading advances the row's state.
 
     Args:
-        scenario: numbers of sensors, sessions and rows, and the seed of what is not drawn from `rng`.
-        columns: the declared columns; what a row's reading consists of.
-        rng: the scenario's only source of chance.
+        scenario: Numbers of sensors, sessions and rows.
+        columns: Declared columns, which a reading consists of.
+        rng: The scenario's only source of randomness.
     """
 
     def __init__(self, scenario: Scenario, columns: Sequence[Column], rng: np.random.Generator) -> None:
@@ -90,28 +90,28 @@ class World:
         self._noise = [np.zeros(shape, np.float32) for column in columns if column.numeric]
         self._ladder = np.array([family.ladder for family in FAMILIES])[self.family]
         self._metrics = _per_session(self.family)
-        self._troubles = _Troubles(scenario, rng)
+        self._anomalies = _Anomalies(scenario, rng)
         width = len(str(scenario.rows - 1))
         self._ids = [f"{family.row}{row:0{width}d}".encode() for family in FAMILIES for row in range(scenario.rows)]
         self._names = [state.encode() for family in FAMILIES for state in family.states]
 
     def ids(self, session: NDArray[np.int64], row: NDArray[np.int64]) -> list[bytes]:
-        """Row ids, as UTF-8, of the given rows of the given sessions."""
+        """Returns the row ids, as UTF-8, of the given rows of the given sessions."""
         ids = self._ids
         return [ids[index] for index in (self.family[session] * self._rows + row).tolist()]
 
     def read(self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]) -> list[list[Any]]:
-        """A reading of every declared column.
+        """Returns a reading of every declared column.
 
         Args:
-            session: session numbers, shape (n,).
-            row: row numbers, shape (n,).
-            elapsed: seconds since the scenario's start, shape (n,).
+            session: Session numbers, shape (n,).
+            row: Row numbers, shape (n,).
+            elapsed: Seconds since the scenario's start, shape (n,).
 
         Returns:
-            One list of n per column: floats, ints, or UTF-8 text as it stands between quotes (booleans: bare).
+            A list of n values per column: floats, ints, or UTF-8 text as in JSON but without quotes.
         """
-        state = self._move(session, row)
+        state = self._step_states(session, row)
         place = np.where(self._ladder[session], row / self._rows, ((row + 1) * GOLDEN + session * 0.37) % 1.0)
         found: list[list[Any]] = []
         numeric = strings = 0
@@ -126,8 +126,8 @@ class World:
                 strings += 1
         return found
 
-    def _move(self, session: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int8]:
-        """Steps the state machines: from normal to any trouble, from trouble mostly back."""
+    def _step_states(self, session: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int8]:
+        """Advances the rows' states: from normal to any other state, and from there mostly back to normal."""
         state = self._state[session, row]
         draw = self._rng.random(len(session))
         leaving = (state == 0) & (draw < TRANSITION)
@@ -144,12 +144,12 @@ class World:
         elapsed: NDArray[np.float64],
         place: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """The `number`-th numeric column: mean + place of the row + day + noise + trouble."""
+        """Returns readings of the `number`-th numeric column: mean + offset of the row + day + noise + anomaly."""
         base, swing, sigma, spread = self._metrics[number % 2]
         shift = 0.25 * number
         noise = PERSISTENCE * self._noise[number][session, row] + self._rng.standard_normal(len(session), np.float32)
         self._noise[number][session, row] = noise
-        frozen, extra = self._troubles.apply(session, row, elapsed, self._rng)
+        frozen, extra = self._anomalies.apply(session, row, elapsed, self._rng)
         then = np.where(np.isnan(frozen), elapsed, frozen)
         day = np.sin(2 * np.pi * (then / self._day + self._phase[session] + shift))
         living = np.where(np.isnan(frozen), noise * sigma[session], 0.0)
@@ -161,21 +161,21 @@ class World:
     def _words(
         self, number: int, session: NDArray[np.int64], row: NDArray[np.int64], state: NDArray[np.int8]
     ) -> list[bytes]:
-        if number > 0:  # where the row stands: it never changes
+        if number > 0:  # the location of the row, which never changes
             return [b"zone %d" % (place % 7) for place in row.tolist()]
         names = self._names
         return [names[index] for index in (self.family[session] * STATES + state).tolist()]
 
 
-class _Troubles:
-    """At most one row of a session is in trouble, for a third of its time: what rules on these tables can find."""
+class _Anomalies:
+    """Anomalies that rules can find: at most one row per session, for a third of the run."""
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
         count = scenario.sessions
-        afflicted = rng.random(count) < scenario.mix.anomalies
-        self._any = bool(afflicted.any())
-        self._kind = np.where(afflicted, rng.integers(STUCK, DRIFT + 1, count), 0)
-        # Among the rows that are read most, else nobody would see it.
+        has_anomaly = rng.random(count) < scenario.mix.anomalies
+        self._any = bool(has_anomaly.any())
+        self._kind = np.where(has_anomaly, rng.integers(STUCK, DRIFT + 1, count), 0)
+        # One of the rows that are updated most, so that the anomaly has many readings.
         self._row = rng.integers(0, max(1, scenario.rows // 50), count)
         self._from = rng.uniform(0.3, 0.6, count) * scenario.duration_s
         self._length = scenario.duration_s / 3
@@ -183,10 +183,10 @@ class _Troubles:
     def apply(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64], rng: np.random.Generator
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What befalls each reading, shapes (n,).
+        """Returns the anomaly of each reading. All shapes are (n,).
 
         Returns:
-            The time at which a stuck row froze (NaN: not stuck), and what to add, in units of the day's swing.
+            The time at which a stuck row froze (NaN if it is not stuck), and an offset in units of the daily amplitude.
         """
         frozen, extra = np.full(len(session), np.nan), np.zeros(len(session))
         if not self._any:
@@ -202,13 +202,13 @@ class _Troubles:
 
 
 def _per_session(family: NDArray[np.int64]) -> list[tuple[NDArray[np.float64], ...]]:
-    """Per metric number: base, swing, noise and spread of every session."""
+    """Returns base, swing, noise and spread of every session, for each of the two metrics."""
     table = np.array([[(m.base, m.swing, m.noise, m.spread) for m in kind.metrics] for kind in FAMILIES])
     return [tuple(table[family, number, part] for part in range(4)) for number in range(2)]
 
 
 def _fit(column: Column, reading: NDArray[np.float64]) -> list[Any]:
-    """Rounds into an integer column's range; a number stays a float."""
+    """Returns values of the column's type: floats, or integers rounded and clipped to the column's range."""
     if column.json_type is JsonType.NUMBER:
         return reading.tolist()
     limit = 2 ** (column.bits - 1) - 1

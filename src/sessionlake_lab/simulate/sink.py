@@ -1,4 +1,4 @@
-"""Messages into Kafka: explicit partitions and timestamps, in order, at the broker's speed or at the clock's."""
+"""Writes messages to Kafka in order, with explicit partitions and timestamps, at full speed or in real time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from sessionlake.settings.model import Settings
     from sessionlake_lab.simulate.scenario import KafkaRecord
 
-# Messages between two looks at the stop flag and at delivery errors.
+# Number of messages between two checks of the stop flag and of delivery errors.
 CHUNK = 1000
-# A paced message is written at most this long after its own time: a hundred wake-ups a second, whatever the rate.
+# In real time, a message is written at most this long after it is due. This limits wake-ups to a hundred per second.
 PACE_MS = 10
 TIMEOUT_S = 30.0
 _SETTLING = {
@@ -31,20 +31,20 @@ _SETTLING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's own codes are named so
 }
-# Room in a Kafka record beside its value.
+# Maximum size of a Kafka record without its value.
 ENVELOPE_BYTES = 64 * 1024
 
 
 @dataclass
 class ProduceResult:
-    """What was written.
+    """Result of writing messages to Kafka.
 
     Attributes:
-        messages: acknowledged by the broker.
-        value_bytes: of their values, before compression.
-        seconds: wall time, flush included.
-        offsets: per topic and partition the first offset written and one past the last.
-        stopped: True if the stop flag ended it before the messages did.
+        messages: Number of messages acknowledged by the broker.
+        value_bytes: Size of their values before compression.
+        seconds: Elapsed time including the final flush.
+        offsets: First offset written and one past the last, by topic and partition.
+        stopped: True if the stop flag or Ctrl-C ended it early.
     """
 
     messages: int = 0
@@ -55,7 +55,7 @@ class ProduceResult:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Messages per second."""
         return self.messages / self.seconds if self.seconds else 0.0
 
 
@@ -68,19 +68,19 @@ def produce(
     stop: Event | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> ProduceResult:
-    """Writes messages in the given order; a topic is created when its first message comes.
+    """Writes messages in the given order. A topic is created before its first message.
 
     Args:
-        settings: where Kafka is, and the largest message.
-        messages: what to write; each partition must exist, and a topic should have no other writer meanwhile.
-        partitions: of topics that are created here.
-        pace: hold each message back until as much wall time has passed as stream time since the first one.
-        stop: set from outside to end early; what was handed over by then is still delivered.
-        on_progress: called with the number of messages handed over so far, about every thousand.
+        settings: Settings with the broker's address and the size of the largest message.
+        messages: The messages. No other process should write to their topics meanwhile.
+        partitions: Number of partitions of created topics.
+        pace: True to write in real time: each message waits for its stream time, relative to the first message.
+        stop: An event that ends the writing early. Messages sent before are still delivered.
+        on_progress: Called with the number of messages sent so far, about every thousand messages.
 
     Raises:
-        BrokerError: Kafka cannot be reached, refuses messages, or lost some.
-        UsageError: a topic exists with fewer partitions than the messages use.
+        BrokerError: Kafka cannot be reached, rejects messages, or has lost some.
+        UsageError: A topic exists with fewer partitions than the messages use.
     """
     return _Writer(settings, partitions, pace=pace).write(messages, stop, on_progress)
 
@@ -91,7 +91,7 @@ class _Writer:
         self._pace = _Pace() if pace else None
         largest = settings.capture.max_message_bytes + ENVELOPE_BYTES
         require_broker(settings)
-        # What goes wrong is raised; librdkafka's own lines would only break into a progress display.
+        # Errors are raised as exceptions. librdkafka's log lines would interrupt the progress display.
         common = {**client_config(settings), "log_level": 2}
         self._producer = Producer({**common, **_producer_config(largest, live=pace)})
         self._admin = AdminClient(common)
@@ -108,7 +108,7 @@ class _Writer:
         begin = time.perf_counter()
         result, source = self._result, iter(messages)
         try:
-            # A live stream looks at its flag for every message; generating ahead of the clock would make it wait.
+            # In real time, one message at a time: the stop flag is checked for each, and none waits for a full chunk.
             while chunk := list(islice(source, 1 if self._pace else CHUNK)):
                 if stop is not None and stop.is_set():
                     result.stopped = True
@@ -117,7 +117,7 @@ class _Writer:
                 if on_progress is not None and result.messages % CHUNK < len(chunk):
                     on_progress(result.messages)
             self._finish()
-        except KeyboardInterrupt:  # Ctrl-C is a stop like any other: what was handed over arrives
+        except KeyboardInterrupt:  # like the stop flag: messages that were sent are still delivered
             result.stopped = True
             self._finish()
             result.messages = sum(end - first for first, end in result.offsets.values())
@@ -138,11 +138,11 @@ class _Writer:
                 self._pace.wait(timestamp, poll, stop)
             while True:
                 try:
-                    # By keyword: the client's real positional order is not the documented one.
+                    # By keyword, since the client's positional order differs from its documentation.
                     send(topic, value, key, partition, on_delivery=delivered, timestamp=timestamp)
                     break
                 except BufferError:
-                    poll(0.05)  # the queue is full: the broker is the slower one
+                    poll(0.05)  # the queue is full because the broker is slower
             size += len(value)
         poll(0)
         self._result.messages += len(chunk)
@@ -151,7 +151,7 @@ class _Writer:
             raise self._error(self._failures[0])
 
     def _open(self, topic: str) -> None:
-        """Creates the topic unless it exists, and notes where its partitions end."""
+        """Creates the topic unless it exists, and records the end offsets of its partitions."""
         config = {"retention.ms": "-1", "max.message.bytes": str(self._largest), "message.timestamp.type": "CreateTime"}
         future = self._admin.create_topics([NewTopic(topic, self._partitions, 1, config=config)])[topic]
         try:
@@ -162,15 +162,15 @@ class _Writer:
         found = self._await_partitions(topic)
         if found < self._partitions:
             raise UsageError(
-                f"topic {topic} has {found} partitions, the simulation uses {self._partitions}: "
-                f"give --partitions {found}, or another --prefix"
+                f"topic {topic} has {found} partitions, but the simulation uses {self._partitions}",
+                fix=f"Give --partitions {found}, or another --prefix",
             )
         for partition in range(self._partitions):
             self._begin[topic, partition] = self._end_offset(topic, partition)
         self._known.add(topic)
 
     def _await_partitions(self, topic: str) -> int:
-        """A new topic's leader is known a moment after it was created."""
+        """Waits until all partitions of a new topic have a leader, and returns their number."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             found = self._consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
@@ -185,22 +185,22 @@ class _Writer:
             try:
                 _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=TIMEOUT_S)
                 return int(end)
-            except KafkaException as error:  # a named leader may need a moment before it answers as one
+            except KafkaException as error:  # a new leader may not answer at once
                 if error.args[0].code() not in _SETTLING or time.monotonic() > deadline:
                     raise
             time.sleep(0.02)
 
     def _delivered(self, error: KafkaError | None, _message: Any) -> None:
-        """Called for failures only (`delivery.report.only.error`): a call a message would halve the rate."""
+        """Records a failed delivery. It is called for failures only (`delivery.report.only.error`), for speed."""
         if error is not None:
             self._failures.append(error.str())
 
     def _finish(self) -> None:
-        """Waits until everything is acknowledged, then counts it at the broker."""
+        """Waits until all messages are acknowledged, then compares their number with the broker's offsets."""
         left = self._producer.flush(TIMEOUT_S)
         if left or self._failures:
             raise self._error(
-                self._failures[0] if self._failures else f"{left} messages not acknowledged in {TIMEOUT_S:.0f} s"
+                self._failures[0] if self._failures else f"{left} messages were not acknowledged in {TIMEOUT_S:.0f} s"
             )
         for (topic, partition), begin in self._begin.items():
             end = self._end_offset(topic, partition)
@@ -208,25 +208,25 @@ class _Writer:
                 self._result.offsets[topic, partition] = (begin, end)
         arrived = sum(end - begin for begin, end in self._result.offsets.values())
         if arrived < self._result.messages:
-            raise self._error(f"{self._result.messages} messages were acknowledged and {arrived} are there")
+            raise self._error(f"{self._result.messages} messages were acknowledged, but Kafka has only {arrived}")
 
     def _error(self, reason: str) -> BrokerError:
         servers = self._settings.kafka.bootstrap_servers
         return BrokerError(
-            f"Kafka at {servers} (kafka.bootstrap_servers) did not take the simulated messages: {reason}. "
-            "See `sessionlake broker status`; `sessionlake broker up` starts the local one."
+            f"Kafka at {servers} (kafka.bootstrap_servers) did not accept the simulated messages: {reason}",
+            fix="Run `sessionlake broker status` to check the broker. `sessionlake broker up` starts the local one",
         )
 
 
 class _Pace:
-    """Lets stream time pass no faster than wall time, measured from the first message on."""
+    """Delays messages so that stream time is not faster than the clock, relative to the first message."""
 
     def __init__(self) -> None:
         self._ahead: float | None = None
         self._horizon = 0.0
 
     def wait(self, timestamp: int, poll: Callable[[float], object], stop: Event | None) -> None:
-        """Returns once the message with this timestamp (milliseconds) is due, or the stop flag is set."""
+        """Waits until the message with this timestamp (milliseconds) is due, or the stop flag is set."""
         if timestamp <= self._horizon:
             return
         now = time.monotonic() * 1000
@@ -244,7 +244,7 @@ def _producer_config(largest: int, *, live: bool) -> dict[str, Any]:
         "enable.idempotence": True,
         "acks": "all",
         "compression.type": "lz4",
-        # Live, a message leaves at once; else batches fill up.
+        # In real time, messages are sent almost at once. Otherwise batches fill up.
         "linger.ms": 5 if live else 50,
         "batch.size": 1_000_000,
         "batch.num.messages": 100_000,

@@ -1,4 +1,4 @@
-"""When sessions start, end and fall silent, and whose turn it is."""
+"""Decides when sessions start, end and fall silent, and which session sends each message."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
     from sessionlake_lab.simulate.scenario import Scenario
 
-# Snapshots that may fall into one block, in rows: bounds the memory of a block, not the number of sessions.
+# Limit of the snapshots' rows in one block, which limits its memory. Further sessions start in the next block.
 MAX_SNAPSHOT_ROWS = 200_000
-# Every fifth session's seq begins somewhere else than at 0, as the protocol allows.
+# Share of sessions whose first seq is not 0, which the protocol allows.
 ODD_START = 0.2
 
 
 class Timeline:
-    """The lives of all sessions, played forward block by block.
+    """Lifetimes of all sessions, advanced block by block.
 
     Attributes:
-        active: numbers of the sessions that speak, shape (m,), in the order in which they began.
-        next_seq: per session, shape (sessions,), the next `seq` it will use.
+        active: Numbers of the sessions that send messages, shape (m,), in the order in which they started.
+        next_seq: The next `seq` of each session, shape (sessions,).
     """
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
@@ -46,14 +46,14 @@ class Timeline:
             self.next_seq[:] = 0
 
     def advance(self, elapsed_s: float, slots: int) -> tuple[list[int], list[int]]:
-        """Plays up to a moment.
+        """Starts and ends sessions up to a time, and updates `active`.
 
         Args:
-            elapsed_s: seconds since the start.
-            slots: how many messages there is room for; what finds no room waits for the next block.
+            elapsed_s: Seconds since the start.
+            slots: Number of messages that fit into the block. Further starts and ends wait for the next block.
 
         Returns:
-            The sessions that start, and those that say their end. Both are out of, or in, `active` accordingly.
+            The sessions that start, and the sessions that send an end message.
         """
         starting: list[int] = []
         while len(starting) < min(slots, self._most_starts) and self._starts and self._starts[-1][0] <= elapsed_s:
@@ -62,15 +62,15 @@ class Timeline:
         leaving: list[int] = []
         while len(leaving) < slots - len(starting) and self._stops and self._stops[-1][0] <= elapsed_s:
             if not self._started[self._stops[-1][1]]:
-                break  # its start still waits for room
+                break  # the session has not started yet, because the block was full
             leaving.append(self._stops.pop()[1])
         if starting or leaving:
             everyone = np.concatenate([self.active, np.array(starting, np.int64)])
             self.active = everyone[~np.isin(everyone, leaving)]
         return starting, [session for session in leaving if self._says_end[session]]
 
-    def turns(self, count: int) -> NDArray[np.int64]:
-        """Who speaks in the next `count` slots, shape (count,), or (0,) while nobody is active."""
+    def choose_senders(self, count: int) -> NDArray[np.int64]:
+        """Returns the senders of the next `count` messages, shape (count,), or (0,) if no session is active."""
         if not len(self.active):
             return np.empty(0, np.int64)
         if not self._round_robin:
@@ -79,10 +79,10 @@ class Timeline:
         self._turn = (self._turn + count) % len(self.active)
         return self.active[turn]
 
-    def take_seqs(self, speakers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The `seq` of each message of a block, given who sends it, both shape (n,); moves `next_seq` on."""
-        order = np.argsort(speakers, kind="stable")
-        ordered = speakers[order]
+    def assign_seqs(self, senders: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the `seq` of each message of a block by its sender, both shape (n,), and advances `next_seq`."""
+        order = np.argsort(senders, kind="stable")
+        ordered = senders[order]
         first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, np.int64)
         counts = np.diff(np.r_[first, len(ordered)])
         rank = np.arange(len(ordered)) - np.repeat(first, counts)
@@ -93,7 +93,7 @@ class Timeline:
 
 
 def _sensor_starts(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Seconds at which each sensor's topic appears: the last ones in the first half of the run, the others at once."""
+    """Returns the seconds at which each sensor's topic appears: 0, or for late sensors in the first half of the run."""
     starts = np.zeros(scenario.sensors)
     late = min(round(scenario.sensors * scenario.late_sensors), scenario.sensors - 1)
     if late:
@@ -102,6 +102,6 @@ def _sensor_starts(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.f
 
 
 def _in_order(when: NDArray[np.float64]) -> list[tuple[float, int]]:
-    """(time, session), latest first, so that the next one pops; those that never come are left out."""
+    """Returns finite times with their sessions, latest first, so that the last list item is the next one."""
     order = np.argsort(when, kind="stable")[::-1]
     return [(float(when[session]), int(session)) for session in order if np.isfinite(when[session])]

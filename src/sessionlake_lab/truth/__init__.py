@@ -1,7 +1,7 @@
-"""The ground truth: what silver must hold for given Kafka messages, computed a second time and on its own.
+"""The ground truth: the silver tables expected for given Kafka messages, from an independent implementation.
 
-A judge that reads the protocol as a person would: one message after the other, dictionaries, the standard library.
-It shares no code with the pipeline, so an error would have to be made twice, in two different ways, to go unnoticed.
+It follows the protocol literally: one message after the other, with dictionaries and the standard library. It shares no
+code with the pipeline, so an error goes unnoticed only if both implementations have it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The truth on disk and in short: one compressed JSON-lines file a table, one hash a session table."""
+"""Writes and reads the ground truth, as one compressed JSON-lines file per table, and computes hashes of tables."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _BYTES = ("key", "value")
 
 
 def rows_digest(tables: Tables) -> dict[SessionKey, str]:
-    """A hash for every session's table; equal tables have equal hashes."""
+    """Returns a hash of each session's table. Equal tables have equal hashes."""
     return {key: table_digest(rows) for key, rows in tables.session_rows.items()}
 
 
 def table_digest(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The hash of one session's table: row id to its columns, in any order of rows and columns.
+    """Returns the hash of one session's table, whatever the order of its rows and columns.
 
-    The columns are those of `Tables.session_rows`, without topic, partition, session id and row id.
+    Args:
+        rows: Row id to the columns of `Tables.session_rows`, without topic, partition, session id and row id.
     """
     return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def write(tables: Tables, folder: Path) -> None:
-    """Writes `<folder>/<table>.jsonl.gz` for every table; what was there is replaced."""
+    """Writes `<folder>/<table>.jsonl.gz` for every table, and replaces existing files."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "format.jsonl.gz", [_FORMAT])
     _write(folder / "session_rows.jsonl.gz", [[*key, rows] for key, rows in tables.session_rows.items()])
@@ -45,14 +46,16 @@ def write(tables: Tables, folder: Path) -> None:
 
 
 def read(folder: Path) -> Tables:
-    """The tables that `write` put into the folder.
+    """Reads the tables that `write` wrote into the folder.
 
     Raises:
-        LakeError: a file is missing, or was written in another format.
+        LakeError: A file is missing, or has another format.
     """
     found = _read(folder / "format.jsonl.gz")
     if found != [_FORMAT]:
-        raise LakeError(f"ground truth in {folder}: found format {found}, expected [{_FORMAT}]; simulate again")
+        raise LakeError(
+            f"ground truth in {folder}: found format {found}, expected [{_FORMAT}]", fix="Simulate again to write it"
+        )
     rows, sessions = (_read(folder / f"{name}.jsonl.gz") for name in ("session_rows", "sessions"))
     return Tables(
         session_rows={(topic, partition, session): held for topic, partition, session, held in rows},
@@ -76,11 +79,11 @@ def _read(file: Path) -> list[Any]:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
     except (OSError, EOFError, ValueError) as error:
-        raise LakeError(f"ground truth {file} cannot be read ({error}); simulate again to write it") from None
+        raise LakeError(f"ground truth {file} cannot be read ({error})", fix="Simulate again to write it") from None
 
 
 def _as_text(message: Row) -> Row:
-    """Bytes as base64: a quarantined message may hold anything."""
+    """Encodes bytes as base64, since a quarantined message may have any content."""
     return {
         **message,
         **{name: base64.b64encode(message[name]).decode() for name in _BYTES if message[name] is not None},

@@ -1,4 +1,4 @@
-"""What the truth is given (rules, messages) and what it gives back (tables, or a violation)."""
+"""Input and output of the ground truth: rules and messages, tables and violations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ COLUMN_TYPES = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "dou
 
 Row = dict[str, Any]
 SessionKey = tuple[str, int, str]
-"""(topic, partition, session id): the identity of a session."""
+"""Identity of a session: topic, partition, session id."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a capture is judged; times in milliseconds.
+    """How a capture is judged. Times are in milliseconds.
 
-    `by_topic` holds (regular expression, overrides) pairs: the first that matches the whole topic name replaces
-    the fields its overrides name. Construction raises `ConfigError` for a class, policy or type that does not exist.
+    `by_topic` has pairs of a regular expression and overrides. The first expression that matches the whole topic name
+    replaces the fields that its overrides name.
+
+    Raises:
+        ConfigError: A class, policy or column type does not exist.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Declared column name to Spark SQL type, in declared order."""
+    """Declared columns and their Spark SQL types, in declared order."""
     integrity: str = "strict"
     on_violation: str = "fail"
     lateness_ms: int = 600_000
@@ -36,10 +39,11 @@ class Rules:
     max_future_skew_ms: int = 86_400_000
     max_message_bytes: int = 10 * 1024 * 1024
     max_held_messages: int = 10_000
-    """A session's most held back messages (class `window`), and their bytes."""
+    """Maximum number of messages that a session holds back (class `window`)."""
     max_held_bytes: int = 64 * 1024 * 1024
+    """Maximum bytes of the messages that a session holds back (class `window`)."""
     max_gaps: int = 10_000
-    """A session's most gaps between taken seqs (classes `once` and `window`)."""
+    """Maximum number of gaps between a session's seqs (classes `once` and `window`)."""
     snapshot_interval_ms: int = 600_000
     by_topic: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
@@ -50,7 +54,7 @@ class Rules:
             _one_of(f"column {column}", spark_type, COLUMN_TYPES)
 
     def for_topic(self, topic: str) -> Rules:
-        """These rules with the overrides of the first pattern that matches the whole topic name."""
+        """Returns the rules with the overrides of the first pattern that matches the whole topic name."""
         for pattern, overrides in self.by_topic:
             if re.fullmatch(pattern, topic):
                 return replace(self, by_topic=(), **overrides)
@@ -59,13 +63,13 @@ class Rules:
 
 def _one_of(what: str, found: str, allowed: tuple[str, ...]) -> None:
     if found not in allowed:
-        raise ConfigError(f"{what}: found '{found}', expected one of {', '.join(allowed)}; correct the rules")
+        raise ConfigError(f"{what}: found '{found}', expected one of {', '.join(allowed)}", fix="Correct the rules")
 
 
 class KafkaMessage(NamedTuple):
-    """One Kafka record. Times in milliseconds.
+    """One Kafka record. Times are in milliseconds.
 
-    `timestamp` is -1 if the producer set none. `ingested_at` is when bronze read the record; None: not known.
+    `timestamp` is -1 if the producer set none. `ingested_at` is the time at which bronze read the record, or None.
     """
 
     topic: str
@@ -79,28 +83,28 @@ class KafkaMessage(NamedTuple):
 
 @dataclass
 class Tables:
-    """What silver must hold. Every row is a plain dictionary named like the table's columns.
+    """The expected silver tables. Each row is a dictionary with the table's columns.
 
-    `session_rows` and `sessions` have a key for every session that sent a well-formed message; a session's table may
-    be empty. The lists are in the order of judging.
+    `session_rows` and `sessions` have a key for each session that sent a well-formed message. A session's table may be
+    empty. The lists are in the order in which messages were judged.
     """
 
     session_rows: dict[SessionKey, dict[str, Row]] = field(default_factory=dict)
-    """Session to row id to declared columns, `_rescued`, `_epoch`, `_seq`, `_ts`, `_offset`."""
+    """Rows of each session by row id, with the declared columns, `_rescued`, `_epoch`, `_seq`, `_ts`, `_offset`."""
     session_changes: list[Row] = field(default_factory=list)
     session_cuts: list[Row] = field(default_factory=list)
-    """Where and why tables were cut, and how many changes were applied since the cut before."""
+    """Where and why each table was cut, with the number of changes since the previous cut."""
     session_snapshots: list[Row] = field(default_factory=list)
-    """Those of the cuts whose tables were kept, with `rows`: row id to columns as in `session_rows`."""
+    """Cuts whose tables are stored, with `rows`: row id to columns as in `session_rows`."""
     sessions: dict[SessionKey, Row] = field(default_factory=dict)
     quarantine: list[Row] = field(default_factory=list)
     integrity_events: list[Row] = field(default_factory=list)
     counts: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
-    """(topic, partition) to messages = applied + duplicates + quarantined + held."""
+    """Counts by topic and partition: messages = applied + duplicates + quarantined + held."""
 
 
 class Violation(IntegrityViolationError):  # noqa: N818 - named as the protocol names what happened
-    """A session broke its class under `fail`: mend the stream, or judge again under another policy."""
+    """A session broke its class under `fail`: correct the stream, or judge again with another policy."""
 
     def __init__(
         self, integrity: str, event: str, topic: str, partition: int, session_id: str, offset: int,
@@ -111,5 +115,6 @@ class Violation(IntegrityViolationError):  # noqa: N818 - named as the protocol 
         self.expected, self.actual = expected, actual
         super().__init__(
             f"violation {event} of class {integrity}: session '{session_id}' in {topic}[{partition}] at offset "
-            f"{offset}: expected seq {expected}, found {actual}; set on_violation to isolate or record to go on"
+            f"{offset}: expected seq {expected}, found {actual}",
+            fix="Set on_violation to isolate or record to continue",
         )

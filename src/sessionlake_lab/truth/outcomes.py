@@ -1,4 +1,4 @@
-"""Where the truth notes what became of every message, and every judgement that was not "fine"."""
+"""Records the result of each message in the expected tables: counts, quarantine and integrity events."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from dataclasses import dataclass, field
 
 from sessionlake_lab.truth.model import KafkaMessage, Tables
 from sessionlake_lab.truth.reading import NO_TIMESTAMP, ParsedMessage, session_of
-from sessionlake_lab.truth.session import Hole, Life, Session
+from sessionlake_lab.truth.session import Life, OpenGap, Session
 
 
 @dataclass(slots=True, eq=False)
 class PartitionState:
-    """A topic-partition: its stream time, its counts, and the holes that wait for their deadline."""
+    """State of a topic-partition: stream time, counts, deadlines of open gaps, and due times of session checks."""
 
     counts: dict[str, int]
     stream_time: int = NO_TIMESTAMP
-    """The highest Kafka timestamp so far, of well-formed messages and others; those that say no time aside."""
+    """Highest Kafka timestamp so far, including malformed messages. -1 until a time is known."""
     is_timed: bool = False
-    """Whether any time is known yet."""
-    waiting: list[tuple[int, int, Session, Life, Hole]] = field(default_factory=list)
-    """A heap by (deadline, order of sight)."""
-    wakes: list[tuple[int, int, Session]] = field(default_factory=list)
-    """A heap by (stream time at which to look after the session, order of setting)."""
+    """True once a time is known."""
+    gap_deadlines: list[tuple[int, int, Session, Life, OpenGap]] = field(default_factory=list)
+    """A heap of open gaps, ordered by deadline and order of discovery."""
+    checks: list[tuple[int, int, Session]] = field(default_factory=list)
+    """A heap of sessions, ordered by the stream time of their next check and order of scheduling."""
 
 
 class OutcomeWriter:
-    """Writes what became of messages into the expected tables, and counts it by topic-partition."""
+    """Writes the results of messages into the expected tables and counts them by topic-partition."""
 
     def __init__(self) -> None:
         self.tables = Tables()
         self.partitions: dict[tuple[str, int], PartitionState] = {}
 
     def partition_of(self, message: KafkaMessage) -> PartitionState:
-        """The topic-partition of a message."""
+        """Returns the state of the message's topic-partition."""
         where = message.topic, message.partition
         partition = self.partitions.get(where)
         if partition is None:
@@ -42,35 +42,35 @@ class OutcomeWriter:
         return partition
 
     def count(self, message: KafkaMessage, outcome: str, number: int = 1) -> None:
-        """Notes what became of messages: applied, duplicates, quarantined or held."""
+        """Counts messages with an outcome: `applied`, `duplicates`, `quarantined` or `held`."""
         self.partition_of(message).counts[outcome] += number
 
     def quarantine(self, message: KafkaMessage, reason: str) -> None:
-        """Puts a message away, whole."""
+        """Adds the unchanged message to the quarantine."""
         self.count(message, "quarantined")
         row = {**message._asdict(), "reason": reason, "session_id": session_of(message.key)}
         del row["ingested_at"]
         self.tables.quarantine.append(row)
 
-    def event(self, said: ParsedMessage, event: str, action: str, expected: int | None) -> None:
-        """Records a judgement that was not "fine"."""
-        kafka = said.kafka
+    def event(self, parsed: ParsedMessage, event: str, action: str, expected: int | None) -> None:
+        """Records an integrity event."""
+        kafka = parsed.kafka
         self.tables.integrity_events.append(
             {
                 "topic": kafka.topic,
                 "partition": kafka.partition,
-                "session_id": said.session_id,
+                "session_id": parsed.session_id,
                 "offset": kafka.offset,
                 "event": event,
                 "action": action,
                 "expected_seq": expected,
-                "actual_seq": said.seq,
+                "actual_seq": parsed.seq,
                 "kafka_timestamp": kafka.timestamp,
             }
         )
 
     def split(self, topic: str, partition: int, session_id: str) -> None:
-        """Records that a session's id came in other partitions of its topic, too: about no message, at no time."""
+        """Records that a session's id also occurs in other partitions. The event has no message and no time."""
         names = ("offset", "expected_seq", "actual_seq", "kafka_timestamp")
         row = {"topic": topic, "partition": partition, "session_id": session_id, **dict.fromkeys(names)}
         self.tables.integrity_events.append(row | {"event": "split_session", "action": "recorded"})

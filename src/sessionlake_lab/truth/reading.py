@@ -1,4 +1,4 @@
-"""From the bytes of a Kafka message to what it says, or to the reason why it says nothing."""
+"""Parses Kafka messages, or names the reason why a message is malformed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MAX_KEY_BYTES = 256
 MAX_ROW_ID_BYTES = 1024
 MAX_INT64 = 2**63 - 1
 NO_TIMESTAMP = -1
-"""Kafka's timestamp of a message whose producer set none; so stands stream time while nobody has said one."""
+"""Kafka timestamp of a message whose producer set none, and stream time before any time is known."""
 _TYPES = ("snapshot", "update", "heartbeat", "end")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
-"""Every character of Unicode category Cc."""
+"""All characters of the Unicode category Cc."""
 
 Check = Callable[[Any], Any]
 
 
 class MalformedError(Exception):
-    """Not a message; `reason` is one of the closed list."""
+    """The message is malformed. `reason` is a quarantine reason of the protocol."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -33,7 +33,7 @@ class MalformedError(Exception):
 
 
 class ParsedRow(NamedTuple):
-    """One row of a message: its id, the declared columns it sets, and the others as JSON text."""
+    """One row of a message: its id, the declared columns that it sets, and the other columns as JSON text."""
 
     row_id: str
     values: dict[str, Any]
@@ -41,7 +41,7 @@ class ParsedRow(NamedTuple):
 
 
 class ParsedMessage(NamedTuple):
-    """A well-formed message: the Kafka record and what its JSON says."""
+    """A well-formed message: the Kafka record and its parsed fields."""
 
     kafka: KafkaMessage
     session_id: str
@@ -51,11 +51,11 @@ class ParsedMessage(NamedTuple):
     rows: list[ParsedRow]
     deleted: list[str]
     time: int
-    """The message's own time, ms: its Kafka timestamp, or stream time if it has none."""
+    """The message's Kafka timestamp in ms, or stream time if it has none."""
 
 
 class MessageParser:
-    """Parses the messages of topics that share the same rules, and refuses what is no message."""
+    """Parses messages of topics that have the same rules."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -64,18 +64,19 @@ class MessageParser:
         self._all_null = dict.fromkeys(rules.columns)
 
     def is_from_the_future(self, message: KafkaMessage) -> bool:
-        """Whether Kafka's timestamp is too far ahead of the moment at which bronze read the message."""
+        """Returns True if the Kafka timestamp is too far after the time at which bronze read the message."""
         ahead = 0 if message.ingested_at is None else message.timestamp - message.ingested_at
         return ahead > self._rules.max_future_skew_ms
 
     def parse(self, message: KafkaMessage, stream_time: int) -> ParsedMessage:
-        """What the message says.
+        """Returns the parsed message.
 
         Args:
-            stream_time: when it came, ms.
+            message: The Kafka record.
+            stream_time: Stream time at its arrival, in ms.
 
         Raises:
-            MalformedError: with the first reason that applies, in the protocol's order.
+            MalformedError: The message is malformed. It has the first applicable reason in the protocol's order.
         """
         session_id = session_of(message.key)
         if session_id is None:
@@ -130,7 +131,7 @@ class MessageParser:
         return ts
 
     def _row(self, row: dict[str, Any], kind: str) -> ParsedRow:
-        """In a snapshot an absent column is null, so it is set; in an update it is not."""
+        """Returns a row. A snapshot sets absent columns to null, and an update leaves them as they are."""
         values = self._all_null.copy() if kind == "snapshot" else {}
         for name, check in self._checks.items():
             if name in row:
@@ -143,7 +144,7 @@ class MessageParser:
 
 @lru_cache(maxsize=65_536)
 def session_of(key: bytes | None) -> str | None:
-    """The session id a Kafka key spells; None for a key that is no session id."""
+    """Returns the session id in a Kafka key, or None if the key is not a valid session id."""
     if not key or len(key) > MAX_KEY_BYTES:
         return None
     try:
@@ -154,7 +155,7 @@ def session_of(key: bytes | None) -> str | None:
 
 
 def _row_lists(body: dict[str, Any], kind: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """`rows` and `deleted` of a snapshot or update; a snapshot's `deleted` is an unknown field."""
+    """Returns `rows` and `deleted` of a snapshot or update. In a snapshot, `deleted` is ignored as an unknown field."""
     rows: object = body.get("rows", [] if kind == "update" else None)
     deleted: object = body.get("deleted", []) if kind == "update" else []
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -203,7 +204,7 @@ def _integer(bits: int) -> Check:
 
 
 def _double(value: object) -> float:
-    """An integer is a valid double while it is finite as one."""
+    """Returns a double. An integer is valid if its value as a double is finite."""
     if type(value) is not float and type(value) is not int:
         raise MalformedError("bad_column")
     try:
@@ -213,7 +214,7 @@ def _double(value: object) -> float:
 
 
 def _float(value: object) -> float:
-    """The nearest 32-bit float, as a Python float."""
+    """Returns the nearest 32-bit float, as a Python float."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", _double(value)))[0]
     except OverflowError:

@@ -1,4 +1,4 @@
-"""What is remembered of a session: the cursor of its present life, and its table."""
+"""State of a session: the cursor of its current life, and its table."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ OPEN, ENDED, EXPIRED, BROKEN = "open", "ended", "expired", "broken"
 
 
 class Cause(NamedTuple):
-    """What leads to the application of a message."""
+    """When and by what a message was applied."""
 
     releasing: int
-    """Offset from which its position is counted."""
+    """Lowest position that the applied message may get."""
     at: int
-    """Stream time."""
+    """Stream time of application, in ms."""
     by: int | None
-    """Offset of the message that came; None if the session expired."""
+    """Offset of the message that caused the application; None for an expiry."""
 
 
 @dataclass(slots=True, eq=False)
-class Hole:
-    """Missing seqs `start` up to but without `end`, first seen at `revealed` (class `once`)."""
+class OpenGap:
+    """A gap that may still be filled: the seqs from `start` up to but not including `end` (class `once`)."""
 
     start: int
     end: int
-    revealed: ParsedMessage
+    revealed_by: ParsedMessage
+    """The message whose seq showed the gap."""
     missing: int
+    """Number of seqs that are still missing."""
     opened: int
-    """The time from which its deadline counts."""
+    """Stream time from which the deadline counts, in ms."""
 
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """The cursor: everything that starts anew when a session comes back after its timeout."""
+    """Cursor of one life of a session. A new life starts with an empty one."""
 
     status: str = OPEN
     epoch: int = -1
     epoch_seq: int | None = None
     next_seq: int | None = None
-    """One past the highest applied seq; None until one was applied."""
+    """One past the highest applied seq; None before the first."""
     messages: int = 0
     duplicates: int = 0
     gaps: int = 0
@@ -54,26 +56,26 @@ class Life:
     first_offset: int = -1
     last_offset: int = -1
     last_timestamp: int | None = None
-    """Own time of the previous well-formed message."""
+    """Time of the last well-formed message, in ms."""
     ended_at: int | None = None
     end_seq: int | None = None
-    """Place of the end in seq order."""
-    taken: set[int] = field(default_factory=set)
+    """Seq of the applied `end` message."""
+    known_seqs: set[int] = field(default_factory=set)
     """Seqs applied or held back (classes `once` and `window`)."""
     runs: int = 0
-    """Into how many stretches without a gap they fall."""
-    given_up: list[tuple[int, int]] = field(default_factory=list)
-    """Gaps that count as filled: the taken seqs at their two ends."""
+    """Number of contiguous runs that `known_seqs` consists of."""
+    abandoned_gaps: list[tuple[int, int]] = field(default_factory=list)
+    """Gaps that count as filled, as the known seqs before and after them."""
     epochs: dict[int, int] = field(default_factory=dict)
-    """Seq to offset of every applied snapshot (class `once`)."""
-    holes: list[Hole] = field(default_factory=list)
+    """Offset of each applied snapshot by its seq (class `once`)."""
+    open_gaps: list[OpenGap] = field(default_factory=list)
     held: list[ParsedMessage] = field(default_factory=list)
     highest_ts: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A session with the table that outlives its lives."""
+    """A session with its current life and its table. The table persists when a new life starts."""
 
     topic: str
     session_id: str
@@ -82,32 +84,32 @@ class Session:
     lives: int = 1
     rows: dict[str, Row] = field(default_factory=dict)
     position: int = -1
-    """The last `_position` given out."""
+    """The last `_position` that was assigned."""
     changed_at: int | None = None
-    """Stream time of the first change of its table since its last cut."""
-    fresh: int = 0
-    """Changes applied since its table was cut last."""
-    unkept: int = 0
-    """Changes applied since its table was kept last."""
-    kept: int = 0
-    """How many rows its table had when it was kept last."""
+    """Stream time of the table's first change since its last cut; None if it is unchanged."""
+    changes_since_cut: int = 0
+    """Number of changes applied since the table's last cut."""
+    changes_since_snapshot: int = 0
+    """Number of changes applied since the table was last stored as a snapshot."""
+    snapshot_rows: int = 0
+    """Number of rows in the last stored snapshot."""
     expired_at: int = -1
-    """Position up to which a cut at expiry has seen it; at the beginning of a life, where that begins."""
-    wake: int | None = None
-    """The earliest stream time that is set for looking after it."""
+    """Position up to which changes are in a cut at expiry; when a life starts, its first position."""
+    next_check: int | None = None
+    """Earliest stream time at which the session is checked for a due cut or expiry; None if none is scheduled."""
     log: list[tuple[int, int, int, ParsedMessage]] = field(default_factory=list)
-    """(life, seq, epoch, message) of all that was applied (class `once`): its table is their fold in this order."""
+    """Life, seq, epoch and message of all applied messages (class `once`). The table is their fold in this order."""
 
     def expiry(self, timeout: int) -> int:
-        """Stream time past which it has expired, once it has a message."""
+        """Returns the stream time after which the session is expired, in ms."""
         return (self.life.last_timestamp or 0) + timeout
 
     def cut_due(self, interval: int) -> int | None:
-        """Stream time at which its table is to be cut; None while it is as it was at its last cut."""
+        """Returns the stream time of the next cut at an interval; None if the table is unchanged since its last cut."""
         return None if self.changed_at is None else self.changed_at // interval * interval + interval
 
     def as_row(self) -> Row:
-        """The session's row of the table `sessions`."""
+        """Returns the session's row of the table `sessions`."""
         life = self.life
         return {
             "topic": self.topic,
@@ -128,82 +130,84 @@ class Session:
         }
 
 
-def is_taken(life: Life, seq: int) -> bool:
-    """Whether the seq was applied, is held back, or lies in a gap that was given up."""
-    return seq in life.taken or any(low < seq < high for low, high in life.given_up)
+def is_known_seq(life: Life, seq: int) -> bool:
+    """Returns True if the seq was applied, is held back, or is in an abandoned gap."""
+    return seq in life.known_seqs or any(low < seq < high for low, high in life.abandoned_gaps)
 
 
 def gaps_with(life: Life, seq: int) -> int:
-    """How many gaps there would be between taken seqs, were this one taken too."""
-    return life.runs - is_taken(life, seq - 1) - is_taken(life, seq + 1)
+    """Returns the number of gaps if this seq were added."""
+    return life.runs - is_known_seq(life, seq - 1) - is_known_seq(life, seq + 1)
 
 
-def take(life: Life, seq: int, max_gaps: int) -> None:
-    """Notes a seq as applied or held back; the oldest gaps beyond the limit count as filled from then on."""
-    if is_taken(life, seq):
+def add_seq(life: Life, seq: int, max_gaps: int) -> None:
+    """Adds a seq that was applied or is held back. The oldest gaps beyond the limit then count as filled."""
+    if is_known_seq(life, seq):
         return
     life.runs = gaps_with(life, seq) + 1
-    life.taken.add(seq)
+    life.known_seqs.add(seq)
     _fill(life, seq, seq + 1)
     while life.runs - 1 > max_gaps:
         low, high = next(
-            (low, high) for low, high in pairwise(sorted(life.taken)) if high > low + 1 and not is_taken(life, low + 1)
+            (low, high)
+            for low, high in pairwise(sorted(life.known_seqs))
+            if high > low + 1 and not is_known_seq(life, low + 1)
         )
-        life.given_up.append((low, high))
+        life.abandoned_gaps.append((low, high))
         life.runs -= 1
         _fill(life, low + 1, high)
 
 
-def leave(life: Life, seq: int) -> None:
-    """Forgets a seq that was held back and never applied: sent again it is no duplicate."""
-    if seq in life.taken:
-        life.taken.discard(seq)
-        life.runs += is_taken(life, seq - 1) + is_taken(life, seq + 1) - 1
+def remove_seq(life: Life, seq: int) -> None:
+    """Removes a seq that was held back and never applied. If it is sent again it is not a duplicate."""
+    if seq in life.known_seqs:
+        life.known_seqs.discard(seq)
+        life.runs += is_known_seq(life, seq - 1) + is_known_seq(life, seq + 1) - 1
 
 
 def _fill(life: Life, start: int, end: int) -> None:
-    for hole in life.holes:
-        hole.missing -= max(0, min(end, hole.end) - max(start, hole.start))
-    life.holes = [hole for hole in life.holes if hole.missing]
+    for gap in life.open_gaps:
+        gap.missing -= max(0, min(end, gap.end) - max(start, gap.start))
+    life.open_gaps = [gap for gap in life.open_gaps if gap.missing]
 
 
-def fold(table: dict[str, Row], said: ParsedMessage, epoch: int, all_null: Mapping[str, Any]) -> None:
-    """Applies one message to a session's table, in place: a snapshot clears, rows upsert, then ids are deleted."""
-    if said.kind == "snapshot":
+def fold(table: dict[str, Row], parsed: ParsedMessage, epoch: int, all_null: Mapping[str, Any]) -> None:
+    """Applies one message to a session's table in place: clears it for a snapshot, upserts rows, then deletes ids."""
+    if parsed.kind == "snapshot":
         table.clear()
-    for row_id, values, rescued in said.rows:
+    for row_id, values, rescued in parsed.rows:
         table[row_id] = {
             **(table.get(row_id) or all_null),
             **values,
             "_rescued": rescued,
             "_epoch": epoch,
-            "_seq": said.seq,
-            "_ts": said.ts,
-            "_offset": said.kafka.offset,
+            "_seq": parsed.seq,
+            "_ts": parsed.ts,
+            "_offset": parsed.kafka.offset,
         }
-    for row_id in said.deleted:
+    for row_id in parsed.deleted:
         table.pop(row_id, None)
 
 
-def changes(said: ParsedMessage, epoch: int, position: int, cause: Cause, all_null: Mapping[str, Any]) -> list[Row]:
-    """The rows of `session_changes` that one applied message makes."""
-    kafka = said.kafka
+def changes(parsed: ParsedMessage, epoch: int, position: int, cause: Cause, all_null: Mapping[str, Any]) -> list[Row]:
+    """Returns the rows of `session_changes` for one applied message."""
+    kafka = parsed.kafka
     parts: list[tuple[str, str | None, dict[str, Any], str | None]] = []
-    if said.kind == "snapshot":
+    if parsed.kind == "snapshot":
         parts.append(("clear", None, {}, None))
-    parts += [("upsert", row_id, values, rescued) for row_id, values, rescued in said.rows]
-    parts += [("delete", row_id, {}, None) for row_id in said.deleted]
+    parts += [("upsert", row_id, values, rescued) for row_id, values, rescued in parsed.rows]
+    parts += [("delete", row_id, {}, None) for row_id in parsed.deleted]
     return [
         {
             "topic": kafka.topic,
-            "session_id": said.session_id,
+            "session_id": parsed.session_id,
             "row_id": row_id,
             **all_null,
             **values,
             "_rescued": rescued,
             "_epoch": epoch,
-            "_seq": said.seq,
-            "_ts": said.ts,
+            "_seq": parsed.seq,
+            "_ts": parsed.ts,
             "_offset": kafka.offset,
             "change": change,
             "_set": [name for name in all_null if name in values],

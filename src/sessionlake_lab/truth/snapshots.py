@@ -1,15 +1,16 @@
-"""Whole tables, cut at a session's end, at its expiry, and at multiples of the snapshot interval, in stream time.
+"""Cuts tables at a session's end, at its expiry, and at multiples of the snapshot interval, in stream time.
 
-Not every table that is cut is kept. One cut at an interval is if, since a table of its session was kept last, more
-changes were applied than that one had rows; at an end and at expiry it always is.
+A table cut at an end or at expiry is always stored as a snapshot. A table cut at an interval is stored if more changes
+were applied since the session's last stored snapshot than that snapshot has rows.
 
-Where the protocol leaves a choice, these hold:
+Where the protocol leaves a choice, these rules apply:
 
-- A table that changed is cut at the next multiple of the interval, with all that was applied before. A table that has
-  not changed since its last cut is not cut at an interval. Only a snapshot or an update changes a table.
-- Expiry is cut when stream time passes it, even if a message takes it back afterwards, and with what it releases;
-  unless the session has ended and not changed since, or nothing was applied since its last expiry was cut.
-- What is released by expiry counts as applied one millisecond after it: the first moment that is past it.
+- A changed table is cut at the next multiple of the interval, with all changes applied before it. An unchanged table
+  is not cut at an interval. Only a snapshot or an update changes a table.
+- The table is cut at expiry when stream time passes it, including the messages that expiry releases. The cut stays even
+  if a later message reverts the expiry. There is no cut if the session has ended and not changed since, or if nothing
+  was applied since its last cut at expiry.
+- Messages released by expiry count as applied one millisecond after it, the first moment past it.
 """
 
 from __future__ import annotations
@@ -26,34 +27,35 @@ Release = Callable[[TopicRules, Session, Cause], None]
 
 
 class Snapshots:
-    """Cuts tables as time passes.
+    """Cuts tables when stream time advances.
 
     Args:
-        release: judges all that a session holds back.
-        keep: False forgets what is cut.
+        tables: The expected tables to write to.
+        release: Judges all messages that a session holds back.
+        keep: If False, cuts and snapshots are not recorded.
     """
 
     def __init__(self, tables: Tables, release: Release, *, keep: bool) -> None:
         self._tables, self._release, self._keep = tables, release, keep
-        self._wakes = 0
+        self._scheduled = 0
 
-    def pass_time(self, partition: PartitionState, terms: TopicRules) -> None:
-        """Looks after the sessions whose time has come."""
-        while partition.wakes and partition.wakes[0][0] <= partition.stream_time:
-            time, _, session = heapq.heappop(partition.wakes)
-            if time == session.wake:
-                session.wake = None
-            self._look_after(partition, terms, session)
+    def run_due_checks(self, partition: PartitionState, terms: TopicRules) -> None:
+        """Checks the sessions whose next check is due."""
+        while partition.checks and partition.checks[0][0] <= partition.stream_time:
+            time, _, session = heapq.heappop(partition.checks)
+            if time == session.next_check:
+                session.next_check = None
+            self._check_session(partition, terms, session)
 
     def after(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
-        """Takes note of what a message has just done."""
+        """Schedules the session's next check after a message, and expires it at once if its timestamp is too old."""
         expiry = session.expiry(terms.rules.session_timeout_ms)
-        if expiry < partition.stream_time:  # by its own, old timestamp
+        if expiry < partition.stream_time:  # the message's own timestamp is old
             last = session.life.last_offset
             self._expire(terms, session, partition.stream_time, Cause(last, partition.stream_time, last))
-        self.wake_for(partition, terms, session)
+        self.schedule_check(partition, terms, session)
 
-    def _look_after(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
+    def _check_session(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
         expiry = session.expiry(terms.rules.session_timeout_ms)
         due = session.cut_due(terms.rules.snapshot_interval_ms)
         if due is not None and due <= min(expiry, partition.stream_time):
@@ -61,16 +63,16 @@ class Snapshots:
         if expiry < partition.stream_time:
             self._expire(terms, session, expiry, Cause(session.life.last_offset, expiry + 1, None))
         else:
-            self.wake_for(partition, terms, session)
+            self.schedule_check(partition, terms, session)
 
-    def wake_for(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
-        """Sets when to look after the session next."""
+    def schedule_check(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
+        """Schedules the session's next check, for its next cut or its expiry."""
         expiry, due = session.expiry(terms.rules.session_timeout_ms), session.cut_due(terms.rules.snapshot_interval_ms)
         time = expiry + 1 if due is None else min(expiry + 1, due)
-        if session.wake is None or time < session.wake:
-            self._wakes += 1
-            session.wake = time
-            heapq.heappush(partition.wakes, (time, self._wakes, session))
+        if session.next_check is None or time < session.next_check:
+            self._scheduled += 1
+            session.next_check = time
+            heapq.heappush(partition.checks, (time, self._scheduled, session))
 
     def _expire(self, terms: TopicRules, session: Session, at: int, cause: Cause) -> None:
         self._release(terms, session, cause)
@@ -80,7 +82,7 @@ class Snapshots:
             session.expired_at = session.position
 
     def cut(self, terms: TopicRules, session: Session, reason: str, at: int, offset: int | None) -> None:
-        """Notes that the session's table is cut, and writes it down as it is, if it is worth it."""
+        """Records a cut of the session's table, and stores the table as a snapshot if the rules above require it."""
         found = {
             "topic": session.topic,
             "session_id": session.session_id,
@@ -92,23 +94,23 @@ class Snapshots:
             "life": session.life.first_offset,
             "next_seq": session.life.next_seq,
             "offset": offset,
-            "changes": session.fresh,
+            "changes": session.changes_since_cut,
         }
-        session.changed_at, session.fresh = None, 0
+        session.changed_at, session.changes_since_cut = None, 0
         if not self._keep:
             return
         self._tables.session_cuts.append(found)
-        if reason != "interval" or session.unkept > session.kept:
+        if reason != "interval" or session.changes_since_snapshot > session.snapshot_rows:
             rows = table_of(session, terms)
             self._tables.session_snapshots.append(found | {"rows": rows})
-            session.unkept, session.kept = 0, len(rows)
+            session.changes_since_snapshot, session.snapshot_rows = 0, len(rows)
 
 
 def table_of(session: Session, terms: TopicRules) -> dict[str, Row]:
-    """The session's table, now."""
+    """Returns the session's current table."""
     if not session.log:
         return dict(session.rows)
     rows = dict(session.rows)
-    for _, _, epoch, said in sorted(session.log, key=lambda entry: entry[:2]):
-        fold(rows, said, epoch, terms.all_null)
+    for _, _, epoch, parsed in sorted(session.log, key=lambda entry: entry[:2]):
+        fold(rows, parsed, epoch, terms.all_null)
     return rows

@@ -174,8 +174,8 @@ def _apply_workspace(config: Tree, target: str) -> None:
 
 def _apply_presets(config: Tree) -> None:
     development = config.get("mode") == DEVELOPMENT
-    own = {"name_prefix": f"[dev {_USER['short_name']}] ", "trigger_pause_status": "PAUSED"} if development else {}
-    presets = own | config.get("presets", {})
+    defaults = {"name_prefix": f"[dev {_USER['short_name']}] ", "trigger_pause_status": "PAUSED"} if development else {}
+    presets = defaults | config.get("presets", {})
     paused = presets.get("trigger_pause_status")
     for kind, found in config.get("resources", {}).items():
         for key, resource in found.items():
@@ -190,12 +190,12 @@ def _apply_identities(config: Tree) -> None:
     permissions = _resolved(config.get("permissions", []), config, ())
     for kind, found in config.get("resources", {}).items():
         levels = LEVELS_BELOW.get(kind, {})
-        own = [{**given, "level": levels[given["level"]]} for given in permissions if given["level"] in levels]
+        translated = [{**given, "level": levels[given["level"]]} for given in permissions if given["level"] in levels]
         for resource in found.values():
             if "run_as" in config and kind in _RUN_AS:
                 resource.setdefault("run_as", config["run_as"])
-            if own:
-                resource["permissions"] = [*resource.get("permissions", []), *own]
+            if translated:
+                resource["permissions"] = [*resource.get("permissions", []), *translated]
 
 
 def _add_prefix(kind: str, resource: Tree, prefix: str) -> None:
@@ -225,8 +225,10 @@ def _looked_up(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
     for part in path.split("."):
         if not isinstance(node, dict) or part not in node:
             known = ", ".join(node) if isinstance(node, dict) else "nothing"
-            raise ConfigError(f"${{{path}}} refers to nothing: there is no {part!r}. There is {known}")
+            raise ConfigError(
+                f"${{{path}}} refers to nothing: there is no {part!r}, there is {known}", fix="Correct the reference"
+            )
         node = node[part]
     if path in seen:
-        raise ConfigError(f"${{{path}}} refers to itself")
+        raise ConfigError(f"${{{path}}} refers to itself", fix="Give it a value")
     return _resolved(node, config, (*seen, path))

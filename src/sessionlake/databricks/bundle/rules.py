@@ -125,8 +125,8 @@ def _level_faults(files: BundleFiles) -> Iterator[Fault]:
         for where, scope, key in _scopes(document.content):
             yield from _wrong_levels(files, where, "bundle", scope, key)
             for kind, name, resource in _resources(scope):
-                own = (*key, "resources", kind, name)
-                yield from _wrong_levels(files, f"{where}{kind}.{name}: ", kind, resource, own)
+                path = (*key, "resources", kind, name)
+                yield from _wrong_levels(files, f"{where}{kind}.{name}: ", kind, resource, path)
 
 
 def _wrong_levels(files: BundleFiles, where: str, kind: str, holder: Tree, key: tuple[str, ...]) -> Iterator[Fault]:
@@ -220,7 +220,7 @@ def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refu
         yield files.fault(f"target {name}: {error}", "targets", name)
         return
     for kind, key, resource in _resources(target.config):
-        own = ("resources", kind, key)
+        root = ("resources", kind, key)
         if wrong := _refused_by_model(kind, resource):
             word = next((word for word in re.findall(r"'([\w-]+)'", wrong) if word != MODELS[kind]), "")
             found: Iterable[JobFault] = [(_key_of(resource, word), wrong)]
@@ -228,7 +228,7 @@ def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refu
             own_faults = job_faults(resource, refused) if kind == "jobs" else ()
             found = [*own_faults, *permission_faults(target, kind, resource)]
         for path, text in found:
-            yield files.fault(f"{kind}.{key}: {text}", *_place(files, name, (*own, *path)))
+            yield files.fault(f"{kind}.{key}: {text}", *_place(files, name, (*root, *path)))
     if target.production:
         yield from _destroyable(files, target)
 

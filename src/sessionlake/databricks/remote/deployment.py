@@ -86,7 +86,9 @@ def job_called(jobs: Mapping[str, DeployedJob], word: str) -> DeployedJob:
         RemoteError: There is none. The text lists the deployment's jobs.
     """
     if word not in jobs:
-        raise RemoteError(f"there is no job sessionlake-{word} in this deployment. There are {', '.join(jobs)}")
+        raise RemoteError(
+            f"there is no job sessionlake-{word} in this deployment", fix=f"Name one of {', '.join(jobs)}"
+        )
     return jobs[word]
 
 

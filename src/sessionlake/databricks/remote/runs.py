@@ -117,7 +117,8 @@ def start(client: WorkspaceClient, job: DeployedJob, words: Sequence[str] = ()) 
     if not_ascii := [word for word in words if not word.isascii()]:
         raise UsageError(
             f"a run's parameters must be ASCII, found {', '.join(map(repr, not_ascii))}",
-            why="Databricks accepts no other characters",
+            why="Databricks accepts no other characters in a job's parameters",
+            fix="Write them in ASCII",
         )
     return int(client.jobs.run_now(job.id, python_params=list(words) or None).response.run_id or 0)
 

@@ -50,13 +50,13 @@ class Answer:
     rows: list[tuple[Any, ...]]
 
 
-def warehouse_id(client: WorkspaceClient, wanted: str | None, own: str) -> str:
+def warehouse_id(client: WorkspaceClient, wanted: str | None, bundle_name: str) -> str:
     """Returns the id of the SQL warehouse to use.
 
     Args:
         client: Client of the workspace.
         wanted: Id or name. None takes the warehouse of the SDK's configuration, else the bundle's, else the only one.
-        own: Name of the bundle's warehouse.
+        bundle_name: Name of the bundle's warehouse.
 
     Raises:
         UsageError: No warehouse matches, or several do.
@@ -65,7 +65,7 @@ def warehouse_id(client: WorkspaceClient, wanted: str | None, own: str) -> str:
         return str(client.config.warehouse_id)
     warehouses = list(client.warehouses.list())
     for fitting in (
-        [one for one in warehouses if (wanted or own) in {one.id, one.name}],
+        [one for one in warehouses if (wanted or bundle_name) in {one.id, one.name}],
         warehouses if wanted is None else [],
     ):
         if len(fitting) == 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.late import NEVER, first_kept, latest
+from sessionlake.gold.aggregate.late import NEVER, first_live_bucket, latest
 from sessionlake.gold.aggregate.product import APPEND, Product, starts
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.protocol.arrow import number_combinations
@@ -93,7 +93,7 @@ class FinalTable:
         Topic-partitions whose stream time is unknown (`NEVER`) are left out.
         """
         known = {place: time for place, time in times.items() if time > NEVER}
-        return {place: first_kept(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()}
+        return {place: first_live_bucket(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()}
 
     def limits_after(self, last: Limits) -> dict[TopicPartition, int]:
         """Returns the limits, in ms, after the last appended bucket of each topic-partition."""
@@ -101,7 +101,7 @@ class FinalTable:
 
 
 @dataclass
-class Closing:
+class AppendProgress:
     """How far the rows of one table have been appended, for the one gold process that writes.
 
     Attributes:
@@ -113,7 +113,7 @@ class Closing:
     since: Limits
     found: Limits
 
-    def until(self, times: Limits) -> dict[TopicPartition, int]:
+    def due_limits(self, times: Limits) -> dict[TopicPartition, int]:
         """Returns the limits up to which rows may be due, for topic-partitions where they rise.
 
         Args:
@@ -132,7 +132,7 @@ def final_table(product: Product) -> FinalTable | None:
 
 
 def newly_final(rows: pa.Table, since: Limits, until: Limits) -> pa.Table:
-    """Returns the rows that are final at `until` but were not at `since`.
+    """Returns the rows that are final at `due_limits` but were not at `since`.
 
     Args:
         rows: Rows with `topic`, `partition` and `window_start`.

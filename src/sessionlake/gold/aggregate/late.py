@@ -83,7 +83,7 @@ def latest(one: Mapping[T, int], other: Mapping[T, int]) -> dict[T, int]:
     return {**one, **{name: max(time, one.get(name, time)) for name, time in other.items()}}
 
 
-def first_kept(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
+def first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
     """Returns the start of the first bucket that has not expired at a stream time.
 
     A bucket expires once stream time has reached its end plus the retention.

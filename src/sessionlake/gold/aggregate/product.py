@@ -93,7 +93,7 @@ class Product:
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Its columns and their Spark SQL types, in order."""
         keys = tuple((name, _KEY_TYPES.get(name, "string")) for name in self.row_keys)
-        return keys + self._own
+        return keys + self._aggregate_columns
 
     @property
     def ddl(self) -> str:
@@ -121,19 +121,21 @@ class Product:
 
         For `Rows`, these are columns of the source.
         """
-        own = {name for one in self._merging.values() for name in one.reads}
+        own = {name for one in self._merging_aggregates.values() for name in one.reads}
         return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.fields.values()}))
 
     @property
     def logic(self) -> str:
         """A hash of everything that its rows depend on."""
-        said = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
+        declaration = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
         lateness = () if self.lateness_ms is None else (self.lateness_ms,)
         output = () if self.output != APPEND else (APPEND,)
-        return sha256(repr((said, self.below and self.below.logic, *lateness, *output)).encode()).hexdigest()[:12]
+        return sha256(repr((declaration, self.below and self.below.logic, *lateness, *output)).encode()).hexdigest()[
+            :12
+        ]
 
     @cached_property
-    def _own(self) -> tuple[tuple[str, str], ...]:
+    def _aggregate_columns(self) -> tuple[tuple[str, str], ...]:
         return tuple(
             column
             for name, one in self.aggregates.items()
@@ -141,7 +143,7 @@ class Product:
         )
 
     @cached_property
-    def _merging(self) -> dict[str, Aggregate]:
+    def _merging_aggregates(self) -> dict[str, Aggregate]:
         return {name: one for name, one in self.aggregates.items() if isinstance(one, Aggregate)}
 
     def schema(self) -> pa.Schema:
@@ -175,7 +177,7 @@ class Product:
             events = events.append_column(START_FIELD, _bucket(events["ts"].to_numpy(), self.bucket_ms))
         events = events.combine_chunks()  # columns are read several times
         begun: dict[str, Any] = {name: events[field] for name, field in self.fields.items()}
-        for name, aggregate in self._merging.items():
+        for name, aggregate in self._merging_aggregates.items():
             begun |= aggregate.begin(name, events)
         return self.merged(pa.table(begun))
 
@@ -212,7 +214,7 @@ class Product:
         groups = Groups.of(both, self.row_keys)
         firsts = groups.firsts  # rows of `parts` come before those of `held`
         results: dict[str, Any] = {}
-        for name, aggregate in self._merging.items():
+        for name, aggregate in self._merging_aggregates.items():
             results |= aggregate.merge(name, both, groups)
         with np.errstate(over="ignore", invalid="ignore"):
             for name, derived in self.aggregates.items():

@@ -46,7 +46,7 @@ class Sketch(Aggregate):
     def begin(self, name: str, events: pa.Table) -> Columns:
         entries = np.zeros(events.num_rows, self.entry)
         entries["code"], entries["number"] = self._entries(events)
-        return {name: _packed(entries, np.ones(events.num_rows, np.int64))}
+        return {name: _pack_entries(entries, np.ones(events.num_rows, np.int64))}
 
     @abstractmethod
     def _entries(self, events: pa.Table) -> tuple[Any, Any]:
@@ -54,13 +54,13 @@ class Sketch(Aggregate):
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         pairs = np.arange(len(one[name]))
-        return {name: self._united(pa.concat_arrays([one[name], other[name]]), np.tile(pairs, 2), len(pairs))}
+        return {name: self._unite(pa.concat_arrays([one[name], other[name]]), np.tile(pairs, 2), len(pairs))}
 
     def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        return {name: self._united(contiguous(parts[name]), groups.codes, len(groups.lengths))}
+        return {name: self._unite(contiguous(parts[name]), groups.codes, len(groups.lengths))}
 
-    def _united(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
-        entries, lengths = unpacked(rows, self.entry)
+    def _unite(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
+        entries, lengths = unpack_entries(rows, self.entry)
         place = (np.repeat(group, lengths) << 32) + entries["code"]
         order = np.argsort(place, kind="stable")
         place = place[order]
@@ -69,7 +69,7 @@ class Sketch(Aggregate):
         united["code"] = place[starts] & 0xFFFF_FFFF
         if len(starts):
             united["number"] = self.unite.reduceat(entries["number"][order], starts)
-        return _packed(united, np.bincount(place[starts] >> 32, minlength=groups))
+        return _pack_entries(united, np.bincount(place[starts] >> 32, minlength=groups))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Quantile(Derived):
     value: str = "value"
 
     def of(self, results: Columns) -> Any:
-        entries, lengths = unpacked(results[self.buckets], Buckets.entry)
+        entries, lengths = unpack_entries(results[self.buckets], Buckets.entry)
         until = np.cumsum(entries["number"])
         ends = np.cumsum(lengths)
         before = np.concatenate([[0], until])[ends - lengths]
@@ -185,7 +185,7 @@ class Distinct(Derived):
     type = "bigint"
 
     def of(self, results: Columns) -> Any:
-        entries, lengths = unpacked(results[self.registers], Registers.entry)
+        entries, lengths = unpack_entries(results[self.registers], Registers.entry)
         ranks, rows = _RANK_BITS + 2, len(lengths)
         places = np.repeat(np.arange(rows), lengths) * ranks + entries["number"]
         counts = np.bincount(places, minlength=rows * ranks).reshape(rows, ranks).astype(np.float64)
@@ -207,7 +207,7 @@ class Distinct(Derived):
         return f"{_OFF * 1e9}D * {self.sql()} + {_FEW * 1e9}D"
 
 
-def unpacked(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[Any, Int64s]:
+def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[Any, Int64s]:
     """Returns the entries of all rows, concatenated, and the number of entries of each row."""
     held = (contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
     _, offsets, data = held.buffers()
@@ -216,7 +216,7 @@ def unpacked(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[An
     return content.view(entry), np.diff(ends) // entry.itemsize
 
 
-def _packed(entries: Any, lengths: Int64s) -> pa.Array:
+def _pack_entries(entries: Any, lengths: Int64s) -> pa.Array:
     ends = np.concatenate([[0], np.cumsum(lengths)]) * entries.itemsize
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(entries.tobytes())]
     return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)

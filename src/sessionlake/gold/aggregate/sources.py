@@ -75,7 +75,7 @@ class Points(Source):
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
         fields = [(name, value_field(i)) for i, name in enumerate(declared.numbers)]
-        found = _set_to(changes, fields, "metric", pa.float64(), marks)
+        found = _set_values(changes, fields, "metric", pa.float64(), marks)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
 
@@ -87,7 +87,7 @@ class Texts(Source):
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
         fields = [(name, text_field(i)) for i, name in enumerate(declared.texts)]
-        return _set_to(changes, fields, "column", pa.string(), marks)
+        return _set_values(changes, fields, "column", pa.string(), marks)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def key_field(index: int) -> str:
     return internal(f"key:{index}")
 
 
-def _set_to(
+def _set_values(
     changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType, marks: Sequence[str]
 ) -> pa.Table:
     """Returns one row for each value that a change sets: the change's marks, the column's name, and the value."""

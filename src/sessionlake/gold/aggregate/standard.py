@@ -83,7 +83,7 @@ def spans(begin: int, end: int, step: int | None = None, tiers: Sequence[Product
     yield from spans(last, end, step, finer)
 
 
-def answer_by(keys: Sequence[str], step: int | None) -> Product:
+def answer_product(keys: Sequence[str], step: int | None) -> Product:
     """Returns the product that merges rows of the tiers by these keys, into buckets of another length.
 
     `first` and `last` are left out unless the answer is per series, since the order of points is only known within one.

@@ -16,8 +16,8 @@ from sessionlake.delta.commit import append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.interface import Limits
-from sessionlake.delta.storage.reading import TableReader, TooLargeError, of_keys
+from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.batch.rows import FoldResult, rows_of
@@ -87,7 +87,7 @@ class AverageWriter:
         self, parts: Sequence[FoldResult], averages: Sequence[RollingAverage]
     ) -> TableOutput | None:
         kinds = [SeriesOutput.RESTATED.of(series) for series in averages]
-        span = _span(parts, kinds)
+        span = _total_span(parts, kinds)
         if span is None:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
@@ -98,7 +98,7 @@ class AverageWriter:
 
     def _write_rows(self, parts: Sequence[FoldResult], series: RollingAverage) -> TableOutput | None:
         """Appends new rows, which are most of a batch and need no lookup, and merges changed rows."""
-        new, changed = (_span(parts, [kind.of(series)]) for kind in (SeriesOutput.NEW, SeriesOutput.CHANGED))
+        new, changed = (_total_span(parts, [kind.of(series)]) for kind in (SeriesOutput.NEW, SeriesOutput.CHANGED))
         if not new and not changed:
             return None
         if new:
@@ -107,14 +107,14 @@ class AverageWriter:
         if changed:
             rows = rows_of(parts, [SeriesOutput.CHANGED.of(series)], series.ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
-            upsert = Upsert(series.row_keys, _FIGURES, bounded=("ts",), inserts=False)
-            commit = merge(self.spark, self.lake, series.table, rows, upsert, self.txn.second)
+            upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
+            commit = merge(self.spark, self.lake, series.table, rows, upsert, self.txn.second_write)
         else:
             commit = self.lake.last_commit(self.spark, series.table)
         return TableOutput(series.table, commit.version, sum(span.rows for span in (new, changed) if span))
 
 
-def _span(parts: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
+def _total_span(parts: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
     found = [part.report.spans[kind] for part in parts for kind in kinds if kind in part.report.spans]
     return reduce(operator.add, found) if found else None
 
@@ -151,7 +151,7 @@ def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAver
     def call(rows: pa.Table) -> pa.Table:
         is_new = rows["fresh"]
         points = points_of(series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns))
-        return payload_table(_emitted(points, series))
+        return payload_table(_recompute_payloads(points, series))
 
     return map_groups(both, series.keys, shards, call, FOLDED_SCHEMA)
 
@@ -169,13 +169,13 @@ def recompute_in_driver(beyond: pa.Table, held: TableReader, series: RollingAver
     """
     if beyond.num_rows > limits.driver_changes:
         return None
-    conditions = of_keys(beyond, series.keys, held.schema(series.table))
+    conditions = key_conditions(beyond, series.keys, held.schema(series.table))
     try:
         most = limits.driver_bytes // MEMORY_FACTOR
-        rows = held.table(series.table, *conditions, columns=_history_columns(series), at_most=most)
+        rows = held.table(series.table, *conditions, columns=_history_columns(series), max_bytes=most)
     except TooLargeError:
         return None
-    return _emitted(points_of(series, beyond, rows), series)
+    return _recompute_payloads(points_of(series, beyond, rows), series)
 
 
 def _history_columns(series: RollingAverage) -> list[str]:
@@ -213,7 +213,7 @@ def _as_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
     return pa.table(columns | {"revision": revision, "fresh": pa.repeat(fresh, rows.num_rows)})
 
 
-def _emitted(points: pa.Table, series: RollingAverage) -> Payloads:
+def _recompute_payloads(points: pa.Table, series: RollingAverage) -> Payloads:
     return encode_payloads(with_report(ReadChanges(), 0, recompute(points, series)))
 
 

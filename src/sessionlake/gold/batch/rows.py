@@ -16,7 +16,7 @@ from sessionlake.gold.fold.outputs import (
     GoldReport,
     RowRange,
     SeriesOutput,
-    encoded,
+    encode_keys,
     product_tables,
     span_of,
     total,
@@ -49,36 +49,36 @@ class BatchRows:
 
     def of(self, product: Product) -> pa.Table | Mapped:
         """Returns a product's rows: one per key if they are in memory, else one per key and shard."""
-        few, payloads = self._few[product.name], self.part.folded.inline_payloads([product.name])
+        few, payloads = self._rows_of_small_shards[product.name], self.part.folded.inline_payloads([product.name])
         if payloads is not None:
-            return _together(product, few, payloads)
+            return _merge_payloads(product, few, payloads)
         frame = self._payloads_on_cluster(product.name)
         if few.num_rows:
-            frame = frame.union(self.spark.createDataFrame([(write_ipc(encoded(product, few)),)], frame.schema))
+            frame = frame.union(self.spark.createDataFrame([(write_ipc(encode_keys(product, few)),)], frame.schema))
         return Mapped(frame, unpack, product.ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:
         """Collects a product's rows into the driver, whatever their size: one per key."""
-        return _together(product, self._few[product.name], self._payloads(product.name))
+        return _merge_payloads(product, self._rows_of_small_shards[product.name], self._payloads(product.name))
 
     def span(self, product: Product) -> RowRange:
         """Returns the number of a product's rows and their range of time.
 
         Rows that are not in memory count once per shard.
         """
-        few, left = self._few[product.name], self.part.report.spans.get(product.name)
+        few, left = self._rows_of_small_shards[product.name], self.part.report.spans.get(product.name)
         if not few.num_rows:
             return left or RowRange(0, 0, 0)
         span = span_of(few, START if product.bucket_ms else None)
         return span if left is None else span + left
 
     @cached_property
-    def _few(self) -> dict[str, pa.Table]:
+    def _rows_of_small_shards(self) -> dict[str, pa.Table]:
         """The rows by product of the shards with few changes, which emitted their changes instead of rows."""
         changes = self._payloads(CHANGES)
         if not changes:
             return {product.name: product.schema().empty_table() for product in self.products}
-        together = read_rows(changes, encoded=True).unify_dictionaries()
+        together = read_rows(changes, encode_keys=True).unify_dictionaries()
         return product_tables(together, self.declared, self.products)
 
     def _payloads(self, kind: str) -> list[bytes]:
@@ -98,10 +98,10 @@ def has_session_key(product: Product) -> bool:
     return set(OF_SESSION) <= {*product.row_keys}
 
 
-def _together(product: Product, few: pa.Table, payloads: Sequence[bytes]) -> pa.Table:
+def _merge_payloads(product: Product, few: pa.Table, payloads: Sequence[bytes]) -> pa.Table:
     if not payloads:
         return few
-    rows = read_rows(payloads, encoded=True)
+    rows = read_rows(payloads, encode_keys=True)
     if few.num_rows:
         rows = pa.concat_tables([rows, few.cast(rows.schema)])
     rows = rows.unify_dictionaries()
@@ -145,11 +145,11 @@ def rows_of(parts: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows
     return Mapped(reduce(lambda a, b: a.union(b), payloads), unpack, ddl)
 
 
-def read_rows(payloads: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
+def read_rows(payloads: Iterable[bytes], *, encode_keys: bool = False) -> pa.Table:
     """Decodes payloads of one kind into one table.
 
     Args:
         encoded: Whether dictionary-encoded texts stay encoded.
     """
     tables = map(read_payload, payloads)
-    return pa.concat_tables(tables if encoded else map(decode_dictionaries, tables))
+    return pa.concat_tables(tables if encode_keys else map(decode_dictionaries, tables))

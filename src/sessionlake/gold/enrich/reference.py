@@ -137,8 +137,8 @@ class Difference:
 
         Rows of one key stay together, so a part with a single key can be larger.
         """
-        gone, new = reference.codes(self.removed, self.added)
-        both = np.sort(np.concatenate([gone, new]))
+        removed, added = reference.codes(self.removed, self.added)
+        both = np.sort(np.concatenate([removed, added]))
         begin = 0
         while begin < len(both):
             first, last = both[begin], both[min(begin + rows, len(both)) - 1]
@@ -146,31 +146,31 @@ class Difference:
             if end - begin > rows and last != first:
                 end = int(np.searchsorted(both, last))
                 last = both[end - 1]
-            mine = (pa.array((first <= code) & (code <= last)) for code in (gone, new))
+            masks = (pa.array((first <= code) & (code <= last)) for code in (removed, added))
             yield Difference(
-                *(side.filter(which) for side, which in zip((self.removed, self.added), mine, strict=True))
+                *(side.filter(which) for side, which in zip((self.removed, self.added), masks, strict=True))
             )
             begin = end
 
 
-def difference(reference: Reference, taken: pa.Table, now: pa.Table) -> tuple[Difference, list[Fault]]:
+def difference(reference: Reference, applied: pa.Table, now: pa.Table) -> tuple[Difference, list[Fault]]:
     """Returns what gold has to apply of a reference table, and the faults of keys that it skips.
 
     Args:
-        taken: the applied rows. Further columns are allowed, and the removed rows then have them too.
+        applied: the applied rows. Further columns are allowed, and the removed rows then have them too.
         now: the current rows of the table.
     """
     wrong, faults = find_faults(reference, now)
     sound = now.select(reference.names).cast(reference.schema()).filter(pa.array(~wrong))
     if faults:
-        skipped, mine = reference.codes(now.filter(pa.array(wrong)), taken)
-        compared = taken.filter(pa.array(~np.isin(mine, skipped)))
+        skipped, applied_keys = reference.codes(now.filter(pa.array(wrong)), applied)
+        compared = applied.filter(pa.array(~np.isin(applied_keys, skipped)))
     else:
-        compared = taken
+        compared = applied
     before = compared.select(reference.names).cast(reference.schema())
-    held, wanted = row_codes([before.columns, sound.columns], nulls=True)
-    gone, new = ~np.isin(held, wanted), ~np.isin(wanted, held)
-    return Difference(compared.filter(pa.array(gone)), sound.filter(pa.array(new))), faults
+    old_rows, new_rows = row_codes([before.columns, sound.columns], nulls=True)
+    removed, added = ~np.isin(old_rows, new_rows), ~np.isin(new_rows, old_rows)
+    return Difference(compared.filter(pa.array(removed)), sound.filter(pa.array(added))), faults
 
 
 def changed_spans(reference: Reference, found: Difference) -> pa.Table:
@@ -195,8 +195,8 @@ def changed_spans(reference: Reference, found: Difference) -> pa.Table:
     end = np.full(len(at), OPEN_END, np.int64)
     end[:-1] = np.where(code[1:] == code[:-1], at[1:], OPEN_END)
     holding = []
-    for mine, (begin, until), what in zip((old, new), bounds, value_codes, strict=True):
-        place = as_of(code, at, mine, begin, until)
+    for key_codes, (begin, until), what in zip((old, new), bounds, value_codes, strict=True):
+        place = as_of(code, at, key_codes, begin, until)
         holding.append(np.where(place >= 0, what[np.maximum(place, 0)] if len(what) else -1, -1))
     other = (holding[0] != holding[1]) & (at < OPEN_END)
     keys = pa.concat_tables([side.select(reference.key_names) for side in sides]).take(pa.array(row[other]))
@@ -205,5 +205,5 @@ def changed_spans(reference: Reference, found: Difference) -> pa.Table:
 
 def in_spans(reference: Reference, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
     """Returns which rows are in one of the spans, by their keys and times."""
-    mine, known = row_codes([list(keys), [spans[name] for name in reference.key_names]], nulls=False)
-    return as_of(mine, ts, known, spans[BEGIN].to_numpy(), spans[END].to_numpy()) >= 0
+    row_keys, span_keys = row_codes([list(keys), [spans[name] for name in reference.key_names]], nulls=False)
+    return as_of(row_keys, ts, span_keys, spans[BEGIN].to_numpy(), spans[END].to_numpy()) >= 0

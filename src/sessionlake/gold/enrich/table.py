@@ -68,11 +68,11 @@ class Join:
         """
         known = self._narrowed(changes, versions)
         keys = [[changes[name] for name in self.on], [known[name] for name in self.reference.key_names]]
-        mine, theirs = row_codes(keys, nulls=False)
-        place = as_of(mine, changes["ts"].to_numpy(), theirs, start_ms(known[FROM]), end_ms(known[TO]))
-        taken = pa.array(place, mask=place < 0)
+        change_codes, version_codes = row_codes(keys, nulls=False)
+        place = as_of(change_codes, changes["ts"].to_numpy(), version_codes, start_ms(known[FROM]), end_ms(known[TO]))
+        places = pa.array(place, mask=place < 0)
         sources = (*self.take, (self.version, FROM))
-        return {name: known[source].take(taken) for name, source in sources}
+        return {name: known[source].take(places) for name, source in sources}
 
     def _narrowed(self, changes: pa.Table, versions: pa.Table) -> pa.Table:
         """Drops versions of keys that no change has, so that sorting costs depend on the changes."""
@@ -86,11 +86,11 @@ class EnrichedTable:
 
     Attributes:
         name: its name in the schema `gold`.
-        own: the columns that come from the change, and their Spark SQL types.
+        change_columns: the columns that come from the change, and their Spark SQL types.
     """
 
     name: str
-    own: tuple[tuple[str, str], ...]
+    change_columns: tuple[tuple[str, str], ...]
     joins: tuple[Join, ...]
     comment: str = ""
 
@@ -112,7 +112,7 @@ class EnrichedTable:
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Its columns and their Spark SQL types, in order."""
-        return (*self.own, *(column for join in self.joins for column in join.added), (BATCH, "bigint"))
+        return (*self.change_columns, *(column for join in self.joins for column in join.added), (BATCH, "bigint"))
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class EnrichedTable:
     @property
     def names(self) -> list[str]:
         """Names of the columns that come from the change."""
-        return [*(name for name, _ in self.own), BATCH]
+        return [*(name for name, _ in self.change_columns), BATCH]
 
     def rows(self, changes: pa.Table, versions: Mapping[str, pa.Table]) -> pa.Table:
         """Returns the table's rows for these changes.
@@ -137,11 +137,11 @@ class EnrichedTable:
             changes: rows with the columns of `silver.session_changes`.
             versions: the rows of each reference table, by its name.
         """
-        mine = {name: changes[SILVER_NAMES.get(name, name)] for name in self.names}
-        table = pa.table(mine)
+        values = {name: changes[SILVER_NAMES.get(name, name)] for name in self.names}
+        table = pa.table(values)
         for join in self.joins:
-            mine |= join.added_values(table, versions[join.reference.name])
-        return pa.table([mine[name] for name, _ in self.columns], [name for name, _ in self.columns])
+            values |= join.added_values(table, versions[join.reference.name])
+        return pa.table([values[name] for name, _ in self.columns], [name for name, _ in self.columns])
 
 
 def joins_with(tables: Sequence[EnrichedTable], reference: Reference) -> list[tuple[EnrichedTable, Join]]:

@@ -58,7 +58,7 @@ class TableUpsert:
     refused: Mapping[Key, str]
 
 
-def insert_versions(held: Sequence[Version], given: Iterable[NewRow], now: int) -> list[Version]:
+def insert_versions(versions: Sequence[Version], given: Iterable[NewRow], now: int) -> list[Version]:
     """Returns the versions of one key after rows are inserted, ordered by start.
 
     A row without a start whose values equal those that hold now changes nothing.
@@ -67,24 +67,24 @@ def insert_versions(held: Sequence[Version], given: Iterable[NewRow], now: int) 
         ValueError: two rows start at the same moment, or a row ends before it starts.
     """
     rows = list(given)
-    begun = [now if held else FIRST_MICROS] * len(rows)
-    begun = [first if row.begin is None else row.begin for row, first in zip(rows, begun, strict=True)]
-    if len({*begun}) < len(begun):
+    row_starts = [now if versions else FIRST_MICROS] * len(rows)
+    row_starts = [first if row.begin is None else row.begin for row, first in zip(rows, row_starts, strict=True)]
+    if len({*row_starts}) < len(row_starts):
         raise ValueError("two rows start at the same moment")
-    starts = sorted({*begun, *(one.begin for one in held)})
-    for begin, row in sorted(zip(begun, rows, strict=True), key=lambda pair: pair[0]):
+    starts = sorted({*row_starts, *(one.begin for one in versions)})
+    for begin, row in sorted(zip(row_starts, rows, strict=True), key=lambda pair: pair[0]):
         until = next((start for start in starts if start > begin), OPEN_END) if row.end is None else row.end
         if until <= begin:
             raise ValueError(f"{TO} is not after {FROM}")
-        same = any(one.begin <= begin < one.end and one.values == row.values for one in held)
+        same = any(one.begin <= begin < one.end and one.values == row.values for one in versions)
         if row.begin is not None or not same:
-            held = [*_cut(held, begin, until), Version(begin, until, row.values)]
-    return sorted(held, key=lambda one: one.begin)
+            versions = [*_cut(versions, begin, until), Version(begin, until, row.values)]
+    return sorted(versions, key=lambda one: one.begin)
 
 
-def _cut(held: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
+def _cut(versions: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
     """Yields what remains of the versions outside a span."""
-    for one in held:
+    for one in versions:
         if one.end <= begin or one.begin >= end:
             yield one
             continue
@@ -94,16 +94,16 @@ def _cut(held: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
             yield Version(end, one.end, one.values)
 
 
-def plan_upsert(reference: Reference, held: pa.Table, given: pa.Table, now: int) -> TableUpsert:
+def plan_upsert(reference: Reference, versions: pa.Table, given: pa.Table, now: int) -> TableUpsert:
     """Returns what changes in a reference table when rows are inserted.
 
     Args:
-        held: the table's rows.
+        versions: the table's rows.
         given: rows to insert, with the table's columns; `valid_from` and `valid_to` may be null, as `NewRow` describes.
         now: the current time in microseconds.
     """
-    mine, theirs = reference.codes(held, given)
-    near = held.filter(pa.array(np.isin(mine, theirs[theirs >= 0])))
+    held_keys, given_keys = reference.codes(versions, given)
+    near = versions.filter(pa.array(np.isin(held_keys, given_keys[given_keys >= 0])))
     known, new = _by_key(reference, near), _by_key(reference, given)
     refused = {key: "a key is null" for key in new if None in key}
     refused |= {
@@ -121,9 +121,9 @@ def plan_upsert(reference: Reference, held: pa.Table, given: pa.Table, now: int)
         except ValueError as error:
             refused[key] = str(error)
             continue
-        there, left = {*before}, {one.begin for one in after}
-        written += [_row(reference, key, one) for one in after if one not in there]
-        removed += [_row(reference, key, one) for one in before if one.begin not in left]
+        unchanged, remaining = {*before}, {one.begin for one in after}
+        written += [_row(reference, key, one) for one in after if one not in unchanged]
+        removed += [_row(reference, key, one) for one in before if one.begin not in remaining]
     return TableUpsert(_table(reference, written), _table(reference, removed), refused)
 
 
@@ -132,12 +132,12 @@ def _by_key(reference: Reference, rows: pa.Table) -> dict[Key, list[Row]]:
     names = [name for name, _ in reference.columns]
     for row in _numbered(rows.select(reference.names)).to_pylist():
         key = tuple(row[name] for name in reference.key_names)
-        values = tuple(_one_nan(row[name]) for name in names)
+        values = tuple(_with_one_nan(row[name]) for name in names)
         found.setdefault(key, []).append({FROM: row[FROM], TO: row[TO], "values": values})
     return found
 
 
-def _one_nan(value: Any) -> Any:
+def _with_one_nan(value: Any) -> Any:
     """Returns the value, with one object for all NaN: Python then finds them equal inside tuples."""
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 

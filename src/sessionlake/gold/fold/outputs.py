@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
 from sessionlake.gold.fold.pack import ReadChanges, split_place
 from sessionlake.gold.fold.points import Points, SeqOrder
-from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
+from sessionlake.gold.fold.rolling import Averages, Figures, FoldedPoints, Pane
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
@@ -29,7 +29,7 @@ _NO_TIMES: Mapping[TopicPartition, int] = {}
 _PAYLOAD_ROWS = 32_768  # some megabytes
 FEW_CHANGES = 1_000
 """A shard with up to this number of changes emits the changes; the driver computes the products' rows from them."""
-LATE_POINTS = "/late_points"  # as no product can be named
+LATE_POINTS = "/late_points"  # no product can have a name with a slash
 """Kind of payloads with events that are too late for products: rows of `gold.late_points` without `_batch`."""
 CHANGES = "/changes"
 """Kind of payloads with the changes of shards that have few."""
@@ -114,16 +114,16 @@ class Emitted(NamedTuple):
 
 
 def average_payloads(
-    series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
+    series: RollingAverage, found: FoldedPoints, new: Points, causes: Causes, names: Names
 ) -> list[Emitted]:
     """Returns the payloads for a table of averages.
 
     Args:
         found: The averages and tails after the batch.
-        new: All points of the batch. Those of unproven series are emitted as they are.
+        new: All points of the batch. Those of series that need their history are emitted as they are.
     """
-    tables = _tables(series, found, new, causes, names)
-    return [emitted for kind, table in tables for emitted in _emitted(kind.of(series), table, "ts")]
+    tables = _output_tables(series, found, new, causes, names)
+    return [emitted for kind, table in tables for emitted in _split_payloads(kind.of(series), table, "ts")]
 
 
 def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> list[Emitted]:
@@ -133,15 +133,15 @@ def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Produ
     changes at once.
     """
     late = (product.late_of_changes(changes, declared) for product in products if product.lateness_ms is not None)
-    payloads = [emitted for rows in late for emitted in _emitted(LATE_POINTS, rows, None)]
+    payloads = [emitted for rows in late for emitted in _split_payloads(LATE_POINTS, rows, None)]
     if changes.num_rows <= FEW_CHANGES:
         return [*payloads, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), changes)]
     tables = product_tables(changes, declared, products)
     return payloads + [
         emitted
         for product in products
-        for rows in [encoded(product, tables[product.name])]
-        for emitted in _emitted(product.name, rows, START if product.bucket_ms else None)
+        for rows in [encode_keys(product, tables[product.name])]
+        for emitted in _split_payloads(product.name, rows, START if product.bucket_ms else None)
     ]
 
 
@@ -164,7 +164,7 @@ def product_tables(changes: pa.Table, declared: Declared, products: Sequence[Pro
     return tables
 
 
-def encoded(product: Product, rows: pa.Table) -> pa.Table:
+def encode_keys(product: Product, rows: pa.Table) -> pa.Table:
     """Dictionary-encodes the key texts, since most rows share them."""
     for name in product.keys:
         rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
@@ -177,7 +177,7 @@ def span_of(rows: pa.Table, time: str | None) -> RowRange:
     return RowRange(rows.num_rows, ends["min"], ends["max"])
 
 
-def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
+def _split_payloads(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
     """Splits rows into payloads that are small enough for Spark.
 
     Args:
@@ -206,24 +206,24 @@ def total(reports: Iterable[bytes]) -> GoldReport:
     return sum(found, GoldReport(spans={}, places={}))
 
 
-def _tables(
-    series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
+def _output_tables(
+    series: RollingAverage, found: FoldedPoints, new: Points, causes: Causes, names: Names
 ) -> Iterator[tuple[SeriesOutput, pa.Table]]:
     averages = found.averages
     yield SeriesOutput.NEW, _average_rows(series, averages, averages.fresh, names)
     yield SeriesOutput.CHANGED, _average_rows(series, averages, ~averages.fresh, names)
     yield SeriesOutput.RESTATED, _restatements(series, averages, new, causes, names)
-    beyond = found.unproven[new.key]
+    beyond = found.needs_history[new.key]
     points = new.take(beyond)
     brought = {"place": points.position} | {name: getattr(causes, name)[beyond] for name in ("partition", "offset")}
     columns = {name: pa.array(column) for name, column in brought.items()}
     columns |= {name: part for name, part in _seq_order(points).items() if name in series.seq_order}
     keys = names(points.key)
-    texts = {name: keys[name] for name in series.texts}  # the partition is the message's own
-    yield SeriesOutput.BEYOND, pa.table(texts | _values(points) | columns)
+    texts = {name: keys[name] for name in series.texts}  # the partition is that of the message
+    yield SeriesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
 
 
-def _values(points: Points) -> dict[str, pa.Array]:
+def _value_columns(points: Points) -> dict[str, pa.Array]:
     ordinal = pa.array(points.ordinal.astype(np.int32))
     return {"ts": pa.array(points.ts), "ordinal": ordinal, "value": pa.array(points.value)}
 
@@ -232,7 +232,7 @@ def _seq_order(points: Points) -> dict[str, pa.Array]:
     return (points.by_seq or SeqOrder.none(len(points))).columns()
 
 
-def _places(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
+def _order_columns(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
     """Returns the columns that order points of equal event time, as the table has them."""
     if series.of_session:
         return {"position": pa.array(points.position)}
@@ -242,7 +242,12 @@ def _places(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
 
 def _average_rows(series: RollingAverage, averages: Averages, chosen: Bools, names: Names) -> pa.Table:
     points = averages.points.take(chosen)
-    columns = names(points.key) | _values(points) | _places(series, points) | _shown(averages.now.take(chosen))
+    columns = (
+        names(points.key)
+        | _value_columns(points)
+        | _order_columns(series, points)
+        | _figure_columns(averages.now.take(chosen))
+    )
     columns |= {"revision": _int32(points.revision), "pane": _panes(averages.pane[chosen])} | _seq_order(points)
     return pa.table({name: columns[name] for name, _ in series.columns})
 
@@ -250,26 +255,33 @@ def _average_rows(series: RollingAverage, averages: Averages, chosen: Bools, nam
 def _restatements(series: RollingAverage, averages: Averages, new: Points, causes: Causes, names: Names) -> pa.Table:
     chosen = averages.restated
     points = averages.points.take(chosen)
-    count, keys, places = len(points), names(points.key), _places(series, points)
-    was, now = _shown(averages.was.take(chosen)), _shown(averages.now.take(chosen))
+    count, keys, places = len(points), names(points.key), _order_columns(series, points)
+    figures_before, now = (
+        _figure_columns(averages.figures_before.take(chosen)),
+        _figure_columns(averages.now.take(chosen)),
+    )
     first, end = (bound[chosen] for bound in averages.causes)
     columns = {"table": pa.array([series.table]).take(pa.array(np.zeros(count, np.int64)))}
     columns |= {name: keys.get(name, pa.nulls(count, pa.string())) for name in POINT_KEY}
     columns["ts"] = pa.array(points.ts)
     columns |= {name: (places | keys).get(name, pa.nulls(count, kind)) for name, kind in _PLACES.items()}
     columns |= {"ordinal": _int32(points.ordinal), "revision": _int32(points.revision)}
-    columns |= {"average_before": was["average"], "average": now["average"]}
-    columns |= {"points_before": was["points"], "points": now["points"], "pane": _panes(averages.pane[chosen])}
+    columns |= {"average_before": figures_before["average"], "average": now["average"]}
+    columns |= {
+        "points_before": figures_before["points"],
+        "points": now["points"],
+        "pane": _panes(averages.pane[chosen]),
+    }
     columns |= {
         "late_points": _int32(end - first),
         "late_ms": pa.array(averages.late_ms[chosen]),
-        "because": _because(averages.order, first, end, new, causes),
+        "because": _cause_lists(averages.order, first, end, new, causes),
         "logic": pa.array([series.logic]).take(pa.array(np.zeros(count, np.int64))),
     }
     return pa.table(columns)
 
 
-def _because(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: Causes) -> pa.Array:
+def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: Causes) -> pa.Array:
     """Returns, for each restatement, the messages that caused it, ordered by event time."""
     length = np.minimum(end - first, MOST_CAUSES)
     starts = np.concatenate([[0], np.cumsum(length)])
@@ -280,8 +292,8 @@ def _because(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: Cau
     return pa.ListArray.from_arrays(_int32(starts), struct)
 
 
-def _shown(figures: Figures) -> dict[str, pa.Array]:
-    return {"average": pa.array(figures.average, mask=~figures.seen), "points": _int32(figures.size)}
+def _figure_columns(figures: Figures) -> dict[str, pa.Array]:
+    return {"average": pa.array(figures.average, mask=~figures.visible), "points": _int32(figures.size)}
 
 
 def _panes(panes: Int64s) -> pa.Array:

@@ -89,7 +89,7 @@ class ChangePacker:
     def _pack(self, changes: pa.Table) -> pa.RecordBatch:
         values = [value_field(i) for i in range(len(self.declared.numbers))]
         texts = [text_field(i) for i in range(len(self.declared.texts))]
-        encoded, order = _encoded(changes, (*_TEXTS, *texts)), list[str]()
+        encoded, order = _dictionary_encode(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
             encoded, order = with_sessions(with_turn(encoded, self.once)), [LIFE, TURN]
         with_points = encoded.filter(any_valid(changes, values))
@@ -102,7 +102,9 @@ class ChangePacker:
             of_shard, parts = _split(kept.select(columns), kept[shard_field(i)])
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]
-        tables[0] = tables[0].replace_schema_metadata((tables[0].schema.metadata or {}) | _counts(changes["batch"]))
+        tables[0] = tables[0].replace_schema_metadata(
+            (tables[0].schema.metadata or {}) | _encode_counts(changes["batch"])
+        )
         chunks = [write_compressed(table) for table in tables]
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
 
@@ -127,7 +129,7 @@ class Chunks:
         for chunk in chunks:
             table = read_ipc(chunk)
             metadata = table.schema.metadata
-            read += _counted(metadata)
+            read += _decode_counts(metadata)
             owner = tuple(metadata[_OWNER].decode().split(SEPARATOR))
             parts.setdefault(owner, []).append(table.replace_schema_metadata(None))
         tables = {owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}
@@ -154,7 +156,7 @@ def split_place(place: Int64s) -> dict[str, Int64s]:
     return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
 
 
-def _encoded(table: pa.Table, names: Iterable[str]) -> pa.Table:
+def _dictionary_encode(table: pa.Table, names: Iterable[str]) -> pa.Table:
     """Dictionary-encodes these columns."""
     for name in names:
         table = table.set_column(table.column_names.index(name), name, contiguous(table[name]).dictionary_encode())
@@ -178,11 +180,11 @@ def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.
     code, table = code[order], table.take(pa.array(order)).combine_chunks()
     starts = np.flatnonzero(np.diff(code, prepend=-1))
     lengths = np.diff(starts, append=len(code))
-    slices = [_own(table.slice(a, n)) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    slices = [_trim_dictionaries(table.slice(a, n)) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
     return code[starts].tolist(), slices
 
 
-def _own(table: pa.Table) -> pa.Table:
+def _trim_dictionaries(table: pa.Table) -> pa.Table:
     """Reduces dictionaries to the values that the rows use."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
@@ -195,12 +197,12 @@ def _own(table: pa.Table) -> pa.Table:
     return table
 
 
-def _counts(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
+def _encode_counts(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
     bounds = pc.min_max(batch).as_py()
     values = (len(batch), bounds["min"], bounds["max"])
     return {name: str(value).encode() for name, value in zip(_COUNTS, values, strict=True) if value is not None}
 
 
-def _counted(metadata: dict[bytes, bytes]) -> ReadChanges:
+def _decode_counts(metadata: dict[bytes, bytes]) -> ReadChanges:
     found = {name: int(value) for name, value in metadata.items() if name in _COUNTS}
     return ReadChanges(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))

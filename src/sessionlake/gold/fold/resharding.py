@@ -85,7 +85,7 @@ class GoldResharder:
             done += len(own)
             forgotten = self.marked[name].spread(one.forgotten, self.shards)
             for target in {*own.tolist(), *forgotten}:
-                part = one.only(own == target, forgotten.get(target, Forgotten.union()))
+                part = one.with_owners(own == target, forgotten.get(target, Forgotten.union()))
                 found.setdefault(target, {})[name] = part.encode()
         return {target: encode_states(states) for target, states in found.items()}
 
@@ -101,7 +101,7 @@ class GoldResharder:
                 GoldShardState.decode(part[name]) for part in decoded if (name := tracked.series.name) in part
             ]
             states[tracked.series.name] = (
-                GoldShardState.empty(tracked.rebuild_id, self.metrics).with_others(*parts_of_table).encode()
+                GoldShardState.empty(tracked.rebuild_id, self.metrics).merged_with(*parts_of_table).encode()
             )
         return encode_states(states)
 

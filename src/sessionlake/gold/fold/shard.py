@@ -22,13 +22,13 @@ from sessionlake.gold.aggregate.sources import PARTITION, Declared, value_field
 from sessionlake.gold.fold.outputs import Causes, Emitted, Names, average_payloads, product_rows, with_report
 from sessionlake.gold.fold.pack import SEPARATOR, Chunks, any_valid, place_of
 from sessionlake.gold.fold.points import Points, SeqOrder
-from sessionlake.gold.fold.rolling import Older, evolve
+from sessionlake.gold.fold.rolling import OlderPoints, fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
 from sessionlake.protocol.arrow import contiguous, dictionary_codes, number_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
 
-_OF_TOPIC = -1  # in the place of a partition
+_OF_TOPIC = -1  # partition of an owner across sessions
 _APART = 120
 _AS_THEY_ARE = ("partition", "offset", "kafka_ms", "ts", "ordinal")
 
@@ -96,9 +96,9 @@ class GoldFold:
         rows, points, is_changed = list[Emitted](), 0, False
         for tracked in self.tracked:
             name = tracked.series.name
-            changes = points_in(found.changes.get(tracked.series.owner), self.declared, tracked.series)
+            changes = changes_with_points(found.changes.get(tracked.series.owner), self.declared, tracked.series)
             if changes is not None:
-                held[name], payloads, new = self._folded(tracked, shard, held.get(name), changes)
+                held[name], payloads, new = self._fold_table(tracked, shard, held.get(name), changes)
                 rows, points, is_changed = [*rows, *payloads], points + new, True
         times: dict[TopicPartition, int] = {}
         if OF_SESSION in found.changes:
@@ -106,7 +106,7 @@ class GoldFold:
             times = stream_times(found.changes[OF_SESSION])
         return encode_states(held) if is_changed else None, with_report(found.read, points, rows, times)
 
-    def _folded(
+    def _fold_table(
         self, tracked: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
     ) -> tuple[bytes, list[Emitted], int]:
         """Folds one table's points. Returns its new state, its payloads, and the number of points."""
@@ -114,24 +114,26 @@ class GoldFold:
         before = GoldShardState.decode(state) if state else None
         if before is None or before.rebuild_id != tracked.rebuild_id:
             before = tracked.begin(shard, self.declared.numbers)
-        known, row = _admit(before.for_metrics(self.declared.numbers), changes, series)
+        known, row = _add_rows(before.for_metrics(self.declared.numbers), changes, series)
         new, causes = self._points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
-        new = new.under(code.reshape(-1))
+        new = new.with_keys(code.reshape(-1))
         place = np.full(len(known.older), -1)
         place[touched] = np.arange(len(touched))
         apart = place[known.tail.key] < 0
         base = known.tail.take(~apart)
-        found = evolve(
-            base.under(place[base.key]),
+        found = fold_points(
+            base.with_keys(place[base.key]),
             known.older.take(touched),
             new,
             series=series,
             keep=tail_length(series),
         )
-        tail = Points.concat(known.tail.take(apart), found.tail.under(touched[found.tail.key]))
-        after = replace(known, tail=tail, older=known.older.put(touched, found.older))
-        rows = average_payloads(series, found, new, causes, _names(series, after.rows, self.declared.numbers, touched))
+        tail = Points.concat(known.tail.take(apart), found.tail.with_keys(touched[found.tail.key]))
+        after = replace(known, tail=tail, older=known.older.with_replaced(touched, found.older))
+        rows = average_payloads(
+            series, found, new, causes, _key_columns(series, after.rows, self.declared.numbers, touched)
+        )
         idle_ms = self.idle_ms if series.of_session else self.row_idle_ms
         return after.without_idle(idle_ms, _topic_of).within_limits().encode(), rows, len(new)
 
@@ -169,7 +171,7 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     new = every.take(fresh)
     causes = Causes(*(_ints(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
     base = every.take(~fresh).without(new)
-    found = evolve(base, Older.nothing(len(parts[0])), new, series=series, keep=len(every))
+    found = fold_points(base, OlderPoints.nothing(len(parts[0])), new, series=series, keep=len(every))
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
         return {name: part.take(pa.array(keys)) for name, part in known.items()}
@@ -177,25 +179,25 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     return average_payloads(series, found, new, causes, named)
 
 
-def _admit(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
+def _add_rows(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
     """Adds the batch's owners and rows to the state.
 
     Returns:
         The new state, and the index of each change's row in it.
     """
-    owners, owner = _admit_owners(state, changes, series)
-    rows, row = _codes(state.rows, changes["row"])
+    owners, owner = _add_owners(state, changes, series)
+    rows, row = _extend_codes(state.rows, changes["row"])
     of_row = np.concatenate([state.owner, np.zeros(len(rows) - len(state.rows), np.int64)])
     of_row[row] = owner
     added = of_row[len(state.rows) :]
     width = len(state.metrics)
-    older = Older.forgotten(np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width))
-    return replace(state, owners=owners, rows=rows, owner=of_row, older=Older.concat(state.older, older)), row
+    older = OlderPoints.forgotten(np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width))
+    return replace(state, owners=owners, rows=rows, owner=of_row, older=OlderPoints.concat(state.older, older)), row
 
 
-def _admit_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[Owners, Int64s]:
+def _add_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[Owners, Int64s]:
     known = state.owners
-    names, owner = _codes(known.name, changes["owner"])
+    names, owner = _extend_codes(known.name, changes["owner"])
     added = len(names) - len(known.name)
     back, floor = state.forgotten.find(names.slice(len(known.name)).to_pylist())
     never = np.full(added, np.iinfo(np.int64).min)
@@ -208,14 +210,14 @@ def _admit_owners(state: GoldShardState, changes: pa.Table, series: RollingAvera
     return Owners(names, partition, seen, newest, back, floor), owner
 
 
-def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
+def _extend_codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
     """Returns all names, the known ones first, and the code of each value of a dictionary-encoded column."""
     values = contiguous(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _ints(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
 
-def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
+def _key_columns(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
     """Returns a function that gives the key columns of series, by their index in `touched`, which is sorted."""
     row, metric = np.divmod(touched, max(len(metrics), 1))
     starts_row = np.diff(row, prepend=-1) > 0
@@ -229,17 +231,17 @@ def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], tou
     of_key["metric"] = metric, pa.array(metrics, pa.string())
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
-        return {name: _key(name, of_key[name][0][keys], of_key[name][1]) for name in series.keys}
+        return {name: _key_column(name, of_key[name][0][keys], of_key[name][1]) for name in series.keys}
 
     return named
 
 
-def _key(name: str, code: Int64s, known: pa.Array) -> pa.Array:
+def _key_column(name: str, code: Int64s, known: pa.Array) -> pa.Array:
     """Returns a key column, given codes of its known texts. A partition is an integer."""
-    return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _chosen(code, known)
+    return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _used_texts(code, known)
 
 
-def _chosen(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
+def _used_texts(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
     """Returns dictionary-encoded texts with only the values that are used."""
     used = np.zeros(len(known), np.bool_)
     used[code] = True
@@ -256,7 +258,7 @@ def _ints(column: Any) -> Int64s:
     return np.asarray(column).astype(np.int64)
 
 
-def points_in(changes: pa.Table | None, declared: Declared, series: RollingAverage) -> pa.Table | None:
+def changes_with_points(changes: pa.Table | None, declared: Declared, series: RollingAverage) -> pa.Table | None:
     """Selects the changes that set a number; None if there are none.
 
     Returns:
@@ -274,8 +276,8 @@ def points_in(changes: pa.Table | None, declared: Declared, series: RollingAvera
     position = points["position"]
     if not series.of_session:
         position = pa.array(place_of(points["partition"].to_numpy().astype(np.int64), points["offset"].to_numpy()))
-    row = _joined(points, [name for name in series.keys if name != "metric"])
-    owner = _joined(points, series.owner) if series.of_session else row
+    row = _join_names(points, [name for name in series.keys if name != "metric"])
+    owner = _join_names(points, series.owner) if series.of_session else row
     columns = {"owner": owner, "row": row, "position": position} | _seq_order(points, series)
     return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values)})
 
@@ -291,7 +293,7 @@ def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.Chunked
     return {name: pc.if_else(none, None, column) for name, column in found.items()}
 
 
-def _joined(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
+def _join_names(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
     """Joins columns without nulls to one dictionary-encoded text."""
     number, parts = number_combinations(*(table[name] for name in names))
     joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)

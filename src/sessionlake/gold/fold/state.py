@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.points import COLUMNS, Points, SeqOrder
-from sessionlake.gold.fold.rolling import Older
+from sessionlake.gold.fold.rolling import OlderPoints
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -129,7 +129,7 @@ class GoldShardState:
     owners: Owners
     rows: pa.Array
     owner: Int64s
-    older: Older
+    older: OlderPoints
     tail: Points
     forgotten: Forgotten
 
@@ -139,7 +139,9 @@ class GoldShardState:
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
         owners = Owners(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = Forgotten(np.empty(0, np.uint64), none)
-        return GoldShardState(rebuild_id, metrics, owners, names, none, Older.nothing(0), Points.empty(), forgotten)
+        return GoldShardState(
+            rebuild_id, metrics, owners, names, none, OlderPoints.nothing(0), Points.empty(), forgotten
+        )
 
     def for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
         """Renumbers the series for the metrics that are declared now.
@@ -162,9 +164,9 @@ class GoldShardState:
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
         rekeyed = row * len(metrics) + place[metric] if len(self.older) else row
         back, floor = self.owners.back[self.owner], self.owners.floor[self.owner]
-        older = Older.forgotten(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
-        tail = self.tail.under(rekeyed[self.tail.key])
-        return replace(self, metrics=metrics, older=older.put(rekeyed, self.older), tail=tail)
+        older = OlderPoints.forgotten(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
+        tail = self.tail.with_keys(rekeyed[self.tail.key])
+        return replace(self, metrics=metrics, older=older.with_replaced(rekeyed, self.older), tail=tail)
 
     def without_idle(self, idle_ms: int, topic_of: Any) -> GoldShardState:
         """Forgets owners without a change for `idle_ms` of their topic-partition's Kafka time."""
@@ -177,7 +179,7 @@ class GoldShardState:
         for stream, at in zip(streams, seen.tolist(), strict=True):
             now[stream] = max(now.get(stream, at), at)
         kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
-        return self._keeping(kept)
+        return self._keep_owners(kept)
 
     def within_limits(self) -> GoldShardState:
         """Forgets the owners that have been idle longest, if there are more than `MOST_ROWS` or `MOST_POINTS`."""
@@ -189,16 +191,16 @@ class GoldShardState:
         order = np.argsort(-self.owners.seen, kind="stable")
         kept = np.zeros(owners, np.bool_)
         kept[order] = (np.cumsum(rows[order]) <= MOST_ROWS) & (np.cumsum(points[order]) <= MOST_POINTS)
-        return self._keeping(kept)
+        return self._keep_owners(kept)
 
-    def _keeping(self, kept: Bools) -> GoldShardState:
+    def _keep_owners(self, kept: Bools) -> GoldShardState:
         """Keeps these owners, and remembers the others as forgotten."""
         if kept.all():
             return self
         gone = self.owners.name.filter(pa.array(~kept)).to_pylist()
-        return self.only(kept, self.forgotten.add(gone, self.owners.newest[~kept]))
+        return self.with_owners(kept, self.forgotten.add(gone, self.owners.newest[~kept]))
 
-    def only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
+    def with_owners(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
         """Returns the state of some of its owners, with these forgotten ones."""
         rows = kept[self.owner]
         keys = np.repeat(rows, len(self.metrics))
@@ -210,11 +212,11 @@ class GoldShardState:
             rows=self.rows.filter(pa.array(rows)),
             owner=(np.cumsum(kept) - 1)[self.owner[rows]],
             older=self.older.take(keys),
-            tail=tail.under((np.cumsum(keys) - 1)[tail.key]),
+            tail=tail.with_keys((np.cumsum(keys) - 1)[tail.key]),
             forgotten=forgotten,
         )
 
-    def with_others(self, *others: GoldShardState) -> GoldShardState:
+    def merged_with(self, *others: GoldShardState) -> GoldShardState:
         """Merges states of the same metrics; each owner is in only one of them."""
         every = (self, *others)
         rows = np.cumsum([0, *(len(one.rows) for one in every)])
@@ -225,19 +227,19 @@ class GoldShardState:
             owners=Owners.concat(*(one.owners for one in every)),
             rows=pa.concat_arrays([one.rows for one in every]),
             owner=np.concatenate([one.owner + first for one, first in zip(every, owners.tolist(), strict=False)]),
-            older=Older.concat(*(one.older for one in every)),
-            tail=Points.concat(*(one.tail.under(key) for one, key in zip(every, keys, strict=True))),
+            older=OlderPoints.concat(*(one.older for one in every)),
+            tail=Points.concat(*(one.tail.with_keys(key) for one, key in zip(every, keys, strict=True))),
             forgotten=Forgotten.union(*(one.forgotten for one in every)),
         )
 
     def encode(self) -> bytes:
         """Encodes the state as MessagePack, with the format's version and its tables as Arrow IPC."""
         tables = {
-            "sessions": _table(_columns(self.owners)),
+            "sessions": _narrow_table(_columns(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
-            "older": _table(_columns(self.older)),
-            "tail": _table(_of_points(self.tail)),
-            "forgotten": _table(_columns(self.forgotten)),
+            "older": _narrow_table(_columns(self.older)),
+            "tail": _narrow_table(_point_columns(self.tail)),
+            "forgotten": _narrow_table(_columns(self.forgotten)),
         }
         content = {"format": FORMAT, "made": self.rebuild_id, "metrics": list(self.metrics)}
         # Compressing a byte costs less than moving it through Spark to the state store and back.
@@ -251,18 +253,18 @@ class GoldShardState:
         Raises:
             LakeError: The format is unknown, or the bytes are damaged.
         """
-        found = _unpacked(content)
-        _require(found, FORMAT)
-        older, rows, tail = (_read(found[name]) for name in ("older", "rows", "tail"))
+        found = _decode(content)
+        _require_format(found, FORMAT)
+        older, rows, tail = (_read_columns(found[name]) for name in ("older", "rows", "tail"))
         return GoldShardState(
             found["made"],
             tuple(found["metrics"]),
-            Owners(**_read(found["sessions"])),
+            Owners(**_read_columns(found["sessions"])),
             rows["name"],
             rows["session"],
-            Older(**older),
-            _points(tail),
-            Forgotten(**_read(found["forgotten"])),
+            OlderPoints(**older),
+            _points_of(tail),
+            Forgotten(**_read_columns(found["forgotten"])),
         )
 
 
@@ -279,12 +281,12 @@ def decode_states(content: bytes | None) -> dict[str, bytes]:
     """
     if content is None:
         return {}
-    found = _unpacked(content)
-    _require(found, STATES)
+    found = _decode(content)
+    _require_format(found, STATES)
     return dict(found["states"])
 
 
-def _unpacked(content: bytes) -> dict[str, Any]:
+def _decode(content: bytes) -> dict[str, Any]:
     try:
         return msgspec.msgpack.decode(content, type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -293,7 +295,7 @@ def _unpacked(content: bytes) -> dict[str, Any]:
         ) from None
 
 
-def _require(found: Mapping[str, Any], format_: str) -> None:
+def _require_format(found: Mapping[str, Any], format_: str) -> None:
     if found.get("format") != format_:
         raise LakeError(
             f"gold's state is of format {found.get('format')!r}, this version reads {format_!r}",
@@ -311,17 +313,17 @@ def _columns(record: Any) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
-def _of_points(points: Points) -> dict[str, Any]:
+def _point_columns(points: Points) -> dict[str, Any]:
     columns = {name: getattr(points, name) for name in COLUMNS}
     return columns | ({} if points.by_seq is None else _columns(points.by_seq))
 
 
-def _points(columns: dict[str, Any]) -> Points:
+def _points_of(columns: dict[str, Any]) -> Points:
     order = {f.name: columns.pop(f.name) for f in fields(SeqOrder) if f.name in columns}
     return Points(**columns, by_seq=SeqOrder(**order) if order else None)
 
 
-def _table(columns: dict[str, Any]) -> pa.Table:
+def _narrow_table(columns: dict[str, Any]) -> pa.Table:
     """Encodes columns.
 
     Integers are stored as differences to the lowest of their column, in as few bytes as possible.
@@ -336,14 +338,14 @@ def _table(columns: dict[str, Any]) -> pa.Table:
     return pa.table(columns).replace_schema_metadata(least)
 
 
-def _read(content: bytes) -> dict[str, Any]:
+def _read_columns(content: bytes) -> dict[str, Any]:
     """Decodes columns by name: strings as Arrow, all others as numpy."""
     table = read_ipc(content)
     least = table.schema.metadata or {}
-    return {name: _column(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names}
+    return {name: _widen(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names}
 
 
-def _column(column: Any, least: bytes | None) -> Any:
+def _widen(column: Any, least: bytes | None) -> Any:
     array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_string(array.type):
         return array

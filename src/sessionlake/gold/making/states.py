@@ -42,7 +42,7 @@ The id is `<batch>-<random>`, where `<batch>` is the last batch of gold that the
 _NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([], pa.int64())})
 
 
-def folder(settings: Settings) -> Path:
+def owners_folder(settings: Settings) -> Path:
     """Returns the folder with the owners of rebuilt tables, by table and shard."""
     return Path(f"{settings.checkpoint(GOLD)}.made")
 
@@ -88,7 +88,7 @@ def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series
         return TrackedAverages(series)
     if not rebuild_id:
         return TrackedAverages(series)
-    held = _StoredOwners(str(folder(settings) / f"{series.name}.{rebuild_id}"))
+    held = _StoredOwners(str(owners_folder(settings) / f"{series.name}.{rebuild_id}"))
     if not Path(held.folder).is_dir():
         # Rows added since the rebuild do no harm: their shards already have states.
         _store(settings, series, rebuild_id, _owners_in(series, settings.gold.shards, lake.read(spark, series.table)))
@@ -148,11 +148,11 @@ def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shard
 
 def remove_forgotten_owners(settings: Settings) -> None:
     """Removes the stored owners of the former shards. They are read from the tables again when needed."""
-    shutil.rmtree(folder(settings), ignore_errors=True)
+    shutil.rmtree(owners_folder(settings), ignore_errors=True)
 
 
 def _store(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
-    beside = folder(settings)
+    beside = owners_folder(settings)
     for older in beside.glob(f"{series.name}.*"):
         shutil.rmtree(older) if older.is_dir() else older.unlink()
     partial = beside / f"{series.name}.partial"

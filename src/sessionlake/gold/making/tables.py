@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, delete_rows, next_txn, retire
+from sessionlake.delta.commit import append, delete_rows, fence_off, next_txn
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
-from sessionlake.delta.storage.interface import writing
+from sessionlake.delta.storage.interface import delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
@@ -53,11 +53,11 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     """
     token = lake.storage.token(GOLD)
     if token:
-        retire(spark, lake, [table], Txn.before(_MADE, token))
-    txn = next_txn(spark, lake, table, _MADE).under(token)
+        fence_off(spark, lake, [table], Txn.before_holder(_MADE, token))
+    txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
-    lake.storage.make_sure(table)
-    lake.storage.save(writing(rows, table, txn, "overwrite"), table)
+    lake.storage.require_lease(table)
+    lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"{table} has rows of a later holder of gold's lease than this one",
@@ -84,7 +84,7 @@ def rebuild_late_points(
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
     late = EachBatch(lambda some: add_constants(product.late_of_changes(some, declared), stamps))
-    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second)
+    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,12 @@ class RebuiltTable:
 
     Attributes:
         rows: Number of rows.
-        before: Text of the first row that differed before; None if no row did, or the table was empty or did not exist.
+        first_difference: Text of the first row that differs from the former table; None if none does, or that table was
+            empty or did not exist.
     """
 
     rows: int
-    before: str | None
+    first_difference: str | None
 
 
 def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> RebuiltTable:
@@ -112,16 +113,16 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
     for one in with_finals([product]):
         _ensure_columns(spark, lake, one, empty=changes is None)
     set_change_feeds(spark, lake, settings, [product])
-    made = RebuiltTable(0, None)
+    rebuilt = RebuiltTable(0, None)
     if changes is not None:
-        rows = _rows(spark, lake, settings, product, changes)
+        rows = _compute_rows(spark, lake, settings, product, changes)
         times = latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = due_floors(product, by_topic(times))
             store_floors(spark, lake, [one.table for one in with_finals([product])], floors)
             rows = without_expired(rows, floors)
         rows = rows.localCheckpoint()
-        made = RebuiltTable(rows.count(), _first_difference(lake.read_near(spark, table), rows, product))
+        rebuilt = RebuiltTable(rows.count(), _first_difference(lake.read_small_in_memory(spark, table), rows, product))
         replace_table(spark, lake, table, rows)
         _skip_batches_read(spark, lake, settings, table)
         for final in finals_of([product]):
@@ -135,9 +136,9 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             if product.lateness_ms is not None:
                 _skip_batches_read(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
-    lake.storage.make_sure(table)
+    lake.storage.require_lease(table)
     lake.set_property(spark, table, LOGIC, product.logic)
-    return made
+    return rebuilt
 
 
 def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
@@ -155,11 +156,13 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
     app_id = Generations(settings.checkpoint(GOLD), GOLD).current.app_id
     if app_id is not None:
         last = Txn(app_id, next_batch(settings, GOLD) - 1)
-        for txn in (last, last.second):
-            retire(spark, lake, [table], txn)
+        for txn in (last, last.second_write):
+            fence_off(spark, lake, [table], txn)
 
 
-def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
+def _compute_rows(
+    spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
+) -> DataFrame:
     if isinstance(product, EnrichedTable):
         return enriched_frame(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
     return recompute_rows(changes, product, declared_in(settings))

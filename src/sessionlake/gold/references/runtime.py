@@ -37,8 +37,8 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     tables = enriched_of(settings)
     for one in references_of(settings):
         if lake.exists(spark, one.table):
-            lake.widen(spark, one.table)  # others write this table, so their further columns stay
-            lake.storage.retain(spark, one.table)
+            lake.add_missing_columns(spark, one.table)  # others write this table, so their further columns stay
+            lake.storage.set_retention(spark, one.table)
         else:
             lake.ensure(spark, [one.table])
         exists = lake.exists(spark, one.applied_table)
@@ -56,7 +56,7 @@ class ReferenceRuntime:
     """Keeps enriched tables current while gold's stream runs.
 
     Args:
-        kept: the tables that gold maintains.
+        gold_tables: the tables that gold maintains.
         asks: whether lookups request keys that reference tables lack.
 
     Attributes:
@@ -65,15 +65,15 @@ class ReferenceRuntime:
     """
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, settings: Settings, kept: Sequence[GoldTable], *, asks: bool
+        self, spark: SparkSession, lake: Lake, settings: Settings, gold_tables: Sequence[GoldTable], *, asks: bool
     ) -> None:
-        tables = [one for one in kept if isinstance(one, EnrichedTable)]
+        tables = [one for one in gold_tables if isinstance(one, EnrichedTable)]
         references = references_of(settings) if settings.gold.enriched else ()
-        taken = AppliedRows(lake, references)
+        applied = AppliedRows(lake, references)
         lookups = _lookups(spark, lake, settings, tables) if asks else []
-        self.step = EnrichStep(lake, tables, taken, [one.add_batches for one in lookups])
-        mine = separate_session(spark) if references else spark
-        self._corrections = Corrections(mine, lake, references, tables, taken)
+        self.step = EnrichStep(lake, tables, applied, [one.add_batches for one in lookups])
+        corrections_session = separate_session(spark) if references else spark
+        self._corrections = Corrections(corrections_session, lake, references, tables, applied)
         self._corrections.finish_interrupted()
         self.background: list[BackgroundStep] = []
         if references:

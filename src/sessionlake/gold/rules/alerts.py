@@ -63,29 +63,29 @@ class LogChange:
     evidence: Evidence | None
 
 
-def log_difference(truth: Mapping[Alert, Evidence], held: Iterable[Alert]) -> list[LogChange]:
+def log_difference(truth: Mapping[Alert, Evidence], logged: Iterable[Alert]) -> list[LogChange]:
     """Returns the rows that make the log agree with the true alerts, ordered by time.
 
     Args:
         truth: all true alerts of some rules, keys and times.
-        held: the log's alerts of the same rules, keys and times.
+        logged: the log's alerts of the same rules, keys and times.
     """
-    known = {*held}
+    known = {*logged}
     out = [LogChange(alert, retracted=True, evidence=None) for alert in known - truth.keys()]
     out += [LogChange(alert, retracted=False, evidence=why) for alert, why in truth.items() if alert not in known]
     return sorted(out, key=lambda one: (one.alert.at_ms, one.alert.rule, one.alert.event, repr(one.alert.key)))
 
 
-def logged_alerts(rows: Iterable[tuple[Alert, bool]], wanted: Callable[[Alert], bool]) -> set[Alert]:
+def logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert], bool]) -> set[Alert]:
     """Returns the alerts that a log holds: those added more often than retracted, in any order.
 
     Args:
         rows: alerts, each with True if the row retracts it.
-        wanted: selects the alerts to return.
+        is_wanted: selects the alerts to return.
     """
     counts: dict[Alert, int] = {}
     for alert, retracted in rows:
-        if wanted(alert):
+        if is_wanted(alert):
             counts[alert] = counts.get(alert, 0) + (-1 if retracted else 1)
     return {alert for alert, count in counts.items() if count > 0}
 

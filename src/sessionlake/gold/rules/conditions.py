@@ -53,8 +53,8 @@ def evaluate_conditions(rules: Sequence[Rule], slices: Slices, first: int, last:
     """
     found: dict[Alert, Evidence] = {}
     for by in dict.fromkeys(rule.key_columns for rule in rules):
-        mine = [rule for rule in rules if rule.key_columns == by]
-        found.update(_evaluate_key_kind(mine, slices, Keys.of(slices.series, by), first, last))
+        same_key = [rule for rule in rules if rule.key_columns == by]
+        found.update(_evaluate_key_kind(same_key, slices, Keys.of(slices.series, by), first, last))
     return found
 
 
@@ -75,10 +75,10 @@ def needed_slices(minutes: Sequence[int], first: int, last: int) -> dict[int, li
         begins = first - window, last - window
         for length, span in covering_slices(lengths_for(window, first, last), begins, (first, last)):
             parts.setdefault(length, []).append(span)
-    return {length: _merged(spans) for length, spans in parts.items()}
+    return {length: _merge_ranges(spans) for length, spans in parts.items()}
 
 
-def _merged(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for low, high in sorted(parts):
         if merged and low <= merged[-1][1]:
@@ -124,8 +124,10 @@ def _change_minutes(rules: Sequence[Rule], slices: Slices, first: int, last: int
     """Returns the minutes at which a slice enters or leaves a window, and the minute before the first."""
     ends = np.unique(slices.end[slices.length == 1])
     lengths = {0, *(window.minutes for rule in rules for window in rule.windows)}
-    begun = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
-    found = np.unique(np.concatenate([[first - 1], begun, *(ends + length for length in lengths)]).astype(np.int64))
+    since_minutes = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
+    found = np.unique(
+        np.concatenate([[first - 1], since_minutes, *(ends + length for length in lengths)]).astype(np.int64)
+    )
     return found[(found >= first - 1) & (found <= last)]
 
 
@@ -140,18 +142,18 @@ def _moving_windows(
     functions: dict[_Series, set[Function]] = {}
     for rule in rules:
         for window in rule.windows:
-            functions.setdefault(_series(window), set()).add(window.function)
+            functions.setdefault(_series_of(window), set()).add(window.function)
     chosen = {(of, metric): series_in_window(slices.series, of, metric) for of, metric, _ in functions}
     parts = {one: (slices.of(mask), Keys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
         (of, metric, minutes): MovingWindows(
-            *parts[of, metric], tuple(sorted(wanted)), minutes, lengths_for(minutes, first, last)
+            *parts[of, metric], tuple(sorted(needed)), minutes, lengths_for(minutes, first, last)
         )
-        for (of, metric, minutes), wanted in functions.items()
+        for (of, metric, minutes), needed in functions.items()
     }
 
 
-def _series(window: Window) -> _Series:
+def _series_of(window: Window) -> _Series:
     return window.of, window.metric, window.minutes
 
 
@@ -161,7 +163,7 @@ class _WindowValues:
 
     moving: dict[_Series, MovingWindows]
     minutes: Int64s
-    held: dict[_Series, Columns] = field(default_factory=dict)
+    contents: dict[_Series, Columns] = field(default_factory=dict)
     known: dict[Window, tuple[Any, Bools]] = field(default_factory=dict)
 
     def rule_holds(self, rule: Rule) -> Bools:
@@ -169,7 +171,7 @@ class _WindowValues:
         if isinstance(rule.tree, Pattern):
             raise TypeError(f"{rule.name} is a pattern, not a condition")
         found = self._is_met(rule.tree)
-        found = found & reduce(np.logical_or, (has_points(self._aggregates(_series(one))) for one in rule.windows))
+        found = found & reduce(np.logical_or, (has_points(self._aggregates(_series_of(one))) for one in rule.windows))
         if rule.since_ms is not None:
             found = found & (self.minutes * MINUTE_MS >= rule.since_ms)[:, None]
         return found
@@ -203,10 +205,10 @@ class _WindowValues:
 
     def _value(self, window: Window) -> tuple[Any, Bools]:
         if window not in self.known:
-            self.known[window] = window_values(window, self._aggregates(_series(window)))
+            self.known[window] = window_values(window, self._aggregates(_series_of(window)))
         return self.known[window]
 
     def _aggregates(self, series: _Series) -> Columns:
-        if series not in self.held:
-            self.held[series] = self.moving[series].over(self.minutes)
-        return self.held[series]
+        if series not in self.contents:
+            self.contents[series] = self.moving[series].over(self.minutes)
+        return self.contents[series]

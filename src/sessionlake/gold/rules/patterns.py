@@ -222,9 +222,9 @@ def _is_followed(events: _Events, within: int) -> Bools:
     count = len(events.ts)
     place = np.where(events.is_second, np.arange(count), count)
     following = np.append(np.minimum.accumulate(place[::-1])[::-1][1:], count)
-    there = following < count
-    at = np.where(there, following, 0)
-    found: Bools = there & (events.key[at] == events.key) & (events.ts[at] - events.ts <= within)
+    has_next = following < count
+    at = np.where(has_next, following, 0)
+    found: Bools = has_next & (events.key[at] == events.key) & (events.ts[at] - events.ts <= within)
     return found
 
 

@@ -117,11 +117,11 @@ class Slices:
 
     def of(self, chosen: Bools) -> Slices:
         """Returns the slices of the chosen series."""
-        kept = chosen[self.row]
+        is_chosen = chosen[self.row]
         number = np.cumsum(chosen) - 1
-        columns = {name: column[kept] for name, column in self.columns.items()}
+        columns = {name: column[is_chosen] for name, column in self.columns.items()}
         series = self.series.filter(pa.array(chosen))
-        return Slices(series, number[self.row[kept]], self.end[kept], self.length[kept], columns)
+        return Slices(series, number[self.row[is_chosen]], self.end[is_chosen], self.length[is_chosen], columns)
 
 
 def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None) -> Slices:
@@ -134,7 +134,7 @@ def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[st
     """
     numbers: dict[str, int] = {}
     row, end, length = list[Int64s](), list[Int64s](), list[Int64s]()
-    held = {name: list[Any]() for name in columns}
+    parts_of = {name: list[Any]() for name in columns}
     for minutes, table in parts:
         # Joined to one text, because encoding each column by itself takes a fifth longer.
         code, named = dictionary_codes(
@@ -145,18 +145,18 @@ def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[st
         end.append(table[START].cast(pa.int64()).to_numpy() // _MINUTE_US + minutes)
         length.append(np.full(table.num_rows, minutes))
         for name in columns:
-            held[name].append(table[name].to_numpy())
+            parts_of[name].append(table[name].to_numpy())
     names = [name.split(_SEPARATOR, len(_SERIES) - 1) for name in numbers]
     series = pa.table([pa.array([name[i] for name in names], pa.string()) for i in range(len(_SERIES))], list(_SERIES))
     place = _SERIES.index(PARTITION)
     series = series.set_column(place, PARTITION, series[PARTITION].cast(pa.int32()))
-    joined = {name: _concatenated(held.pop(name)) for name in columns}
+    joined = {name: _concatenated(parts_of.pop(name)) for name in columns}
     slices = Slices(series, _concatenated(row), _concatenated(end), _concatenated(length), joined)
     if keys is None:
         return slices
-    wanted = {*zip(*(keys[name].to_pylist() for name in keys.column_names), strict=True)}
-    mine = zip(*(series[name].to_pylist() for name in keys.column_names), strict=True)
-    return slices.of(np.array([key in wanted for key in mine], np.bool_))
+    wanted_keys = {*zip(*(keys[name].to_pylist() for name in keys.column_names), strict=True)}
+    series_keys = zip(*(series[name].to_pylist() for name in keys.column_names), strict=True)
+    return slices.of(np.array([key in wanted_keys for key in series_keys], np.bool_))
 
 
 def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
@@ -258,8 +258,8 @@ class MovingWindows:
             inside = (slices.end > first - self.minutes) & (slices.end <= last)
             chosen = np.flatnonzero(inside & (slices.length == length))
             key, end = self.keys.code[slices.row[chosen]], slices.end[chosen] - first
-            held = {name: slices.columns[name][chosen] for name in self._names}
-            number, columns = self._merged_by_number(end * max(self.count, 1) + key, held)
+            values = {name: slices.columns[name][chosen] for name in self._names}
+            number, columns = self._merged_by_number(end * max(self.count, 1) + key, values)
             ends, key = np.divmod(number, max(self.count, 1))
             found[length] = (ends + first, key, columns)
         return found
@@ -276,13 +276,14 @@ class MovingWindows:
             contents.append(self._combine(tail, heads[at]))
         return {name: np.stack([columns[name] for columns in reversed(contents)]) for name in self._names}
 
-    def _add_slices(self, tiers: _Tiers, held: Columns, after: int, until: int) -> Columns:
-        """Returns `held` merged with the one-minute slices that end after `after` and up to `until`."""
+    def _add_slices(self, tiers: _Tiers, contents: Columns, after: int, until: int) -> Columns:
+        """Returns `contents` merged with the one-minute slices that end after `after` and up to `until`."""
         key, columns = _between(tiers[1], after, until)
         if not len(key):
-            return held
+            return contents
         return self._combine(
-            held, self._one_per_key(*(self._merged_by_number(key, columns) if until - after > 1 else (key, columns)))
+            contents,
+            self._one_per_key(*(self._merged_by_number(key, columns) if until - after > 1 else (key, columns))),
         )
 
     def _shared_part(self, tiers: _Tiers, after: int, until: int) -> Columns:
@@ -324,23 +325,23 @@ def _between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
     return key[low:high], {name: column[low:high] for name, column in columns.items()}
 
 
-def window_values(window: Window, held: Columns) -> tuple[Any, Bools]:
+def window_values(window: Window, contents: Columns) -> tuple[Any, Bools]:
     """Returns a window's values, and where it has any."""
-    there = held[_COUNT] > 0
+    has_value = contents[_COUNT] > 0
     with np.errstate(invalid="ignore", divide="ignore"):
         match window.function:
             case Function.COUNT:
-                value = held[_COUNT].astype(np.float64)
+                value = contents[_COUNT].astype(np.float64)
             case Function.AVG:
-                value = held["sum"] / held[_COUNT]
+                value = contents["sum"] / contents[_COUNT]
             case function:
-                value = held[str(function)]
-    return value, np.ones(there.shape, np.bool_) if window.function.is_zero_when_empty else there
+                value = contents[str(function)]
+    return value, np.ones(has_value.shape, np.bool_) if window.function.is_zero_when_empty else has_value
 
 
-def has_points(held: Columns) -> Bools:
+def has_points(contents: Columns) -> Bools:
     """Returns where a window holds at least one point."""
-    found: Bools = held[_COUNT] > 0
+    found: Bools = contents[_COUNT] > 0
     return found
 
 

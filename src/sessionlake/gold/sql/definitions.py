@@ -11,7 +11,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RETAINED
 from sessionlake.delta.table_function import create_table_function
 from sessionlake.gold.aggregate.functions import ORDER
-from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, TIERS, answer_by
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, TIERS, answer_product
 from sessionlake.gold.sql.figures_with import create_figures_with
 from sessionlake.gold.sql.views import DEFINITIONS, create_quality_since, create_views
 
@@ -75,7 +75,7 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: The function may not be created.
     """
-    answer = answer_by(METRICS_1M.keys, None)
+    answer = answer_product(METRICS_1M.keys, None)
     tiers = {"day": METRICS_1D, "hour": METRICS_1H, "minute": METRICS_1M}
     edges = {
         f"{edge}_{name}": text.format(function=METRICS_BETWEEN, length=(tier.bucket_ms or 0) * 1000)
@@ -109,7 +109,7 @@ def create_definitions(spark: SparkSession, lake: Lake) -> None:
     Raises:
         LakeError: They may not be created.
     """
-    if not lake.storage.keeps_functions:
+    if not lake.storage.functions_persist:
         return
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
     read += [*(tier.table for tier in TIERS), RETAINED]

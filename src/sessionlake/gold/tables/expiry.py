@@ -17,17 +17,25 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import delete_rows, next_txn
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.conflicts import repeated
+from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.far_times import nearest_time
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import NEVER, first_kept
+from sessionlake.gold.aggregate.late import NEVER, first_live_bucket
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.declared.tables import GoldTable, finals_of, products_of, with_finals
-from sessionlake.ledger.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
+from sessionlake.ledger.retained import (
+    CLAIM,
+    LIMITS,
+    Retained,
+    clear_retained,
+    read_head,
+    read_retained,
+    record_retained,
+)
 from sessionlake.protocol.arrow import dictionary_codes
 
 if TYPE_CHECKING:
@@ -43,13 +51,13 @@ _STEPS = 24
 
 def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
     """Reads where tables begin; tables that have lost nothing are left out."""
-    known = retained(reader, tables)
-    return {table: _floors(known[table]) for table in tables if table in known}
+    known = read_retained(reader, tables)
+    return {table: _floors_of(known[table]) for table in tables if table in known}
 
 
 def slices_begin(reader: TableReader) -> Floors:
     """Returns where the time slices that rules read begin: the latest floor of all tiers."""
-    return _latest(read_floors(reader, [tier.table for tier in TIERS]).values())
+    return _latest_floors(read_floors(reader, [tier.table for tier in TIERS]).values())
 
 
 def describe_floors(table: str, floors: Floors) -> str:
@@ -69,7 +77,7 @@ def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
     from pyspark.sql import functions as F
 
     for one in filter(None, floors):
-        rows = rows.where(~F.coalesce(_is_gone(one), F.lit(col=False)))
+        rows = rows.where(~F.coalesce(_has_expired(one), F.lit(col=False)))
     return rows
 
 
@@ -92,7 +100,9 @@ def due_floors(product: Product | FinalTable, times: Mapping[str, int]) -> dict[
     if product.retention_ms is None or product.bucket_ms is None:
         return {}
     length, retention, now = product.bucket_ms, product.retention_ms, int(datetime.now(UTC).timestamp() * 1000)
-    return {topic: first_kept(min(time, now), length, retention) for topic, time in times.items() if time > NEVER}
+    return {
+        topic: first_live_bucket(min(time, now), length, retention) for topic, time in times.items() if time > NEVER
+    }
 
 
 def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
@@ -101,13 +111,13 @@ def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floor
     Raises:
         ClaimedError: Another process is removing rows.
     """
-    known = retained(lake.reader(spark), tables)
-    if any((_floors(known[table]) if table in known else {}) != dict(floors) for table in tables):
-        with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
+    known = read_retained(lake.reader(spark), tables)
+    if any((_floors_of(known[table]) if table in known else {}) != dict(floors) for table in tables):
+        with lake.storage.claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if floors else ():
-                note(spark, lake, _retained_entry(table, floors))
-            others = {topic for one in known.values() for topic in _floors(one)} - floors.keys()
-            forget(spark, lake, tables, sorted(others) if floors else None)
+                record_retained(spark, lake, _retained_entry(table, floors))
+            others = {topic for one in known.values() for topic in _floors_of(one)} - floors.keys()
+            clear_retained(spark, lake, tables, sorted(others) if floors else None)
 
 
 def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
@@ -129,8 +139,8 @@ class Expiry:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
-        known = retained(lake.reader(spark), [one.table for one in self._products])
-        self._floors = {one.table: _floors(known[one.table]) for one in self._products if one.table in known}
+        known = read_retained(lake.reader(spark), [one.table for one in self._products])
+        self._floors = {one.table: _floors_of(known[one.table]) for one in self._products if one.table in known}
         self._looked: dict[str, dict[str, int]] = {}
         # If a process died, rows that it was about to remove may still exist.
         self._pending = {one.table for one in self._products if one.table in known and known[one.table].pending}
@@ -142,7 +152,7 @@ class Expiry:
     @property
     def slices_begin(self) -> Floors:
         """Where the time slices that rules read begin."""
-        return _latest(self.floors(tier.table) for tier in TIERS)
+        return _latest_floors(self.floors(tier.table) for tier in TIERS)
 
     def remove(self, spark: SparkSession, times: Mapping[str, int]) -> None:
         """Removes the buckets that are due. If another process is removing rows, they wait for a later call.
@@ -162,43 +172,43 @@ class Expiry:
             try:
                 with self._lake.storage.claim(spark, CLAIM, "removes old rows"):
                     if product.table in self._pending:
-                        self._cut(spark, product.table, {})
+                        self._remove_expired(spark, product.table, {})
                         self._pending.remove(product.table)
                     if floors:
-                        self._cut(spark, product.table, floors)
+                        self._remove_expired(spark, product.table, floors)
             except ClaimedError:
                 return
             looked |= floors
 
-    def _cut(self, spark: SparkSession, table: str, floors: Floors) -> None:
+    def _remove_expired(self, spark: SparkSession, table: str, floors: Floors) -> None:
         before = self._floors.get(table, {})
         now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
-        is_gone = _is_gone(now)
+        is_gone = _has_expired(now)
         count = self._lake.read(spark, table).where(is_gone).count()
-        found = cut_of(self._lake.reader(spark), table)
+        found = read_head(self._lake.reader(spark), table)
         if not count and not (found and found.pending):
             return
         # A process that died has removed either all of its pending rows or none.
         removed = 0 if found is None else found.gone - (count if found.pending else 0)
         noted = replace(_retained_entry(table, now), removed=removed, pending=count)
         if count:
-            note(spark, self._lake, noted)
+            record_retained(spark, self._lake, noted)
             self._floors[table] = now
             txn = next_txn(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
-            repeated(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
+            retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
-        note(spark, self._lake, replace(noted, removed=noted.gone, pending=0))
+        record_retained(spark, self._lake, replace(noted, removed=noted.gone, pending=0))
 
 
-def _latest(many: Iterable[Floors]) -> Floors:
+def _latest_floors(many: Iterable[Floors]) -> Floors:
     found: dict[str, int] = {}
     for floors in many:
         found |= {topic: max(floor, found.get(topic, floor)) for topic, floor in floors.items()}
     return found
 
 
-def _is_gone(floors: Floors) -> Column:
+def _has_expired(floors: Floors) -> Column:
     from pyspark.sql import functions as F
 
     pairs = [F.lit(part) for topic, ms in sorted(floors.items()) for part in (topic, nearest_time(ms))]
@@ -207,7 +217,7 @@ def _is_gone(floors: Floors) -> Column:
     return (F.col(START) < F.lit(nearest_time(max(floors.values())))) & (F.col(START) < floor)
 
 
-def _floors(found: Retained) -> dict[str, int]:
+def _floors_of(found: Retained) -> dict[str, int]:
     return {row["topic"]: row["limit"] + 1 for row in found.limits.to_pylist()}
 
 

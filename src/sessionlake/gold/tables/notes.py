@@ -77,21 +77,21 @@ def tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) ->
             rebuild.
     """
     for product in products:
-        found = _logic(spark, lake, product)
+        found = _stored_logic(spark, lake, product)
         if found not in (None, product.logic):
             raise LakeError(
                 f"{product.table} was computed by another declaration (logic {found}, now {product.logic})",
                 fix=f"Run `sessionlake rebuild {product.table}`, which computes it again",
             )
     for product in skipped_tables(spark, lake, products):
-        _refuse_cut(spark, lake, product)
+        _require_rebuildable(spark, lake, product)
         mark_incomplete(spark, lake, product)
-    return [product for product in products if _logic(spark, lake, product) is None]
+    return [product for product in products if _stored_logic(spark, lake, product) is None]
 
 
-def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
+def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
     """Checks that a rebuild of a table would not lose any of the changes that it was computed from."""
-    if _logic(spark, lake, product) is None or not lake.reader(spark).any(product.table):
+    if _stored_logic(spark, lake, product) is None or not lake.reader(spark).any(product.table):
         return
     try:
         require_all_changes(lake, spark)
@@ -146,16 +146,16 @@ def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldT
 
 def complete_tables(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
     """Returns the tables that have everything that gold has read, computed by their present declaration."""
-    return [product for product in products if _logic(spark, lake, product) == product.logic]
+    return [product for product in products if _stored_logic(spark, lake, product) == product.logic]
 
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
     """Marks a table as incomplete, so that an interrupted rebuild is repeated at the next start."""
-    if _logic(spark, lake, product) is not None:
+    if _stored_logic(spark, lake, product) is not None:
         lake.set_property(spark, product.table, LOGIC, "")
 
 
-def _logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
+def _stored_logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
     if not all(lake.exists(spark, one.table) for one in with_finals([product])):
         return None
     return lake.storage.properties(spark, product.table).get(LOGIC) or None

@@ -45,8 +45,8 @@ def verify_restatements(
     rows, different, first = 0, 0, None
     for series in averages:
         since = (F.col("table") == series.table) & (F.col("_batch") > rebuilt_up_to(spark, lake, series))
-        restatements = lake.read_near(spark, RESTATEMENTS).where(since)
-        found = inconsistencies(series, lake.read_near(spark, series.table), restatements, points)
+        restatements = lake.read_small_in_memory(spark, RESTATEMENTS).where(since)
+        found = inconsistencies(series, lake.read_small_in_memory(spark, series.table), restatements, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]
         rows, different = rows + restatements.count(), different + broken
         if first is None and one is not None:
@@ -80,8 +80,8 @@ def _rows_breaking(series: RollingAverage, rows: DataFrame, rules: Sequence[Chec
     from pyspark.sql import functions as F
 
     holds = [F.coalesce(rule, F.lit(col=False)) for rule, _, _ in rules]
-    said = [F.format_string(text, *(F.col(name).cast("string") for name in names)) for _, text, names in rules]
-    what = F.coalesce(*(F.when(~held, words) for held, words in zip(holds, said, strict=True)))
+    texts = [F.format_string(text, *(F.col(name).cast("string") for name in names)) for _, text, names in rules]
+    what = F.coalesce(*(F.when(~held, words) for held, words in zip(holds, texts, strict=True)))
     return rows.select(*map(quote, series.row_keys), what.alias("what")).where("what IS NOT NULL")
 
 
@@ -154,12 +154,12 @@ def _unfounded_restatements(series: RollingAverage, chain: DataFrame, points: Da
         "is restated because of partition %s, offset %s, which has no point of its series at %s",
         *(F.col(f"cause_{part}").cast("string") for part in parts),
     )
-    there = points.select(*keys, F.col("ts").cast(_WIDE).alias("newest"))
-    behind = chain.where("newest IS NOT NULL").join(there, [*series.keys, "newest"], "left_anti")
+    newest_points = points.select(*keys, F.col("ts").cast(_WIDE).alias("newest"))
+    unknown_newest = chain.where("newest IS NOT NULL").join(newest_points, [*series.keys, "newest"], "left_anti")
     late = F.format_string(
         "is restated by a point that was late after one at %s, but there is none", F.col("newest").cast("string")
     )
-    return [unknown.select(*row, named.alias("what")), behind.select(*row, late.alias("what"))]
+    return [unknown.select(*row, named.alias("what")), unknown_newest.select(*row, late.alias("what"))]
 
 
 def _rows_with_last_restatement(
@@ -170,11 +170,11 @@ def _rows_with_last_restatement(
 
     row, keys = [*map(quote, series.row_keys)], [*map(quote, series.keys)]
     newest = points.groupBy(*keys).agg(F.max("ts").cast(_WIDE).alias("newest"))
-    held = table.select(
-        *row, F.struct("average", "points").alias("figure"), "revision", "pane", F.lit(1).alias("there")
+    figures = table.select(
+        *row, F.struct("average", "points").alias("figure"), "revision", "pane", F.lit(1).alias("in_table")
     )
     last = chain.where("is_last").select(*row, "number", "to", F.col("pane").alias("last_pane"))
-    return held.join(newest, [*series.keys], "left").join(last, [*series.row_keys], "full").fillna(0, "number")
+    return figures.join(newest, [*series.keys], "left").join(last, [*series.row_keys], "full").fillna(0, "number")
 
 
 def _row_checks(series: RollingAverage) -> list[Check]:
@@ -188,7 +188,7 @@ def _row_checks(series: RollingAverage) -> list[Check]:
     seen = series.early and series.least == 1
     late = ts < watermark if seen else ts <= watermark
     return [
-        (F.col("there").isNotNull(), "has restatements, but is not in the table", []),
+        (F.col("in_table").isNotNull(), "has restatements, but is not in the table", []),
         (
             F.col("revision") == F.col("number"),
             "has revision %s, and %s restatements",

@@ -31,15 +31,15 @@ def verify_references(spark: SparkSession, lake: Lake, settings: Settings, table
         if one.name not in used:
             continue
         try:
-            rest, _ = pending_rows(lake, reader, one)
+            pending, _ = pending_rows(lake, reader, one)
         except LakeError:  # the whole table is faulty, and gold keeps what it applied before
             continue
         first = (
             None
-            if not rest.rows
-            else f"{one.applied_table}: {rest.rows} rows of {one.table} wait for `sessionlake run gold`"
+            if not pending.rows
+            else f"{one.applied_table}: {pending.rows} rows of {one.table} wait for `sessionlake run gold`"
         )
-        found.append(Compared(one.applied_table, reader.size(one.table).rows, rest.rows, first))
+        found.append(Compared(one.applied_table, reader.size(one.table).rows, pending.rows, first))
     return found
 
 

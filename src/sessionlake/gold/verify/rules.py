@@ -60,7 +60,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _ExpectedAlerts(numbers.where(in_range), changes.where(in_range), times, topics, declared)
-    log, begins = _logged_alerts(lake.read_near(spark, RULE_EVENTS)), slices_begin(reader)
+    log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), slices_begin(reader)
     parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
     found = [_compared(log, truth, part, begins) for part in parts]
     first = next((one.first for one in found if one.first is not None), None)
@@ -74,10 +74,10 @@ def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], beg
     rows = reduce(lambda one, other: one.unionByName(other), map(truth.alerts, rules)).where(is_decidable).persist()
     try:
         doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
-        mine = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
-        held = mine.join(doubtful, ["rule", *KEY, "at"], "left_anti")
+        logged = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
+        certain = logged.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         expected = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
-        return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], held, expected)
+        return compare_rows(RULE_EVENTS, _IDENTITY, ["times"], certain, expected)
     finally:
         rows.unpersist()
 

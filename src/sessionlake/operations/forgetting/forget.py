@@ -26,8 +26,15 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.changes import refuse_shorter
 from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.gold.making import states
-from sessionlake.ledger.entries import rebuilt_by
-from sessionlake.ledger.erasures import Erasure, erasures, hashed, salt_of, store, withdraw
+from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.erasures import (
+    Erasure,
+    delete_receipt,
+    lake_salt,
+    read_receipts,
+    session_hash_of,
+    store_receipt,
+)
 from sessionlake.operations.forgetting import publications, rows
 from sessionlake.operations.forgetting.receipt import left_to_others, search_lake
 from sessionlake.operations.forgetting.rows import Session
@@ -129,16 +136,16 @@ class Forgetting:
         """
         journal = self._require_interrupted("--cancel", "cancel")
         inputs = journal.inputs
-        stored = next((one for one in self._known() if one.receipt == inputs.receipt), None)
-        left = rows.offsets_of(self._lake.reader(self._spark), (inputs.topic, inputs.session))
-        erased = stored is not None and sum(item.messages for item in left) < stored.messages
+        stored = next((erasure for erasure in self._known() if erasure.receipt == inputs.receipt), None)
+        remaining = rows.find_offsets(self._lake.reader(self._spark), (inputs.topic, inputs.session))
+        erased = stored is not None and sum(item.messages for item in remaining) < stored.messages
         if journal.done or erased:
             raise LakeError(
                 f"forget --cancel: messages of the session are erased already (receipt {inputs.receipt}), which "
                 "cannot be undone",
                 fix="Run `sessionlake forget --resume`, which finishes the forgetting",
             )
-        withdraw(self._spark, self._lake, inputs.receipt)
+        delete_receipt(self._spark, self._lake, inputs.receipt)
         journal.end()
         return inputs.receipt
 
@@ -154,19 +161,19 @@ class Forgetting:
     def _finish(self, journal: Journal[_Inputs]) -> Erasure:
         """Does the steps that are left, and stores the receipt."""
         session = journal.inputs.topic, journal.inputs.session
-        begun = self._receipt(journal.inputs)
-        self._say(f"receipt {begun.receipt}: {len(journal.done)} steps are done")
-        for name, work in self._steps(session, begun, journal):
+        receipt = self._receipt(journal.inputs)
+        self._say(f"receipt {receipt.receipt}: {len(journal.done)} steps are done")
+        for name, work in self._steps(session, receipt, journal):
             journal.run_step(name, work)
-        erasure = self._with_proof(begun, journal, journal.inputs.session)
-        store(self._spark, self._lake, erasure)
+        erasure = self._with_proof(receipt, journal, journal.inputs.session)
+        store_receipt(self._spark, self._lake, erasure)
         journal.end()
         return erasure
 
     # -- preparation
 
     def _known(self) -> list[Erasure]:
-        return erasures(self._lake.reader(self._spark))
+        return read_receipts(self._lake.reader(self._spark))
 
     def _begin(self, session: str, topic: str | None) -> Journal[_Inputs]:
         """Checks everything that can be checked before anything changes, then writes the journal.
@@ -178,13 +185,15 @@ class Forgetting:
         self._refuse_keyed()
         if self._gold() and not self._shorten:  # gold will have to be computed again from all changes
             refuse_shorter(self._lake, self._spark)
-        tables = dict.fromkeys([*rows.tables_of(self._spark, self._lake), *self._gold()])
+        tables = dict.fromkeys([*rows.tables_with_sessions(self._spark, self._lake), *self._gold()])
         publications.require_sendable(self._spark, self._lake, tables)
         self._catch_up()
         for layer in layers_with_state(self._settings):  # unreadable states would stop the forgetting half-way
             require_states(self._spark, self._settings, layer, (topic, session))
         Retention(self._spark, self._settings).finish()  # so that rows it was removing are not counted again
-        mine = (one.receipt for one in self._known() if one.done_at is None and one.is_of(topic, session))
+        mine = (
+            erasure.receipt for erasure in self._known() if erasure.done_at is None and erasure.is_for(topic, session)
+        )
         return Journal.begin(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
 
     def _receipt(self, inputs: _Inputs) -> Erasure:
@@ -193,30 +202,30 @@ class Forgetting:
         From then on, bronze erases new messages of the session on arrival.
         """
         known, session = self._known(), (inputs.topic, inputs.session)
-        stored = next((one for one in known if one.receipt == inputs.receipt), None)
+        stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
-        salt = salt_of(known)
-        offsets = rows.offsets_of(self._lake.reader(self._spark), session)
-        counts = rows.counts_of(self._spark, self._lake, session)
-        begun = Erasure(
+        salt = lake_salt(known)
+        offsets = rows.find_offsets(self._lake.reader(self._spark), session)
+        counts = rows.count_rows(self._spark, self._lake, session)
+        erasure = Erasure(
             receipt=inputs.receipt,
             topic=inputs.topic,
-            session_hash=hashed(salt, *session),
+            session_hash=session_hash_of(salt, *session),
             salt=salt,
-            begun_at=max(datetime.now(UTC), rebuilt_by(self._lake.reader(self._spark), SILVER)),
+            begun_at=max(datetime.now(UTC), earliest_after_rebuild(self._lake.reader(self._spark), SILVER)),
             messages=sum(item.messages for item in offsets),
             report={
                 "offsets": [asdict(item) for item in offsets],
                 "tables": {table: {"rows": count} for table, count in counts.items()},
             },
         )
-        store(self._spark, self._lake, begun)
-        return begun
+        store_receipt(self._spark, self._lake, erasure)
+        return erasure
 
     def _refuse_keyed(self) -> None:
         """Refuses processors with a key column, because their rows can be made of several sessions."""
-        keyed = [own for own in self._settings.processors if own.key]
+        keyed = [processor for processor in self._settings.processors if processor.key]
         if keyed:
             first = keyed[0]
             raise UsageError(
@@ -227,20 +236,20 @@ class Forgetting:
             )
 
     def _topic(self, session: str, topic: str | None) -> str:
-        found = rows.topics_of(self._lake.reader(self._spark), session)
-        if topic is None and len(found) > 1:
+        topics = rows.find_topics(self._lake.reader(self._spark), session)
+        if topic is None and len(topics) > 1:
             raise UsageError(
-                f"forget: session {session!r} is in several topics ({', '.join(found)})",
+                f"forget: session {session!r} is in several topics ({', '.join(topics)})",
                 fix="Choose one with --topic",
             )
-        if topic not in (None, *found) or not found:
+        if topic not in (None, *topics) or not topics:
             where = "" if topic is None else f" of topic {topic}"
             raise UsageError(
                 f"forget: {MESSAGES} has no message of session {session!r}{where}",
                 why="The session does not exist, or is forgotten already",
                 fix="Check its id: silver.sessions lists all sessions",
             )
-        return topic or found[0]
+        return topic or topics[0]
 
     def _catch_up(self) -> None:
         """Lets layers with states process all of bronze, so that they all resume later from the same known version."""
@@ -252,26 +261,26 @@ class Forgetting:
 
     # -- the steps
 
-    def _steps(self, session: Session, begun: Erasure, journal: Journal[_Inputs]) -> Iterator[tuple[str, Step]]:
+    def _steps(self, session: Session, erasure: Erasure, journal: Journal[_Inputs]) -> Iterator[tuple[str, Step]]:
         """Yields the steps in their order, each with its name in the journal.
 
         Each can be repeated, and needs those before it.
         """
         spark, settings, lake = self._spark, self._settings, self._lake
-        layers, counted = layers_with_state(settings), begun.report["tables"]
+        layers, counted = layers_with_state(settings), erasure.report["tables"]
         yield "bronze", partial(rows.erase_messages, spark, lake, session)
-        for table in rows.tables_of(spark, lake):
+        for table in rows.tables_with_sessions(spark, lake):
             if table in rows.MERGED or counted.get(table, {}).get("rows"):
                 yield table, partial(self._remove, table, session)
         yield "books", partial(rows.clean_bookkeeping, spark, lake, session)
         yield "notes", partial(rows.clean_stop_notes, settings, layers, session)
         yield _PUBLISHED, self._published
-        yield _GOLD, partial(self._reset_gold, begun)
+        yield _GOLD, partial(self._reset_gold, erasure)
         yield "publications", partial(self._wait_for_publications, journal)
         for table in self._tables_to_purge():
-            yield _HISTORY + table, partial(self._purge, table, begun.receipt, journal)
+            yield _HISTORY + table, partial(self._purge, table, erasure.receipt, journal)
         for layer in layers:  # after bronze's history is removed, because a stream starts at the latest version
-            yield f"states of {layer}", partial(hand_over, spark, settings, layer, session, begun.receipt)
+            yield f"states of {layer}", partial(hand_over, spark, settings, layer, session, erasure.receipt)
         yield "aside", self._remove_archived
 
     def _gold(self) -> list[str]:
@@ -286,12 +295,12 @@ class Forgetting:
         published = [table for table in self._gold() if publications.publications(self._settings, table)]
         return {table: 1 for table in published if not self._lake.read(self._spark, table).isEmpty()}
 
-    def _reset_gold(self, begun: Erasure) -> dict[str, int]:
+    def _reset_gold(self, erasure: Erasure) -> dict[str, int]:
         """Empties gold. Returns the version of each of its tables after that."""
         tables = self._gold()
         if tables:
             self._say("gold: emptied, and computed again at its next run")
-            reset_gold(self._spark, self._settings, self._lake, begun.receipt, 0, begun.begun_at)
+            reset_gold(self._spark, self._settings, self._lake, erasure.receipt, 0, erasure.begun_at)
         return {table: self._lake.latest_version(self._spark, table) for table in tables}
 
     def _remove(self, table: str, session: Session) -> dict[str, int]:
@@ -315,26 +324,26 @@ class Forgetting:
 
     def _tables_to_purge(self) -> list[str]:
         """Returns the tables whose history may contain the session."""
-        own = [processor.into for processor in self._settings.processors]
-        known = [MESSAGES, *REPLAYED, *rows.tables_of(self._spark, self._lake), DECISIONS, LEDGER]
-        known += [*gold_tables(self._settings), *own, *rows.BOOKKEEPING]
+        processor_tables = [processor.into for processor in self._settings.processors]
+        known = [MESSAGES, *REPLAYED, *rows.tables_with_sessions(self._spark, self._lake), DECISIONS, LEDGER]
+        known += [*gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
     def _purge(self, table: str, receipt: str, journal: Journal[_Inputs]) -> dict[str, int] | None:
         version = self._lake.latest_version(self._spark, table)
         if not version:
             return None  # the table was only created, and has no history
-        since = publications.first_needed(self._settings, table, _removals(journal).get(table, version))
-        done = self._lake.storage.purge(self._spark, table, receipt, since)
+        since = publications.oldest_version_needed(self._settings, table, _removals(journal).get(table, version))
+        done = self._lake.storage.purge_history(self._spark, table, receipt, since)
         self._say(f"{table}: {done.files} files of its history removed")
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
 
     def _remove_archived(self) -> None:
         """Removes archived checkpoints, of this forgetting and of earlier rebuilds, and files of dead processes."""
-        beside = Path(self._settings.checkpoint(""))
-        for old in (*beside.glob("*.before-*"), *beside.glob("*.handover.next")):
+        checkpoints = Path(self._settings.checkpoint(""))
+        for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
-        shutil.rmtree(states.folder(self._settings), ignore_errors=True)  # gold's states
+        shutil.rmtree(states.owners_folder(self._settings), ignore_errors=True)  # gold's states
         if self._lake.storage.scratch is not None:  # files of a batch that died
             shutil.rmtree(self._lake.storage.scratch, ignore_errors=True)
         clear(self._spark, self._settings)
@@ -344,17 +353,17 @@ class Forgetting:
 
     # -- the receipt
 
-    def _with_proof(self, begun: Erasure, journal: Journal[_Inputs], session: str) -> Erasure:
+    def _with_proof(self, erasure: Erasure, journal: Journal[_Inputs], session: str) -> Erasure:
         self._say("searching what is left")
-        tables: dict[str, dict[str, int]] = begun.report["tables"]
+        tables: dict[str, dict[str, int]] = erasure.report["tables"]
         purged = {name.removeprefix(_HISTORY): done for name, done in journal.done.items() if name.startswith(_HISTORY)}
-        report = begun.report | {
+        report = erasure.report | {
             "tables": {name: tables.get(name, {"rows": 0}) | done for name, done in (tables | purged).items()},
             "gold": sorted(self._gold()),
             "search": search_lake(self._spark, self._lake, session),
-            "left": left_to_others(self._spark, self._lake, begun.topic),
+            "left": left_to_others(self._spark, self._lake, erasure.topic),
         }
-        return replace(begun, done_at=datetime.now(UTC), report=report)
+        return replace(erasure, done_at=datetime.now(UTC), report=report)
 
 
 def _removals(journal: Journal[_Inputs]) -> dict[str, int]:

@@ -30,7 +30,7 @@ _TRIGGERS = 3
 def publications(settings: Settings, table: str) -> list[Reader]:
     """Returns the publications of a table that have started."""
     readings = readers(settings, table)
-    return [reader for reader in readings if reader.begun and reader.name.startswith(f"publish-{table}-")]
+    return [reader for reader in readings if reader.has_started and reader.name.startswith(f"publish-{table}-")]
 
 
 def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
@@ -77,7 +77,7 @@ def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> Non
                 time.sleep(_POLL_SECONDS)
 
 
-def first_needed(settings: Settings, table: str, removal: int) -> int | None:
+def oldest_version_needed(settings: Settings, table: str, removal: int) -> int | None:
     """Returns the oldest version in the table's log that its publications still need; None if it has no publications.
 
     Versions before the removal cannot be kept, even if the last batch of a publication started there.
@@ -86,9 +86,9 @@ def first_needed(settings: Settings, table: str, removal: int) -> int | None:
         removal: The first version without the session's rows.
     """
     known = [
-        (reader.since, reader.oldest_needed or 0)
+        (reader.next_version, reader.oldest_needed or 0)
         for reader in publications(settings, table)
-        if reader.since is not None
+        if reader.next_version is not None
     ]
     return min((min(since, max(oldest, removal)) for since, oldest in known), default=None)
 

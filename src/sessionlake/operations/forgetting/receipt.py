@@ -31,14 +31,14 @@ def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]
     Returns what was searched, where it was found, and which files were unreadable.
     """
     settings = lake.settings
-    beside = Path(settings.checkpoint(""))
-    folders = [settings.home] if beside.is_relative_to(settings.home) else [settings.home, beside]
+    checkpoints = Path(settings.checkpoint(""))
+    folders = [settings.home] if checkpoints.is_relative_to(settings.home) else [settings.home, checkpoints]
     searched = [search(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The journal of this forgetting names the session, and is removed at the end.
     journal = FORGET.file(settings).name
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
     tables: list[str] = []
-    if lake.storage.needs_session:
+    if lake.storage.needs_spark:
         tables = [table for table in (*TABLES, *settings.added_tables) if lake.exists(spark, table)]
         found += [f"{table}, column {name}" for table in tables for name in _columns_with(spark, lake, table, session)]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)
@@ -51,11 +51,13 @@ def _columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> 
     from pyspark.sql import functions as F
 
     rows, text = lake.read(spark, table), pattern(session)
-    own = [name for name, kind in rows.dtypes if kind.startswith(_WITH_TEXT)]
-    if not own:
+    text_columns = [name for name, kind in rows.dtypes if kind.startswith(_WITH_TEXT)]
+    if not text_columns:
         return []
-    hits = rows.agg(*(F.max(F.col(quote(name)).cast("string").rlike(text)).alias(name) for name in own)).first()
-    return [] if hits is None else [name for name in own if hits[name]]
+    hits = rows.agg(
+        *(F.max(F.col(quote(name)).cast("string").rlike(text)).alias(name) for name in text_columns)
+    ).first()
+    return [] if hits is None else [name for name in text_columns if hits[name]]
 
 
 def _of_source(settings: Settings, topic: str) -> str:
@@ -82,27 +84,27 @@ def _unknown(spark: SparkSession, lake: Lake) -> list[str]:
 def left_to_others(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
     """Returns, in sentences, where data of the session remains outside the lake's control."""
     settings = lake.settings
-    left = [
+    places = [
         _of_source(settings, topic),
         "whatever was copied out of the lake: backups, exports, reports, answers to queries",
     ]
-    left += [
+    places += [
         f"{reader.name}: the tombstones are sent. Its topic drops the earlier rows when Kafka compacts it"
         for table in publishable_tables(settings)
         for reader in publications(settings, table)
     ]
-    left += [
+    places += [
         f"{table}: the table is not in the configuration, so its rows, figures and history may still contain the "
         "session. Drop it"
         for table in _unknown(spark, lake)
     ]
     if settings.catalog is not None:
-        left.append(
+        places.append(
             "the tables' logs: older entries contain the session in statistics, until the platform removes them "
             "(delta.logRetentionDuration)"
         )
-        left.append(
+        places.append(
             "staging tables that `verify` and `rebuild` have created and dropped: a catalog that can restore dropped "
             "tables keeps their files for a time (Unity Catalog: UNDROP, about 7 days)"
         )
-    return left
+    return places

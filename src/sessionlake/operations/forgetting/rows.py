@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import blank_rows, remove_rows
+from sessionlake.delta.commit import erase_session_rows, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -29,7 +29,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_writes import rewritten_by_spark
+from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
@@ -58,45 +58,47 @@ BOOKKEEPING = (LEDGER, POSITIONS, RETAINED)
 """The lake's tables about itself, which can name sessions."""
 
 
-def tables_of(spark: SparkSession, lake: Lake) -> list[str]:
+def tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns the existing tables, other than bronze, from which a session's rows are removed."""
-    own = [processor.into for processor in lake.settings.processors]
-    return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *own]) if lake.exists(spark, table)]
+    processor_tables = [processor.into for processor in lake.settings.processors]
+    return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *processor_tables]) if lake.exists(spark, table)]
 
 
-def topics_of(reader: TableReader, session: str) -> list[str]:
+def find_topics(reader: TableReader, session: str) -> list[str]:
     """Returns the topics that have a session of this id, by its messages or by what was made of them."""
-    found: set[str] = set()
+    topics: set[str] = set()
     for table in _NAMING:
-        own = SessionRows.of(table, "", session)
-        for batch in reader.batches(table, (own.by, eq, own.value), columns=["topic"]):
-            found.update(batch.column("topic").unique().to_pylist())
-    return sorted(found)
+        rows = SessionRows.of(table, "", session)
+        for batch in reader.batches(table, (rows.id_column, eq, rows.value), columns=["topic"]):
+            topics.update(batch.column("topic").unique().to_pylist())
+    return sorted(topics)
 
 
-def offsets_of(reader: TableReader, session: Session) -> list[OffsetRange]:
+def find_offsets(reader: TableReader, session: Session) -> list[OffsetRange]:
     """Returns, for each partition, the first and last offset of the session's messages in bronze, and their number."""
-    own = ("topic", eq, session[0]), ("key", eq, session[1].encode())
-    parts = [pa.Table.from_batches([part]) for part in reader.batches(MESSAGES, *own, columns=["partition", "offset"])]
+    conditions = ("topic", eq, session[0]), ("key", eq, session[1].encode())
+    parts = [
+        pa.Table.from_batches([part]) for part in reader.batches(MESSAGES, *conditions, columns=["partition", "offset"])
+    ]
     if not parts:
         return []
     aggregates = [("offset", function) for function in ("min", "max", "count")]
-    found = pa.concat_tables(parts).group_by("partition").aggregate(aggregates)
-    rows = sorted(found.to_pylist(), key=lambda row: row["partition"])
+    ranges = pa.concat_tables(parts).group_by("partition").aggregate(aggregates)
+    rows = sorted(ranges.to_pylist(), key=lambda row: row["partition"])
     return [OffsetRange(session[0], r["partition"], r["offset_min"], r["offset_max"], r["offset_count"]) for r in rows]
 
 
-def counts_of(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
+def count_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """Returns the number of the session's rows in each table."""
-    own = {table: SessionRows.of(table, *session) for table in tables_of(spark, lake)}
-    return {table: lake.storage.count(spark, table, rows) for table, rows in own.items()}
+    rows_by_table = {table: SessionRows.of(table, *session) for table in tables_with_sessions(spark, lake)}
+    return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
 def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
     """Removes the session's rows from a table."""
     rows = SessionRows.of(table, *session)
     if table in _MARKED:
-        rewritten_by_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
+        rewrite_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
         remove_rows(spark, lake, table, rows)
 
@@ -104,8 +106,8 @@ def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> Non
 def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
     rows = SessionRows.of(MESSAGES, *session)
-    if lake.storage.count(spark, MESSAGES, rows):
-        blank_rows(spark, lake, MESSAGES, rows)
+    if lake.storage.count_rows(spark, MESSAGES, rows):
+        erase_session_rows(spark, lake, MESSAGES, rows)
 
 
 def clean_bookkeeping(spark: SparkSession, lake: Lake, session: Session) -> None:

@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 def layers_with_state(settings: Settings) -> list[str]:
     """Returns the layers that judge sessions and have started."""
     layers = [SILVER, *(processor.layer for processor in settings.processors)]
-    return [layer for layer in layers if has_begun(settings, layer)]
+    return [layer for layer in layers if has_started(settings, layer)]
 
 
-def has_begun(settings: Settings, layer: str) -> bool:
+def has_started(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has a checkpoint, or states to start from."""
-    begun = (Path(settings.checkpoint(layer)) / "metadata").is_file()
+    has_checkpoint = (Path(settings.checkpoint(layer)) / "metadata").is_file()
     return (
-        begun or handover.read_active(settings, layer) is not None or handover.prepared_folder(settings, layer).is_dir()
+        has_checkpoint
+        or handover.read_active(settings, layer) is not None
+        or handover.prepared_folder(settings, layer).is_dir()
     )
 
 
@@ -87,5 +89,7 @@ def state_without_session(stored: bytes, columns: tuple[Column, ...], session: t
     judging, memory = split(stored)
     state = ShardState.decode(judging, columns)
     left = None if memory is None else without_session(memory, *session)
-    state.replace_sessions(ShardState(), lambda topic, _, own: (topic, own) == session, ProcessorMemory.due_of(left))
+    state.replace_sessions(
+        ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.due_of(left)
+    )
     return join(state.encode(columns), left)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.values import rows_of
-from sessionlake.ledger.retained import by_table, expired, heads, limits_frame
+from sessionlake.ledger.retained import by_table, expired_rows, limits_frame, read_heads
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import internal, quote
@@ -57,7 +57,7 @@ class TablesComparison:
     not_compared: tuple[str, ...] = ()
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """True if everything that was compared is equal."""
         return self.first_difference is None and (self.states is None or self.states.first_difference is None)
 
@@ -67,19 +67,19 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
 
     In tables from which retention has removed rows, only rows that are certainly left are compared.
     """
-    beside = Lake(settings).staging()
-    cut = heads(lake.reader(spark))
+    staging = Lake(settings).staging()
+    cut = read_heads(lake.reader(spark))
     recorded = by_table(cut)
 
-    def left(of: Lake, table: str) -> DataFrame:
-        rows = of.read_near(spark, table)
+    def remaining_rows(source: Lake, table: str) -> DataFrame:
+        rows = source.read_small_in_memory(spark, table)
         if table not in recorded:
             return rows
         up_to = limits_frame(spark, lake, recorded[table].table).alias("s")
-        return rows.alias("t").join(up_to, expired(table).condition(), "left_anti")
+        return rows.alias("t").join(up_to, expired_rows(table).condition(), "left_anti")
 
-    found = compare(lambda table: left(lake, table), lambda table: left(beside, table))
-    return replace(found, not_compared=tuple(cut[table].since for table in sorted(cut) if table in COMPARED))
+    comparison = compare(lambda table: remaining_rows(lake, table), lambda table: remaining_rows(staging, table))
+    return replace(comparison, not_compared=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))
 
 
 def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> TablesComparison:
@@ -113,7 +113,7 @@ def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
     """Returns a hash of each row of each table: `table`, `SESSION`, `side` and `hash`."""
     from pyspark.sql import functions as F
 
-    found: DataFrame | None = None
+    hashes: DataFrame | None = None
     for table in COMPARED:
         rows = read(table).drop(BOOKKEEPING)
         columns = [quote(name) for name in sorted(rows.columns)]  # tables can have columns in different orders
@@ -121,10 +121,10 @@ def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
         nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
         row = F.xxhash64(*columns, nulls).cast("decimal(38,0)")
         part = rows.select(F.lit(table).alias("table"), *SESSION, F.lit(side).alias("side"), row.alias("hash"))
-        found = part if found is None else found.unionByName(part)
-    if found is None:
+        hashes = part if hashes is None else hashes.unionByName(part)
+    if hashes is None:
         raise ValueError("there are no tables to compare")
-    return found
+    return hashes
 
 
 def _first_difference(
@@ -139,11 +139,11 @@ def _first_difference(
 
     keys = COMPARED[table]
     names = zip(SESSION, (topic, partition, session), strict=True)
-    mine = reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in names))
-    expected = built(table).where(mine).drop(BOOKKEEPING)
-    found = live(table).where(mine).select(*map(quote, expected.columns))
-    lacking = expected.exceptAll(found).withColumn(_SIDE, F.lit("expected"))
-    apart = lacking.unionAll(found.exceptAll(expected).withColumn(_SIDE, F.lit("found")))
+    of_session = reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in names))
+    expected = built(table).where(of_session).drop(BOOKKEEPING)
+    actual = live(table).where(of_session).select(*map(quote, expected.columns))
+    lacking = expected.exceptAll(actual).withColumn(_SIDE, F.lit("expected"))
+    apart = lacking.unionAll(actual.exceptAll(expected).withColumn(_SIDE, F.lit("found")))
     first, *others = rows_of(apart.orderBy(*keys, _SIDE).limit(2).toArrow())
     named = "".join(f", {name} {first[name]!r}" for name in keys)
     where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"

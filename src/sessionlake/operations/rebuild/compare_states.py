@@ -55,8 +55,8 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
     why_not = _why_not(spark, settings)
     if rebuilt is None or why_not is not None:
         return StatesComparison(0, skipped=why_not or "there is no message yet")
-    found = state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
-    both = found.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
+    live = state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
+    both = live.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
     compared = both.groupBy("shard").applyInPandas(_comparing(settings.capture.declared), _COMPARED_SCHEMA)
     shards = sorted(compared.collect(), key=lambda row: row["shard"])
     differ = (f"shard {row['shard']}, {row['difference']}" for row in shards if row["difference"] is not None)

@@ -10,8 +10,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.retained import beginnings, heads
-from sessionlake.ledger.silences import messages_of, silences_of
+from sessionlake.ledger.retained import beginnings, read_heads
+from sessionlake.ledger.silences import silences_in, without_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, Selection
 from sessionlake.silver.states import last_batches
 from sessionlake.silver.unread import unread_silences
@@ -60,8 +60,8 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
             f"rebuild silver: {MESSAGES}@v{version} has no message{where}", fix="Check the topic's name in ops.topics"
         )
     keys = [session.encode() for session in selection.sessions]
-    found = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
-    known = {bytes(row["key"]) for row in found}
+    rows = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
+    known = {bytes(row["key"]) for row in rows}
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
             raise UsageError(
@@ -70,7 +70,7 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
             )
 
 
-def version_of(spark: SparkSession, lake: Lake, version: int | None) -> int:
+def bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
     """Returns the version of bronze to build from; None means the latest.
 
     Raises:
@@ -84,15 +84,15 @@ def version_of(spark: SparkSession, lake: Lake, version: int | None) -> int:
     return latest if version is None else version
 
 
-def _require_columns(other: str | None) -> None:
+def _require_columns(difference: str | None) -> None:
     """Checks that the tables have the declared columns, in which the kept sessions have their values.
 
     Raises:
         LakeError: Other columns are declared.
     """
-    if other is not None:
+    if difference is not None:
         raise LakeError(
-            f"{other}, so single sessions cannot be rebuilt",
+            f"{difference}, so single sessions cannot be rebuilt",
             why="The sessions that are kept would lack the new columns",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions",
         )
@@ -104,10 +104,10 @@ def _require_uncut(reader: TableReader) -> None:
     Raises:
         LakeError: Retention has removed rows of silver.
     """
-    cut = [found for table, found in sorted(heads(reader).items()) if table in REPLAYED]
+    cut = [entry for table, entry in sorted(read_heads(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(
-            f"{cut[0].since}, so single sessions cannot be rebuilt",
+            f"{cut[0].summary}, so single sessions cannot be rebuilt",
             why="Rebuilt sessions would be complete, although the table is recorded as shortened",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions",
         )
@@ -130,14 +130,14 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
             fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",
         )
     bronze = lake.read(spark, MESSAGES, version)
-    last_offsets = messages_of(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
+    last_offsets = without_silences(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
     held = {(row[0], row[1]): row[2] for row in last_offsets}
-    gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
-    ends = OffsetLog.load(spark, lake, SILVER).ends
+    gone = {place: at.last_removed for place, at in beginnings(lake.reader(spark)).items()}
+    ends = OffsetLog.load(spark, lake, SILVER).last_offsets
     # A topic-partition that retention has emptied has nothing to read.
     read = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
     unread = unread_silences(spark, lake.settings, SILVER, ends)
-    if held != read or not unread.isdisjoint(silences_of(bronze)):
+    if held != read or not unread.isdisjoint(silences_in(bronze)):
         raise LakeError(
             f"silver has not read exactly what {MESSAGES}@v{version} holds, so single sessions cannot be rebuilt",
             fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",

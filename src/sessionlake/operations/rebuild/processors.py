@@ -28,14 +28,14 @@ from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry
 from sessionlake.operations.rebuild.replay import is_small, require_complete_bronze
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.job import fold_of, load, processor_settings, row_ddl, table_schema
+from sessionlake.processors.job import load, processor_fold, processor_settings, row_ddl, table_schema
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import rows_of, total
+from sessionlake.silver.job import rows_for_table, sum_counts
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
@@ -106,7 +106,7 @@ def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
     _Rebuild(spark, settings, name, None).cancel()
 
 
-def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
+def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Difference:
     """Compares the table with one that the present code makes from the same messages. Nothing is changed.
 
     Raises:
@@ -114,14 +114,17 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
             Its unpublished tables would be overwritten here.
         ProcessorError: The processor's code failed under `fail`.
     """
-    own = processor_settings(settings, name)
-    require_uninterrupted(settings, own.layer)
+    processor = processor_settings(settings, name)
+    require_uninterrupted(settings, processor.layer)
     work = _Rebuild(spark, settings, name, None)
     with interpreted(spark, when=is_small(spark, work.lake)):
-        work.replay(work.lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, work.lake, work.own.layer).ends)
-        found = work.difference()
+        work.replay(
+            work.lake.latest_version(spark, MESSAGES),
+            OffsetLog.load(spark, work.lake, work.processor.layer).last_offsets,
+        )
+        difference = work.difference()
         work.clear()
-        return found
+        return difference
 
 
 def staging_tables(name: str) -> tuple[str, str]:
@@ -137,46 +140,46 @@ class _Rebuild:
 
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
-        self.own: ProcessorSettings = processor_settings(settings, name)
-        self._operation = rebuild_of(self.own)
-        self._processor = load(settings, name)
+        self.processor: ProcessorSettings = processor_settings(settings, name)
+        self._operation = rebuild_of(self.processor)
+        self._loaded = load(settings, name)
         self._records, self._errors = staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
-        records, errors = table_schema(self.own, self._processor.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
-        self.lake = Lake(settings, {self.own.into: records, self._records: records, self._errors: errors})
+        records, errors = table_schema(self.processor, self._loaded.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
+        self.lake = Lake(settings, {self.processor.into: records, self._records: records, self._errors: errors})
         self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
-        if not self.lake.exists(spark, self.own.into):
-            self.lake.ensure(spark, [self.own.into])
-        self._beside = self.lake.staging()
+        if not self.lake.exists(spark, self.processor.into):
+            self.lake.ensure(spark, [self.processor.into])
+        self._staging = self.lake.staging()
         self._states: DataFrame | None = None
         self._partitions: list[PartitionCounts] = []
         self._version = -1
 
     def cancel(self) -> None:
         """Cancels an interrupted rebuild that has replaced nothing."""
-        own = self.own
-        publishing.cancel(self._spark, self.lake, self._operation, own.layer, [own.into], self.clear)
+        processor = self.processor
+        publishing.cancel(self._spark, self.lake, self._operation, processor.layer, [processor.into], self.clear)
 
     def run(self, *, start_over: bool = False) -> ProcessorRebuild:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
-        settings, own = self._settings, self.own
-        require_uninterrupted(settings, own.layer, except_for=[self._operation], from_bronze=True)
+        settings, processor = self._settings, self.processor
+        require_uninterrupted(settings, processor.layer, except_for=[self._operation], from_bronze=True)
         journal = None if start_over else Journal.read(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
-            return ProcessorRebuild(own.into, journal.inputs.version, journal.inputs.counts["messages"])
+            return ProcessorRebuild(processor.into, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
-        ends = OffsetLog.load(self._spark, self.lake, own.layer).ends
+        ends = OffsetLog.load(self._spark, self.lake, processor.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
         with record_building(settings, self._operation, version):
             self.replay(version)
-            found = self.difference()
+            difference = self.difference()
             plan = self._plan(started)
-            publishing.prepare(settings, own.layer, plan, states_by_shard(self._states))
+            publishing.prepare(settings, processor.layer, plan, states_by_shard(self._states))
             self.lake.storage.require_claims()
         self._publish(Journal.begin(settings, self._operation, plan))
         behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
-        return ProcessorRebuild(own.into, plan.version, plan.counts["messages"], behind, found)
+        return ProcessorRebuild(processor.into, plan.version, plan.counts["messages"], behind, difference)
 
     def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
         """Fills the staging tables from a version of bronze.
@@ -184,40 +187,40 @@ class _Rebuild:
         Args:
             ends: The last offset to read of each topic-partition; None means all messages.
         """
-        spark, own = self._spark, self.own
-        require_complete_bronze(self.lake.reader(spark), own.into)
+        spark, processor = self._spark, self.processor
+        require_complete_bronze(self.lake.reader(spark), processor.into)
         refuse_restored(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
-        self._beside.ensure(spark, self._tables.values())
+        self._staging.ensure(spark, self._tables.values())
         self._version = version
-        what = f"a rebuild of {own.into}"
-        unread = () if ends is None else unread_silences(spark, self._settings, own.layer, ends)
-        slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, own.topics, unread)
+        what = f"a rebuild of {processor.into}"
+        unread = () if ends is None else unread_silences(spark, self._settings, processor.layer, ends)
+        slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
-        for part in slices.fold(spark, self._settings, source, fold_of(spark, self.lake, self._processor)):
-            refuse_failures(own.name, part.reports)
+        for part in slices.fold(spark, self._settings, source, processor_fold(spark, self.lake, self._loaded)):
+            refuse_failures(processor.name, part.reports)
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
-                    ddl = row_ddl(kind, self._processor.loaded_processor.output)
-                    append(spark, self._beside, table, rows_of(part.folded, kind, txn, ddl), txn)
+                    ddl = row_ddl(kind, self._loaded.loaded_processor.output)
+                    append(spark, self._staging, table, rows_for_table(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states
-        self._partitions = total([ShardReport(partitions, {})])
+        self._partitions = sum_counts([ShardReport(partitions, {})])
 
     def difference(self) -> Difference:
         """Compares the staging table with the live table."""
         spark = self._spark
-        return difference(self.lake.read(spark, self.own.into), self._beside.read(spark, self._records), KEYS)
+        return difference(self.lake.read(spark, self.processor.into), self._staging.read(spark, self._records), KEYS)
 
     def clear(self) -> None:
         """Removes the staging tables."""
         for table in self._tables.values():
-            self._beside.drop(self._spark, table)
+            self._staging.drop(self._spark, table)
 
     def _plan(self, started: datetime) -> Plan:
-        last = last_batch(self.lake.reader(self._spark), self.own.layer)
+        last = last_batch(self.lake.reader(self._spark), self.processor.layer)
         batches = [number for number in (last, self._newest_error()) if number is not None]
         return Plan.of(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
@@ -225,34 +228,36 @@ class _Rebuild:
         """Returns the last batch of which the processor has stored errors. It may have died before its ledger entry."""
         from pyspark.sql import functions as F
 
-        errors = self.lake.read(self._spark, PROCESSOR_ERRORS).where(F.col("processor") == self.own.name)
-        found = errors.agg(F.max("_batch")).first()
-        return None if found is None else found[0]
+        errors = self.lake.read(self._spark, PROCESSOR_ERRORS).where(F.col("processor") == self.processor.name)
+        newest = errors.agg(F.max("_batch")).first()
+        return None if newest is None else newest[0]
 
     def _publish(self, journal: Journal[Plan]) -> None:
-        spark, own, lake, plan = self._spark, self.own, self.lake, journal.inputs
-        handover.require_prepared(self._settings, plan.rebuild, own.layer, self._operation.damaged)
-        retire_query(spark, lake, own.layer, [own.into])
-        replaced = journal.run_step(own.into, lambda: self._replace(plan))
+        spark, processor, lake, plan = self._spark, self.processor, self.lake, journal.inputs
+        handover.require_prepared(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
+        retire_query(spark, lake, processor.layer, [processor.into])
+        replaced = journal.run_step(processor.into, lambda: self._replace(plan))
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
-        output = TableOutput(own.into, replaced["version"], replaced["rows"])
-        Ledger(lake).write(spark, ledger_entry(own.layer, plan, [output], config_hash_of(self._settings, own)))
-        finish(spark, lake, own.layer, journal, self.clear)
+        output = TableOutput(processor.into, replaced["version"], replaced["rows"])
+        Ledger(lake).write(
+            spark, ledger_entry(processor.layer, plan, [output], config_hash_of(self._settings, processor))
+        )
+        finish(spark, lake, processor.layer, journal, self.clear)
 
     def _replace(self, plan: Plan) -> dict[str, int]:
         """Replaces the live records by the rebuilt ones. Returns the table's version and number of rows."""
-        spark, own, lake = self._spark, self.own, self.lake
-        rows = with_batch(self._beside.read(spark, self._records), plan.batch)
-        columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._records)
-        replace(spark, lake, own.into, rows, plan, config_hash_of(self._settings, own), columns=columns)
-        return {"version": lake.latest_version(spark, own.into), "rows": rows.count()}
+        spark, processor, lake = self._spark, self.processor, self.lake
+        rows = with_batch(self._staging.read(spark, self._records), plan.batch)
+        columns = lake.storage.columns(spark, processor.into) != self._staging.storage.columns(spark, self._records)
+        replace(spark, lake, processor.into, rows, plan, config_hash_of(self._settings, processor), columns=columns)
+        return {"version": lake.latest_version(spark, processor.into), "rows": rows.count()}
 
     def _publish_errors(self, plan: Plan) -> None:
         """Replaces the processor's rows in the table of errors. Other processors may write to the table meanwhile."""
         spark, lake = self._spark, self.lake
-        limits = pa.table({"processor": [self.own.name], LIMIT: [plan.batch - 1]})
+        limits = pa.table({"processor": [self.processor.name], LIMIT: [plan.batch - 1]})
         former = Expired(("processor",), "_batch", limits, {})
-        if lake.storage.count(spark, PROCESSOR_ERRORS, former):
+        if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
-        errors = with_batch(self._beside.read(spark, self._errors), plan.batch)
-        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second)
+        errors = with_batch(self._staging.read(spark, self._errors), plan.batch)
+        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second_write)

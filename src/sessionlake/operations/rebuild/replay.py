@@ -35,7 +35,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.retained import beginnings, begins
+from sessionlake.ledger.retained import beginnings, describe_beginning
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -46,15 +46,15 @@ from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, Silver
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     APPENDED,
-    row_ddl,
-    rows_of,
-    total,
+    payload_ddl,
+    rows_for_table,
+    sum_counts,
 )
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
-from sessionlake.silver.quarantine import with_messages
-from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
+from sessionlake.silver.quarantine import join_raw_messages
+from sessionlake.silver.tables.net_changes import NetChanges, RefoldBySeq, net_ddl
 from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame, map_batches
@@ -79,7 +79,7 @@ class Selection:
     sessions: tuple[str, ...] = ()
 
     @property
-    def everything(self) -> bool:
+    def is_everything(self) -> bool:
         """True if all sessions are chosen."""
         return self.topic is None and not self.sessions
 
@@ -137,10 +137,10 @@ def lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str 
         The lake, and how the columns differ; None if they do not. Tables with other columns are left unchanged.
     """
     lake = _require_started(spark, settings)
-    other = lake.other_columns(spark, REPLAYED)
-    silver = [table for table in REPLAYED if other is None or not lake.exists(spark, table)]
+    difference = lake.find_column_conflict(spark, REPLAYED)
+    silver = [table for table in REPLAYED if difference is None or not lake.exists(spark, table)]
     lake.ensure(spark, [*silver, DECISIONS, LEDGER])
-    return lake, other
+    return lake, difference
 
 
 def _require_started(spark: SparkSession, settings: Settings) -> Lake:
@@ -162,7 +162,7 @@ def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
     if gone:
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
-            f"{begins(*gone[0])}{more}",
+            f"{describe_beginning(*gone[0])}{more}",
             why=f"So {what} cannot be built from what is left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
@@ -213,21 +213,21 @@ def replay(
     _fill_sessions(spark, settings)
     _fill_splits(spark, settings)
     _fill_snapshots(spark, settings)
-    return ReplayResult(version, tuple(total([ShardReport(partitions, {})])), states)
+    return ReplayResult(version, tuple(sum_counts([ShardReport(partitions, {})])), states)
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:
     """Removes the staging tables."""
-    beside = Lake(settings).staging()
+    staging = Lake(settings).staging()
     for table in REPLAYED:
-        beside.drop(spark, table)
+        staging.drop(spark, table)
 
 
-def _empty(spark: SparkSession, beside: Lake) -> None:
+def _empty(spark: SparkSession, staging: Lake) -> None:
     """Creates the staging tables again, empty."""
     for table in REPLAYED:
-        beside.drop(spark, table)
-    beside.ensure(spark, REPLAYED)
+        staging.drop(spark, table)
+    staging.ensure(spark, REPLAYED)
 
 
 def _append(
@@ -238,63 +238,65 @@ def _append(
     reports: list[ShardReport],
     number: int,
 ) -> None:
-    beside, txn = Lake(settings).staging(), Txn("rebuild", number)
+    staging, txn = Lake(settings).staging(), Txn("rebuild", number)
     for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
         count = sum(report.rows.get(kind, 0) for report in reports)
         if not count:
             continue
-        rows = rows_of(folded, kind, txn, row_ddl(settings, table))
+        rows = rows_for_table(folded, kind, txn, payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
-            rows = with_messages(source, as_frame(spark, rows), reports)
-        append(spark, beside, table, rows, txn)
-        found = beside.last_commit(spark, table).rows
-        if found not in (0, count):  # 0 if the latest commit is a compaction
-            raise LakeError(f"{table}: {found} rows were written of a rebuilt slice of {count}", fix="Report this bug")
+            rows = join_raw_messages(source, as_frame(spark, rows), reports)
+        append(spark, staging, table, rows, txn)
+        written = staging.last_commit(spark, table).rows
+        if written not in (0, count):  # 0 if the latest commit is a compaction
+            raise LakeError(
+                f"{table}: {written} rows were written of a rebuilt slice of {count}", fix="Report this bug"
+            )
 
 
 def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     """Computes the tables of all sessions from all their changes."""
     from pyspark.sql import functions as F
 
-    beside, columns = Lake(settings).staging(), settings.capture.declared
-    changes = beside.read_near(spark, CHANGES).drop("_batch", "kafka_timestamp")
-    tasks = max(spark.sparkContext.defaultParallelism, -(-beside.reader(spark).count(CHANGES) // _TASK_CHANGES))
+    staging, columns = Lake(settings).staging(), settings.capture.declared
+    changes = staging.read_small_in_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
+    tasks = max(spark.sparkContext.defaultParallelism, -(-staging.reader(spark).count(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
     rules = RuleBook(settings.capture)
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
     by_seq = [topic for topic in topics if rules.of(topic).integrity is Integrity.ONCE]
     usual = map_batches(by_session.where(~F.col("topic").isin(by_seq)), NetChanges(columns), net_ddl(columns))
-    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), Refolded(columns), net_ddl(columns))
+    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), RefoldBySeq(columns), net_ddl(columns))
     net = usual.unionByName(in_seq) if by_seq else usual
     rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)
-    append(spark, beside, ROWS, rows, Txn("rebuild", 0))
+    append(spark, staging, ROWS, rows, Txn("rebuild", 0))
 
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
-    beside = Lake(settings).staging()
-    append(spark, beside, SESSIONS, newest_progress(beside.read_near(spark, PROGRESS)), Txn("rebuild", 0))
+    staging = Lake(settings).staging()
+    append(spark, staging, SESSIONS, newest_progress(staging.read_small_in_memory(spark, PROGRESS)), Txn("rebuild", 0))
 
 
 def _fill_splits(spark: SparkSession, settings: Settings) -> None:
     """Adds an event for each session id that occurs in several partitions."""
     from pyspark.sql import functions as F
 
-    beside = Lake(settings).staging()
-    sessions = beside.read_near(spark, SESSIONS).select(*SESSION)
+    staging = Lake(settings).staging()
+    sessions = staging.read_small_in_memory(spark, SESSIONS).select(*SESSION)
     split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
-    found = sessions.join(split, list(ID), "left_semi").toArrow()
-    if found.num_rows:
-        events = split_events(found, found.slice(0, 0), RuleBook(settings.capture))
+    split_sessions = sessions.join(split, list(ID), "left_semi").toArrow()
+    if split_sessions.num_rows:
+        events = split_events(split_sessions, split_sessions.slice(0, 0), RuleBook(settings.capture))
         rows = events.append_column("_batch", pa.repeat(0, events.num_rows))
-        append(spark, beside, EVENTS, rows, Txn("rebuild:splits", 0))
+        append(spark, staging, EVENTS, rows, Txn("rebuild:splits", 0))
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     """Computes the whole tables at all cuts from all changes."""
-    beside = Lake(settings).staging()
-    cuts, changes = (beside.reader(spark).count(table) for table in (CUTS, CHANGES))
+    staging = Lake(settings).staging()
+    cuts, changes = (staging.reader(spark).count(table) for table in (CUTS, CHANGES))
     if cuts:
         all_batches, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
-        made = SnapshotSource(spark, beside, settings).of(all_batches, cuts, tasks)
-        append(spark, beside, SNAPSHOTS, made.rows, Txn("rebuild", 0))
-        append(spark, beside, SNAPSHOT_INDEX, made.index, Txn("rebuild", 0))
+        snapshots = SnapshotSource(spark, staging, settings).compute(all_batches, cuts, tasks)
+        append(spark, staging, SNAPSHOTS, snapshots.rows, Txn("rebuild", 0))
+        append(spark, staging, SNAPSHOT_INDEX, snapshots.index, Txn("rebuild", 0))

@@ -19,11 +19,11 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
 from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.retained import forget
+from sessionlake.ledger.retained import clear_retained
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
 from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
-from sessionlake.operations.rebuild.preflight import require_kept_sessions, version_of
+from sessionlake.operations.rebuild.preflight import bronze_version, require_kept_sessions
 from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
 from sessionlake.operations.rebuild.replay import (
     REPLAYED,
@@ -58,18 +58,18 @@ class RebuildResult:
         version: The version of bronze.
         batch: The number of the rebuild among silver's batches.
         messages: The number of messages read.
-        verified: How the former tables compare; None if nothing was compared.
+        comparison: How the former tables compare; None if nothing was compared.
         columns: How the former columns differ from the declared ones. If they do, nothing was compared.
-        finished: True if an interrupted publication was finished.
+        finished_interrupted: True if an interrupted publication was finished.
         empties_gold: True if gold was emptied, to be computed again.
     """
 
     version: int
     batch: int
     messages: int
-    verified: TablesComparison | None
+    comparison: TablesComparison | None
     columns: str | None = None
-    finished: bool = False
+    finished_interrupted: bool = False
     empties_gold: bool = False
 
 
@@ -107,29 +107,29 @@ def rebuild(
             _publish(spark, settings, lake, journal)
             return _outcome(journal.inputs, None, finished=True)
         started = datetime.now(UTC)
-        version = version_of(spark, lake, version)
+        version = bronze_version(spark, lake, version)
         with record_building(settings, REBUILD_SILVER, version):
             readable, compares = compares, compares and columns is None
             if compares:
                 TableMerger(spark, settings).catch_up()
-            if not selection.everything:
+            if not selection.is_everything:
                 require_kept_sessions(spark, lake, version, selection, columns)
             replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
-            if not selection.everything:
+            if not selection.is_everything:
                 _add_kept_sessions(spark, settings, lake, selection)
-            found = compare_tables(spark, settings, lake) if compares else None
-            plan = _plan(spark, lake, replayed, found, started, readable=readable)
+            comparison = compare_tables(spark, settings, lake) if compares else None
+            plan = _plan(spark, lake, replayed, comparison, started, readable=readable)
             publishing.prepare(settings, LAYER, plan, _states(spark, settings, replayed, selection))
             lake.storage.require_claims()  # another process may have changed silver meanwhile
         _publish(spark, settings, lake, Journal.begin(settings, REBUILD_SILVER, plan))
-        return _outcome(plan, found, columns)
+        return _outcome(plan, comparison, columns)
 
 
 def _outcome(
-    plan: Plan, found: TablesComparison | None, columns: str | None = None, *, finished: bool = False
+    plan: Plan, comparison: TablesComparison | None, columns: str | None = None, *, finished: bool = False
 ) -> RebuildResult:
     messages = plan.counts["messages"]
-    return RebuildResult(plan.version, plan.batch, messages, found, columns, finished, plan.empties_gold)
+    return RebuildResult(plan.version, plan.batch, messages, comparison, columns, finished, plan.empties_gold)
 
 
 def interrupted(settings: Settings) -> Journal[Plan] | None:
@@ -153,12 +153,12 @@ def cancel(spark: SparkSession, settings: Settings) -> None:
 
 def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
     """Copies the live rows of all sessions that are not rebuilt into the staging tables."""
-    beside = Lake(settings).staging()
+    staging = Lake(settings).staging()
     for table in REPLAYED:
-        own = beside.read(spark, table).where(selection.rows())
+        rebuilt = staging.read(spark, table).where(selection.rows())
         others = lake.read(spark, table).where(~selection.rows())
-        rows = own.unionByName(others).localCheckpoint()
-        beside.overwrite(spark, table, rows, Txn("fill-up", 0), "{}")
+        rows = rebuilt.unionByName(others).localCheckpoint()
+        staging.overwrite(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
 def _states(
@@ -166,7 +166,7 @@ def _states(
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the states from which to resume: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
     rebuilt = states_by_shard(replayed.states)
-    if selection.everything:
+    if selection.is_everything:
         yield from rebuilt
         return
     columns, live = settings.capture.declared, dict(shard_states(spark, settings))
@@ -180,7 +180,7 @@ def _plan(
     spark: SparkSession,
     lake: Lake,
     replayed: ReplayResult,
-    found: TablesComparison | None,
+    comparison: TablesComparison | None,
     started: datetime,
     *,
     readable: bool,
@@ -189,7 +189,7 @@ def _plan(
     if last is None and readable:  # the ledger is lost
         last = _newest_batch(spark, lake)
     plan = Plan.of(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)
-    plan.changed = sorted(COMPARED if found is None else found.tables)
+    plan.changed = sorted(COMPARED if comparison is None else comparison.tables)
     plan.gold_is_behind = gold_is_behind(spark, lake.settings, lake)
     return plan
 
@@ -198,8 +198,8 @@ def _newest_batch(spark: SparkSession, lake: Lake) -> int | None:
     """Returns the last batch of which the tables have rows."""
     from pyspark.sql import functions as F
 
-    found = lake.read(spark, PROGRESS).agg(F.max("_batch")).first()
-    return None if found is None else found[0]
+    newest = lake.read(spark, PROGRESS).agg(F.max("_batch")).first()
+    return None if newest is None else newest[0]
 
 
 def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journal[Plan]) -> None:
@@ -212,7 +212,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journ
         journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
     Ledger(lake).write(spark, ledger_entry(LAYER, plan, outputs, config_hash(settings)))
     Ledger(lake).write(spark, _merge_entry(settings, plan))
-    forget(spark, lake, REPLAYED)
+    clear_retained(spark, lake, REPLAYED)
     finish(spark, lake, LAYER, journal, lambda: clear(spark, settings))
 
 
@@ -221,17 +221,17 @@ def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[st
 
     A table whose rows are equal is not written, so that its readers have nothing to do.
     """
-    beside = Lake(lake.settings).staging()
-    rows = _rows_to_publish(spark, beside, table)
+    staging = Lake(lake.settings).staging()
+    rows = _rows_to_publish(spark, staging, table)
     rows = with_batch(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
-    columns = lake.storage.columns(spark, table) != beside.storage.columns(spark, table)
+    columns = lake.storage.columns(spark, table) != staging.storage.columns(spark, table)
     if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
         replace(spark, lake, table, rows, plan, config_hash(lake.settings), columns=columns)
-    written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
+    written = staging.reader(spark).count(SESSIONS if table == PROGRESS else table)
     return {"version": lake.latest_version(spark, table), "rows": written}
 
 
-def _rows_to_publish(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
+def _rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> DataFrame:
     """Returns a staging table's rows as they are published.
 
     `session_progress` gets one row for each session, its last.
@@ -239,10 +239,10 @@ def _rows_to_publish(spark: SparkSession, beside: Lake, table: str) -> DataFrame
     from pyspark.sql import functions as F
 
     if table != PROGRESS:
-        return beside.read_near(spark, table)
+        return staging.read_small_in_memory(spark, table)
     # A session that ever had a late fill needs another way to reconstruct its table at a moment.
-    beneath = beside.read_near(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
-    latest = beside.read_near(spark, SESSIONS).join(beneath, list(SESSION), "left")
+    late_fills = staging.read_small_in_memory(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
+    latest = staging.read_small_in_memory(spark, SESSIONS).join(late_fills, list(SESSION), "left")
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.offset_ranges import OffsetRanges, slices, within
+from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.ledger.entries import config_hash
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.silences import messages_of, silences_of
+from sessionlake.ledger.silences import silences_in, without_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import ranges_of, total, violation_of
-from sessionlake.silver.stream_times import ends_of, require_continued
+from sessionlake.silver.job import first_violation, offset_ranges, sum_counts
+from sessionlake.silver.stream_times import require_continued, times_after
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
@@ -92,20 +92,22 @@ class Slices(Generic[R]):
         """
         lake = Lake(settings)
         log, times = OffsetLog.empty(spark, lake), StreamTimes()
-        source, silences = messages_of(source), self._silences_to_read(silences_of(source))
+        source, silences = without_silences(source), self._silences_to_read(silences_in(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut(source)):
-            in_slice = {one for one in silences if one.place in part and one.behind <= part[one.place][1]}
+            in_slice = {
+                silence for silence in silences if silence.place in part and silence.behind <= part[silence.place][1]
+            }
             silences -= in_slice
-            packed = self._packed(settings, source.where(within(part)), times, in_slice)
+            packed = self._packed(settings, source.where(offsets_condition(part)), times, in_slice)
             shards = fold_slice(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect(emitted, self.report, lake.limits.inline_bytes)
             reports = [self.read(report) for report in written]
             self._refuse_violations(settings, reports)
-            partitions = total([*reports])
+            partitions = sum_counts([*reports])
             self._record(log, partitions, allow_gaps=settings.allows_offset_gaps)
-            times = times.noted(ends_of(partitions, reports))
+            times = times.noted(times_after(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield Slice(number, folded, reports, partitions, states)
 
@@ -114,7 +116,11 @@ class Slices(Generic[R]):
         if self.ends is None:
             return set(silences)
         ends = self.ends
-        return {one for one in silences if one.behind <= ends.get(one.place, BEGINNING) and one not in self.unread}
+        return {
+            silence
+            for silence in silences
+            if silence.behind <= ends.get(silence.place, BEGINNING) and silence not in self.unread
+        }
 
     def _cut(self, source: DataFrame) -> Iterator[OffsetRanges]:
         """Cuts every topic-partition's offsets into the same number of ranges."""
@@ -122,16 +128,16 @@ class Slices(Generic[R]):
 
         # The few messages after `ends` are counted as well, which does no harm.
         columns = F.min("offset"), F.max("offset"), F.count("*"), F.sum(F.length("value"))
-        held: dict[TopicPartition, tuple[int, int]] = {}
+        ranges: dict[TopicPartition, tuple[int, int]] = {}
         messages = weight = 0
         for topic, partition, first, last, count, size in source.groupBy("topic", "partition").agg(*columns).collect():
             if self.ends is not None and self.ends.get((topic, partition), first - 1) < first:
                 continue
-            held[topic, partition] = first, last if self.ends is None else min(last, self.ends[topic, partition])
+            ranges[topic, partition] = first, last if self.ends is None else min(last, self.ends[topic, partition])
             messages += count
             weight += size or 0
         number = max(1, -(-messages // (self.messages or SLICE_MESSAGES)), -(-weight // SLICE_BYTES))
-        yield from slices(held, number)
+        yield from slice_ranges(ranges, number)
 
     def _packed(
         self, settings: Settings, messages: DataFrame, times: StreamTimes, silences: Iterable[Silence]
@@ -145,7 +151,7 @@ class Slices(Generic[R]):
         return raw.mapInArrow(packer, PACKED_SCHEMA)
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
-        violation = violation_of([*reports])
+        violation = first_violation([*reports])
         if violation is not None:
             raise LakeError(
                 f"{self.doing} with this configuration stops at {violation.place}",
@@ -156,7 +162,7 @@ class Slices(Generic[R]):
 
     def _record(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
         """Records a slice's offsets, after checking that they continue those of the slice before."""
-        ranges = ranges_of(partitions)
+        ranges = offset_ranges(partitions)
         log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
-        require_continued(self.doing, partitions, log.ends)
+        require_continued(self.doing, partitions, log.last_offsets)
         log.advance(ranges)

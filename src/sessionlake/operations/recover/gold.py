@@ -41,8 +41,8 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
         LakeError: Gold does not exist, or silver or the ledger have lost something, or gold would begin later and
             `shorten` is False.
     """
-    lake, own = Lake(settings), gold_tables(settings)
-    require_logs(spark, lake, [CHANGES, LEDGER, *own])
+    lake, all_tables = Lake(settings), gold_tables(settings)
+    require_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
     if not has_started(spark, lake, LAYER):
         raise LakeError(
             f"recover gold: there is no gold in {settings.place}", fix="Start it with `sessionlake run gold`"
@@ -56,16 +56,16 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
     has_rules = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Earlier versions had no table of late points, and without lookups there is no table of their failures.
     optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_not_created_yet(spark, lake)}
-    present = [table for table in own if table not in optional or lake.exists(spark, table)]
+    present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
     unread = first_loss(lambda: refuse_unreadable(spark, lake, present))
     tables = unread or first_loss(lambda: refuse_restored(spark, lake, present))
-    found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
-    if found:
+    losses = tuple(loss for loss in (checkpoint, tables) if loss is not None)
+    if losses:
         try:
             empty(spark, settings, shorten=shorten)
         except LakeError as error:
-            raise LakeError("; ".join(found), why=f"Gold cannot be computed again: {error}") from error
-    return found
+            raise LakeError("; ".join(losses), why=f"Gold cannot be computed again: {error}") from error
+    return losses
 
 
 def _not_created_yet(spark: SparkSession, lake: Lake) -> set[str]:

@@ -65,5 +65,5 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     tables = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
     back = first_loss(lambda: refuse_restored(spark, lake, REPLAYED))
     rows = tables or back or first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
-    found = tuple(loss for loss in (checkpoint, rows) if loss is not None)
-    return RecoveredSilver(found, rebuild(spark, settings, compares=tables is None) if found else finished)
+    losses = tuple(loss for loss in (checkpoint, rows) if loss is not None)
+    return RecoveredSilver(losses, rebuild(spark, settings, compares=tables is None) if losses else finished)

@@ -39,18 +39,18 @@ class JudgingResharder:
         parts = {}
         for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
-            own = select_sessions(judging, mine, next_due(sessions, self._timeout_of)).encode(
+            part = select_sessions(judging, mine, next_due(sessions, self._timeout_of)).encode(
                 self.rules.capture.declared
             )
             own_memory = None if stored is None else self._encoded(sessions, stored_processor_name(stored))
-            parts[target] = join(own, own_memory)
+            parts[target] = join(part, own_memory)
         return parts
 
     def join(self, parts: Sequence[bytes]) -> bytes:
         """Joins the parts of a new shard into one state."""
-        found = [split(part) for part in parts]
-        state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in found)
-        memories = [memory for _, memory in found if memory is not None]
+        states = [split(part) for part in parts]
+        state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
+        memories = [memory for _, memory in states if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode(memory).sessions.items()}
         joined_memory = self._encoded(sessions, stored_processor_name(memories[0])) if memories else None
         return join(state.encode(self.rules.capture.declared), joined_memory)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def layers_of(settings: Settings) -> list[str]:
     """Returns the layers whose states are divided into shards, in the order of the data flow."""
-    return [SILVER, *(own.layer for own in settings.processors if not own.key), GOLD]
+    return [SILVER, *(processor.layer for processor in settings.processors if not processor.key), GOLD]
 
 
 def configured_shards(settings: Settings, layer: str) -> int:
@@ -54,7 +54,7 @@ def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int
     return None
 
 
-def moved_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
+def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
     """Returns a layer's states in another number of shards, one row per shard: `shard int, chunk binary`.
 
     Raises:

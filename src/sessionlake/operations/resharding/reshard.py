@@ -26,7 +26,7 @@ from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import (
     configured_shards,
     layers_of,
-    moved_states,
+    reshard_layer_states,
     shards_of_states,
     with_shards,
 )
@@ -146,9 +146,9 @@ def _prepare_all(spark: SparkSession, settings: Settings, shards: int, say: Say)
 
 def _former_shards(spark: SparkSession, settings: Settings, layer: str) -> int | None:
     """Returns the number of shards of a layer's states; None if it has none."""
-    found = shards_of_states(spark, settings, layer)
-    if found is not None or not has_state(settings, layer):
-        return found
+    shards = shards_of_states(spark, settings, layer)
+    if shards is not None or not has_state(settings, layer):
+        return shards
     if layer in (SILVER, GOLD):
         raise LakeError(
             f"the number of shards of {layer}'s states is unknown: an older version of sessionlake made them",
@@ -171,7 +171,7 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
     if version is None:
         return
     say(f"{layer}: moving its states from {before} shards into {after}")
-    states = moved_states(spark, settings, layer, before, after)
+    states = reshard_layer_states(spark, settings, layer, before, after)
     begin = Handover(version, handover.next_batch(settings, layer), after, name)
     rows = ((row["shard"], bytes(row["chunk"])) for row in states.toLocalIterator())
     try:
@@ -195,10 +195,12 @@ def _put_into_effect(spark: SparkSession, settings: Settings, plan: _Plan, layer
     Can be repeated after a crash.
     """
     lake = Lake(settings, schemas_of(settings))
-    found = (handover.read(handover.prepared_folder(settings, layer), layer), handover.read_active(settings, layer))
-    begin = next((one for one in found if one is not None and one.rebuild == plan.name), None)
+    handovers = (handover.read(handover.prepared_folder(settings, layer), layer), handover.read_active(settings, layer))
+    begin = next(
+        (candidate for candidate in handovers if candidate is not None and candidate.rebuild == plan.name), None
+    )
     if begin is not None:
-        lake.add_version(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
+        lake.ensure_version_after(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
         lake.storage.require_claims()
         handover.activate(spark, settings, plan.name, layer)
     if layer == GOLD:

@@ -17,7 +17,7 @@ from sessionlake.ledger.retained import limits_frame
 from sessionlake.operations.retention.rules import as_limits
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Integrity
-from sessionlake.silver.merge.kept_cuts import kept_frame
+from sessionlake.silver.merge.kept_cuts import kept_cuts_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _POSITION = "position"
 
 
-def of_changes(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last position that may be removed from `session_changes`, by session.
 
     That is the position of the session's last stored whole table that is old enough. So every later moment is still
@@ -48,7 +48,7 @@ def of_changes(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     return _beyond_recorded(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
 
 
-def of_snapshots(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last position up to which cuts and whole tables may be removed, by session.
 
     It is before the session's last whole table that is old enough, and before the one from which its remaining changes
@@ -72,7 +72,7 @@ def of_snapshots(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     return _beyond_recorded(spark, lake, SNAPSHOTS, due)
 
 
-def of_progress(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+def progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last batch that may be removed from `session_progress`, for each life of a session.
 
     That is the batch before the life's last row. Rows with a late fill are never removed.
@@ -95,7 +95,7 @@ def of_progress(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
 def _kept(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
     from pyspark.sql import functions as F
 
-    return kept_frame(spark, lake).where(F.col("_batch") <= batch)
+    return kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
 
 
 def _beyond_recorded(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:

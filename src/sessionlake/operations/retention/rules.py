@@ -14,7 +14,7 @@ from sessionlake.ledger.retained import LIMITS
 from sessionlake.protocol.types import TopicPartition
 
 
-def of_messages(
+def message_limits(
     aged: Mapping[TopicPartition, int], read: Iterable[Mapping[TopicPartition, int]], held: pa.Table
 ) -> dict[TopicPartition, int]:
     """Returns the last offset that may be removed from `bronze.messages`, by topic-partition.
@@ -37,13 +37,13 @@ def of_messages(
     return {place: limit for place, limit in limits.items() if limit >= 0}
 
 
-def of_places(ends: Mapping[TopicPartition, int]) -> pa.Table:
+def as_place_limits(ends: Mapping[TopicPartition, int]) -> pa.Table:
     """Converts offsets by topic-partition to limits."""
     rows = [{"topic": topic, "partition": number, "limit": limit} for (topic, number), limit in sorted(ends.items())]
     return pa.Table.from_pylist(rows, LIMITS)
 
 
-def advanced(before: pa.Table, now: pa.Table, keys: Sequence[str]) -> pa.Table:
+def advance_limits(before: pa.Table, now: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Combines two tables of limits. Of each key the higher limit wins, so limits never move back."""
     both = pa.concat_tables([before, now]).group_by([*keys]).aggregate([("limit", "max"), ("highest_timestamp", "max")])
     return as_limits(both.rename_columns([*keys, "limit", "highest_timestamp"]).filter(pc.field("limit") >= 0))

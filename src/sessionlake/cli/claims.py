@@ -33,10 +33,10 @@ def claim_all(spark: SparkSession, settings: Settings, seconds: float, doing: st
         ClaimedError: Another process has not released its claim in that time.
     """
     deadline = time.monotonic() + seconds
-    with ExitStack() as held:
+    with ExitStack() as stack:
         while True:
             try:
-                held.enter_context(claimed(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *others))
+                stack.enter_context(claimed(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *others))
                 break
             except ClaimedError:
                 if time.monotonic() > deadline:
