@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sessionlake.delta.schemas.names import MESSAGES
-from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.silver import rebuild
 from spark.test_maintenance import (  # noqa: F401 - pytest runs what is imported again here
@@ -43,7 +43,7 @@ def test_a_first_read_that_cannot_go_by_commits_any_more_is_refused_and_begun_by
     for batch in batches[:3]:
         pipeline.arrive(batch)
     spark.sql(f"OPTIMIZE {pipeline.lake.identifier(MESSAGES)}").collect()
-    pipeline.lake.storage.vacuum(spark, MESSAGES, Kept(timedelta(0)))
+    pipeline.lake.storage.vacuum(spark, MESSAGES, HistoryToKeep(timedelta(0)))
     with pytest.raises(LakeError, match=r"written anew before this reads .*`sessionlake rebuild silver` begins it"):
         pipeline.stream()
     rebuild(spark, pipeline.settings)

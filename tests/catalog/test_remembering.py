@@ -11,7 +11,7 @@ import pytest
 from sessionlake.delta.catalog import memory
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS
-from sessionlake.delta.storage.reading import TableReader, among
+from sessionlake.delta.storage.reading import TableReader, is_in
 from sessionlake.settings.model import Settings
 from support.lakes import write_rows
 
@@ -22,16 +22,16 @@ def decided(*offsets: int) -> list[dict[str, Any]]:
 
 def test_properties_are_remembered_until_the_block_is_left(spark: Any, location: dict[str, Any]) -> None:
     lake = Lake(Settings(**location))
-    with lake.storage.remembering():
+    with lake.storage.caching():
         lake.ensure(spark, [DECISIONS])
         lake.set_property(spark, DECISIONS, "sessionlake.one", "1")
-        with Lake(lake.settings).storage.remembering():
+        with Lake(lake.settings).storage.caching():
             remembered = lake.storage.properties(spark, DECISIONS)
         assert remembered["sessionlake.one"] == "1"
         by_another_process(spark, lake, "SET TBLPROPERTIES (sessionlake.two = 2)")
         assert lake.storage.properties(spark, DECISIONS) == remembered
     assert lake.storage.properties(spark, DECISIONS)["sessionlake.two"] == "2"
-    with lake.storage.remembering():
+    with lake.storage.caching():
         assert lake.exists(spark, DECISIONS)
         lake.drop(spark, DECISIONS)
         assert not lake.exists(spark, DECISIONS)
@@ -47,7 +47,7 @@ def test_rows_are_those_of_the_table_and_read_once(
         monkeypatch.setattr(memory, "_SMALL_BYTES", at_most)
     lake = Lake(Settings(**location))
     lake.ensure(spark, [DECISIONS])
-    with lake.storage.remembering():
+    with lake.storage.caching():
         assert lake.reader(spark).count(DECISIONS) == 0
         write_rows(spark, lake, DECISIONS, decided(1, 2))
         assert lake.reader(spark).count(DECISIONS) == 2
@@ -63,15 +63,15 @@ def test_rows_are_those_of_the_table_and_read_once(
 
 def answers(reader: TableReader) -> list[Any]:
     """What a reader says of a table in each of its ways, with and without conditions."""
-    found: list[Any] = [reader.count(DECISIONS), reader.some(DECISIONS, 99, ["topic", "offset"])]
-    for conditions in ((), [("offset", among, [1, 3]), ("topic", operator.eq, "t")]):
-        rows, count = reader.counted(DECISIONS, *conditions, columns=["offset"])
+    found: list[Any] = [reader.count(DECISIONS), reader.sample(DECISIONS, 99, ["topic", "offset"])]
+    for conditions in ((), [("offset", is_in, [1, 3]), ("topic", operator.eq, "t")]):
+        rows, count = reader.read_with_count(DECISIONS, *conditions, columns=["offset"])
         found += [
             sorted(row["offset"] for row in reader.rows(DECISIONS, *conditions)),
             sorted(rows["offset"].to_pylist()),
             count,
             reader.any(DECISIONS, *conditions),
-            reader.counts(DECISIONS, ["topic", "offset"], *conditions),
+            reader.count_by(DECISIONS, ["topic", "offset"], *conditions),
             reader.highest(DECISIONS, "offset", ["topic"], *conditions),
             reader.table(DECISIONS, *conditions, columns=["decision"]).schema,
         ]

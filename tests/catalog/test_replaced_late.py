@@ -17,8 +17,8 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger import erasures, retained
 from sessionlake.ledger.books import stored_sums
 from sessionlake.ledger.erasures import Erasure
-from sessionlake.ledger.positions import advance
-from sessionlake.ledger.progress import spans
+from sessionlake.ledger.positions import update_sums
+from sessionlake.ledger.progress import offset_spans
 from sessionlake.ledger.retained import Retained
 from sessionlake.operations.retention.ledger import cut_ledger
 from sessionlake.settings.model import Settings
@@ -65,7 +65,7 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     lake = Lake(settings)
     lake.ensure(spark, [LEDGER])
     lake.storage.append(spark, LEDGER, entries(0, 2_000), Txn("fill", 0))
-    before = list(spans(lake.reader(spark)))
+    before = list(offset_spans(lake.reader(spark)))
 
     def removes() -> None:
         other = Lake(settings)
@@ -73,10 +73,10 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
             assert cut_ledger(spark, other, NOON + 800 * SPACING) == 800
 
     stopped.before(POSITIONS, removes)
-    advance(spark, lake)
+    update_sums(spark, lake)
     reader = lake.reader(spark)
-    assert stored_sums(reader).cut == NOON + 800 * SPACING
-    assert list(spans(reader)) == before
+    assert stored_sums(reader).removed_before == NOON + 800 * SPACING
+    assert list(offset_spans(reader)) == before
 
 
 @pytest.mark.soak
@@ -90,9 +90,9 @@ def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
 
     def writes() -> None:
         if table == RETAINED:
-            retained.note(spark, lake, OLD)
+            retained.record_retained(spark, lake, OLD)
         else:
-            erasures.store(spark, lake, RECEIPT)
+            erasures.store_receipt(spark, lake, RECEIPT)
 
     def rows() -> int:
         return lake.read(spark, table).count()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.local.broker import down, up
 from sessionlake.settings.model import KafkaSettings, Settings
 from spark.test_maintenance import eager  # noqa: F401 - a fixture of tests here
@@ -45,7 +45,9 @@ def broker_of_its_own(tmp_path: Path, free_port: int) -> Iterator[Settings]:
 @pytest.fixture
 def in_haste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Maintenance finds something to do each time; a processor's class is in the working folder."""
-    monkeypatch.setattr("sessionlake.operations.maintenance.Kept", lambda _, since, __: Kept(timedelta(0), since))
+    monkeypatch.setattr(
+        "sessionlake.operations.maintenance.HistoryToKeep", lambda _, since, __: HistoryToKeep(timedelta(0), since)
+    )
     monkeypatch.chdir(tmp_path)
 
 

@@ -19,7 +19,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.ledger.silences import silences
+from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify as verify_silver
@@ -60,7 +60,7 @@ def remembered(world: World) -> int:
 
 
 def told(world: World) -> list[Silence]:
-    return silences(Lake(world.settings).reader(world.spark))
+    return read_silences(Lake(world.settings).reader(world.spark))
 
 
 def assert_exact(world: World) -> None:
@@ -204,7 +204,7 @@ def test_what_was_told_is_known_without_looking_through_bronze(world: World, mon
     run_layer(world.spark, world.settings, BRONZE)
     assert len(told(world)) == 1
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.bronze.silences.silences", None)
+        patch.setattr("sessionlake.bronze.silences.read_silences", None)
         run_layer(world.spark, world.settings, BRONZE)
         later(patch, 2.5 * HOUR)
         run_layer(world.spark, world.settings, BRONZE)

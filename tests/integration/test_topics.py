@@ -24,7 +24,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.topics import Topic, TopicState, latest, read_topics
+from sessionlake.ledger.topics import Topic, TopicState, latest_generations, read_topics
 from sessionlake.operations.pipeline import Layer, Pipeline, run_once
 from sessionlake.settings.model import OnTopicChange, OnViolation, Settings
 from sessionlake.streaming.generations import Generation, Generations
@@ -106,7 +106,7 @@ class World:
         return self.under(OnTopicChange.FAIL, topic_pattern=rf"{self.prefix}\.({'|'.join(topics)})")
 
     def dies(self, power_cut_before: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Runs bronze, which dies before it has written its messages (`staged`) or its ledger row (`Ledger.write`)."""
+        """Runs bronze, which dies before it writes its messages (`stage_append`) or its ledger row (`Ledger.write`)."""
         with monkeypatch.context() as dying:
             dying.setattr(f"sessionlake.bronze.job.{power_cut_before}", power_cut)
             with pytest.raises(SessionlakeError, match="power cut"):
@@ -125,7 +125,7 @@ class World:
         assert _check_checkpoints(self.settings) == "bronze"
 
     def state(self, topic: str) -> TopicState:
-        return latest(self.rows(topic))[self.name(topic)].state
+        return latest_generations(self.rows(topic))[self.name(topic)].state
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
 
 @pytest.mark.soak
 def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_recorded_as_lost(world, monkeypatch):
-    world.create_and_read_until(power_cut_before="staged", monkeypatch=monkeypatch)  # the messages
+    world.create_and_read_until(power_cut_before="stage_append", monkeypatch=monkeypatch)  # the messages
     world.run(world.under(OnTopicChange.RESTART))
     for topic in ("a", "b"):
         assert world.offsets(topic) == list(range(7))
@@ -207,7 +207,7 @@ def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_
 def test_a_planned_batch_that_a_topic_made_anew_does_not_reach_to_is_planned_anew(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 5)
-    world.dies("staged", world.settings, monkeypatch)
+    world.dies("stage_append", world.settings, monkeypatch)
     world.delete("a")
     world.create("a")
     world.send("a", 10, 3)  # it begins at offset 0, as the batch does, and ends before it
@@ -221,7 +221,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
     world.send("a", 0, 3)
     world.run(world.settings)
     world.send("a", 3, 2)
-    real, reads = folder_staging.written_by_spark, []
+    real, reads = folder_staging.write_with_spark, []
 
     def made_anew_before_it_is_read(*args: Any) -> Any:
         reads.append(args)
@@ -232,7 +232,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
         return real(*args)
 
     limit(monkeypatch, few_messages=0)
-    monkeypatch.setattr(folder_staging, "written_by_spark", made_anew_before_it_is_read)
+    monkeypatch.setattr(folder_staging, "write_with_spark", made_anew_before_it_is_read)
     world.run(world.under(OnTopicChange.RESTART))
     world.assert_one_query_read_everything_once(a=10)
     assert [(row.state, row.lost, row.offset_shift) for row in world.rows("a")] == [
@@ -360,7 +360,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
         return generation.number, generation.last_planned_batch
 
     world.send("a", 3, 1)
-    world.dies("staged", world.of("a", "b"), monkeypatch)  # planned, nothing committed
+    world.dies("stage_append", world.of("a", "b"), monkeypatch)  # planned, nothing committed
     assert numbers(world.generations.current) == (1, 1)
     world.send("a", 4, 1)
     world.send("b", 3, 1)
@@ -370,7 +370,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
     world.send("c", 3, 2)
     world.run(world.of("b"))  # yet another; it died before it had anything to read
     assert numbers(world.generations.current) == (3, 3)
-    world.dies("staged", world.settings, monkeypatch)
+    world.dies("stage_append", world.settings, monkeypatch)
     assert numbers(world.generations.current) == (4, 4)
     world.run(world.settings)  # nothing has changed: Spark finishes what it had planned
     assert numbers(world.generations.current) == (4, 4)
@@ -383,7 +383,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
 @pytest.mark.soak
 def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monkeypatch):
     world.send("a", 0, 3)
-    world.dies("staged", world.settings, monkeypatch)
+    world.dies("stage_append", world.settings, monkeypatch)
     world.send("b", 0, 2)
     world.run(world.settings)  # Spark would repeat the batch as it was, and refuses that under `--once`
     world.assert_one_query_read_everything_once(a=3, b=2)

@@ -35,7 +35,7 @@ from sessionlake.delta.schemas.names import BRONZE, EVENTS, GOLD, MESSAGES, QUAR
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.ledger.retained import REMOVED_TOGETHER, beginnings
+from sessionlake.ledger.retained import TABLES_REMOVED_TOGETHER, beginnings
 from sessionlake.settings.model import Integrity, Settings, load_settings
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, folder_of, rows_of
@@ -59,7 +59,7 @@ FLAT = 64 << 20
 """So many bytes of heap, or of Python, a process may hold more at its end than when it was warm."""
 ANSWER_SECONDS = 300
 RETAINED = ("bronze", "progress", "snapshots", "quarantine", "events", "ledger")  # gold is computed from all changes
-REMOVED = {EVENTS, QUARANTINE, *(table for tables in REMOVED_TOGETHER.values() for table in tables)}
+REMOVED = {EVENTS, QUARANTINE, *(table for tables in TABLES_REMOVED_TOGETHER.values() for table in tables)}
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ def test_a_year_of_small_batches_leaves_little_behind_and_the_truth(
 def assert_exact(spark: Any, settings: Settings, sent: list[KafkaMessage]) -> None:
     """Bronze is what was sent, behind what retention has removed; silver the truth; gold what it is computed from."""
     lake = Lake(settings)
-    gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
+    gone = {place: at.last_removed for place, at in beginnings(lake.reader(spark)).items()}
     held = [(r["topic"], r["partition"], r["offset"], r["key"], r["value"]) for r in rows_of(spark, lake, MESSAGES)]
     stay = [(m[0], m[1], m[2], m.key, m.value) for m in sent if m.offset > gone.get((m.topic, m.partition), -1)]
     assert sorted(held, key=repr) == sorted(stay, key=repr)

@@ -28,7 +28,7 @@ from bench import free_port
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import down, up
 from sessionlake.operations.pipeline import Pipeline
@@ -173,7 +173,7 @@ def report(settings: Settings, since: float, until: float) -> dict[str, float]:
 
 def committed(lake: Lake, table: str, version: int) -> float:
     """Delta's timestamp of a commit, ms since the epoch."""
-    log = Folders(lake.settings).path(table) / "_delta_log" / f"{version:020}.json"
+    log = FolderStorage(lake.settings).path(table) / "_delta_log" / f"{version:020}.json"
     for line in log.read_text(encoding="utf-8").splitlines():
         info = json.loads(line).get("commitInfo")
         if info:

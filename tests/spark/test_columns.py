@@ -34,7 +34,7 @@ OTHER = {"extra": "bigint", "whole": "double"} | {
 }
 """Two taken away, one of another type, one added."""
 REFUSED = r"silver\.session_changes: column price \(double\) is in the table but not in capture\.columns"
-WAY_ON = "`sessionlake rebuild silver` makes all of silver from bronze with the columns that are declared now"
+WAY_ON = "Run `sessionlake rebuild silver`, which builds all of silver from bronze with the declared columns"
 
 
 def declare(pipeline: Any, columns: dict[str, str]) -> None:

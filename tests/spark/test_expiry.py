@@ -20,7 +20,7 @@ from sessionlake.gold.declared.tables import products_of
 from sessionlake.gold.query import metrics
 from sessionlake.gold.tables.expiry import read_floors, without_expired, without_expired_rows
 from sessionlake.history.explain import explain
-from sessionlake.ledger.retained import CLAIM, retained
+from sessionlake.ledger.retained import CLAIM, read_retained
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
@@ -145,10 +145,10 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
             patch.setattr("sessionlake.gold.tables.expiry.fault_point", Dying(point, 1))
             with pytest.raises(MachineError, match="power cut"):
                 feed.run()
-        assert retained(reader)[METRICS_1M].pending
+        assert read_retained(reader)[METRICS_1M].pending
         feed.run()
         assert_left(feed, changes[: 60 * number + 60])
-    known = retained(reader)[METRICS_1M]
+    known = read_retained(reader)[METRICS_1M]
     assert known.pending == 0
     assert known.removed <= len(by_hand(changes, METRICS_1M)) - len(held(feed, METRICS_1M))
     assert known.removed >= len(by_hand(changes[:60], METRICS_1M)) - len(held(feed, METRICS_1M))

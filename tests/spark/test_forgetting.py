@@ -43,9 +43,9 @@ from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import schemas_of
-from sessionlake.history.trace import decoded
+from sessionlake.history.trace import decode_row
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.erasures import Erasure, erasures, hashed, store
+from sessionlake.ledger.erasures import Erasure, read_receipts, session_hash_of, store_receipt
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
@@ -130,10 +130,10 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
 
     mine = sum(m.key == GONE.encode() for m in (*first, *second))
     assert found.messages == mine
-    assert found.session_hash == hashed(found.salt, TOPIC, GONE)
+    assert found.session_hash == session_hash_of(found.salt, TOPIC, GONE)
     assert found.report["tables"][CHANGES]["rows"] > 0
     assert found.report["search"]["found"] == []
-    assert [one.receipt for one in erasures(lake.reader(spark))] == [found.receipt]
+    assert [one.receipt for one in read_receipts(lake.reader(spark))] == [found.receipt]
     assert of_others(spark, lake) == before
     left = rows_of(spark, lake, MESSAGES)
     assert [row["offset"] for row in sorted(left, key=lambda row: row["offset"])] == list(range(len(first + second)))
@@ -149,8 +149,8 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     assert verified.is_exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, said.append), said[-3:]
     erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
-    assert decoded(erased, settings).erased
-    if not lake.storage.needs_session:
+    assert decode_row(erased, settings).erased
+    if not lake.storage.needs_spark:
         assert search(settings.home, GONE).found == ()
     with pytest.raises(UsageError, match="or is forgotten already"):
         Forgetting(spark, settings).run(GONE)
@@ -197,7 +197,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
         steps["publications"]()
     published(settings, place | {"reservoirVersion": done["version"] + 1})
     steps["publications"]()
-    lake.storage.purge(spark, ROWS, "test")
+    lake.storage.purge_history(spark, ROWS, "test")
     assert files_with(spark, lake, ROWS, GONE) == []
     assert [row["session_id"] for row in rows_of(spark, lake, ROWS)] == [OTHERS[0]]
 
@@ -205,11 +205,11 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
 def test_messages_are_in_no_file_though_the_platform_marks_what_changes(spark: Any, settings: Settings) -> None:
     lake, ((*messages, _),) = Lake(settings), stream(1)
     lake.ensure(spark, [MESSAGES])
-    if lake.storage.needs_session:
+    if lake.storage.needs_spark:
         lake.set_property(spark, MESSAGES, DELETION_VECTORS, "true")  # as workspaces can have it for all new tables
     write_bronze(spark, lake, messages)
     rows.erase_messages(spark, lake, (TOPIC, GONE))
-    lake.storage.purge(spark, MESSAGES, "test")
+    lake.storage.purge_history(spark, MESSAGES, "test")
     assert files_with(spark, lake, MESSAGES, GONE) == []
     assert files_with(spark, lake, MESSAGES, OTHERS[0])
 
@@ -252,7 +252,7 @@ def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_ta
 def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark: Any, settings: Settings) -> None:
     lake = Lake(settings, schemas_of(settings))
     lake.ensure(spark, [AVERAGES, "gold.each", "gold.each_final"])
-    spark.sql(f"CREATE OR REPLACE VIEW {lake.storage.view(spark, 'gold.seen')} AS SELECT 1 AS one")
+    spark.sql(f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, 'gold.seen')} AS SELECT 1 AS one")
     without = Lake(settings.model_copy(update={"gold": GoldSettings()}))
     told = {one.partition(":")[0] for one in left_to_others(spark, without, TOPIC)} - {
         *left_to_others(spark, lake, TOPIC)
@@ -284,7 +284,7 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     lake = Lake(settings)
     lake.ensure(spark, [LEDGER])
     now = datetime.now(UTC)
-    store(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
+    store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
     assert removed_rows(lake.reader(spark)) == {CHANGES: 3}
     Ledger(lake).write(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
     assert removed_rows(lake.reader(spark)) == {}

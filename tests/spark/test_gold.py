@@ -18,8 +18,8 @@ import pytest
 from sessionlake.cli.explain import show_explained
 from sessionlake.cli.query import fetch
 from sessionlake.cli.show import OutputFormat
-from sessionlake.delta.commit import empty, remove_rows
-from sessionlake.delta.home import Folders
+from sessionlake.delta.commit import delete_all_rows, remove_rows
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     AVERAGES,
@@ -44,7 +44,7 @@ from sessionlake.gold.sql.figures_with import create_figures_with
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import Offsets, explain
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.retained import LIMITS, Retained, expired, note
+from sessionlake.ledger.retained import LIMITS, Retained, expired_rows, record_retained
 from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import AverageSettings, ProductSettings
@@ -210,7 +210,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(
     feed.declare(of="texts", n="count", texts="approx_distinct")
     for cut in [*sorted(rng.sample(range(150), 1 + large)), 150]:
         if large and cut == len(changes):  # in a catalog, Spark merges whatever the size
-            monkeypatch.setattr(Folders, "limits", replace(Folders.limits, **NOTHING_IN_DRIVER))
+            monkeypatch.setattr(FolderStorage, "limits", replace(FolderStorage.limits, **NOTHING_IN_DRIVER))
             all_in_files(monkeypatch)
         feed.write(changes[start:cut]).run()
         start = cut
@@ -507,7 +507,7 @@ def test_which_figures_are_explained_and_what_cannot_be_is_said(feed: Feed):
     assert more is False
     rows, more = explain(feed.spark, feed.settings, AVERAGES, "")
     assert ([row.key["ts"] for row in rows], more) == ([0, 20 * SECOND, 40 * SECOND], True)
-    with pytest.raises(UsageError, match=r"'silver.sessions' cannot be explained: name one of gold"):
+    with pytest.raises(UsageError, match=r"'silver.sessions' cannot be explained\. Name one of gold"):
         explain(feed.spark, feed.settings, "silver.sessions", "")
     with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
@@ -524,9 +524,9 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:2]).run().write([*points[2:], change("t", "r", 9, 0, price=1.0)]).run()
     limits = pa.Table.from_pylist([{"topic": "capture.a", "partition": 0, "session_id": "s", "limit": 1}], LIMITS)
-    remove_rows(feed.spark, feed.lake, CHANGES, expired(CHANGES, limits))
+    remove_rows(feed.spark, feed.lake, CHANGES, expired_rows(CHANGES, limits))
     cut = Retained(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
-    note(feed.spark, feed.lake, cut)
+    record_retained(feed.spark, feed.lake, cut)
 
     def told(table: str, where: str, offset: int) -> tuple[int, bool | None, datetime | None]:
         ([one], _) = explain(feed.spark, feed.settings, table, where, message=(0, offset))
@@ -549,7 +549,7 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
 def test_batches_of_a_figure_are_told_as_far_as_they_are_known_behind_a_rebuild_of_silver(feed: Feed):
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:1]).run().write(points[1:2]).run()
-    empty(feed.spark, feed.lake, CHANGES, Txn("rebuild:r", 2))
+    delete_all_rows(feed.spark, feed.lake, CHANGES, Txn("rebuild:r", 2))
     feed.batch = 2
     feed.write(points[:2])  # gold has read them, and does not read them again
     entry = LedgerEntry(SILVER, Txn("rebuild:r", 2), MESSAGES, datetime.now(UTC))

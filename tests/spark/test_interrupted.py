@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
 from sessionlake.errors import LakeError, LossError, SessionlakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.ledger.erasures import erasures
+from sessionlake.ledger.erasures import read_receipts
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
 from sessionlake.operations.rebuild import processors as processor_rebuild
@@ -164,7 +164,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         assert_refused(spark, settings, RESUME)
         Forgetting(spark, settings).cancel()
         assert not FORGET.file(settings).exists()
-        assert erasures(lake.reader(spark)) == []
+        assert read_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting was interrupted"):
         Forgetting(spark, settings).cancel()
@@ -196,7 +196,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
     with pytest.raises(SessionlakeError):
         Forgetting(spark, settings).run(GONE)
     assert not FORGET.file(settings).exists()
-    assert erasures(Lake(settings).reader(spark)) == []
+    assert read_receipts(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
 
 

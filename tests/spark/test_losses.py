@@ -44,9 +44,9 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, LossError
 from sessionlake.gold import job as gold
 from sessionlake.ledger import positions
-from sessionlake.ledger.books import Books
+from sessionlake.ledger.books import LedgerReader
 from sessionlake.ledger.entries import RECOVERED, Ledger, LedgerEntry, TableOutput
-from sessionlake.ledger.progress import ends
+from sessionlake.ledger.progress import last_offsets
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.silver import rebuild
@@ -108,7 +108,7 @@ def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -
 
 @pytest.mark.soak
 def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
-    before = ends(run.lake.reader(spark), "silver")
+    before = last_offsets(run.lake.reader(spark), "silver")
     ledger = folder_of(run.lake, LEDGER)
     away = shutil.move(ledger, run.settings.home / "away")
     assert faults(run.settings) == {"ledger"}
@@ -130,7 +130,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     assert f"{len(FIRST)} messages in {MESSAGES} were missing in" in said
     assert "every row is equal to the former one" in said
     reader = run.lake.reader(spark)
-    assert ends(reader, "bronze") == ends(reader, "silver") == before
+    assert last_offsets(reader, "bronze") == last_offsets(reader, "silver") == before
     [bronze] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
     assert (bronze["source"], bronze["messages"]) == (RECOVERED, len(FIRST))
     assert recovered(run, Recoverable.LEDGER) == "found: a readable ledger that ends with the last batches"
@@ -275,7 +275,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     next(folder_of(run.lake, METRICS_1M).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"states", "files"}
     with monkeypatch.context() as dying:
-        dying.setattr("sessionlake.operations.rebuild.endings.empty", power_cut)
+        dying.setattr("sessionlake.operations.rebuild.endings.delete_all_rows", power_cut)
         with pytest.raises(PowerCutError):
             recovered(run, Recoverable.GOLD)
     with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):
@@ -349,8 +349,8 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     if summed:
         monkeypatch.setattr(positions, "_WORTHWHILE", 1)
         monkeypatch.setattr(positions, "_LAG", timedelta(0))
-        assert positions.advance(spark, lake)
-    assert Books(lake.reader(spark)).in_short == summed
+        assert positions.update_sums(spark, lake)
+    assert LedgerReader(lake.reader(spark)).uses_copies == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
         refuse_restored(spark, lake, [table])
     lake.drop(spark, table)

@@ -24,7 +24,7 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.catalog import storage as catalog
 from sessionlake.delta.commit import append, merge
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.table_files import live, opened
+from sessionlake.delta.folders.table_files import live_files, open_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -42,13 +42,13 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, RETENTION
 from sessionlake.delta.storage.faults import VARIABLE
-from sessionlake.delta.storage.interface import writing
+from sessionlake.delta.storage.interface import delta_writer
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
-from sessionlake.ledger.positions import require_true
+from sessionlake.ledger.positions import verify_sums
 from sessionlake.operations.maintenance import Maintenance, Reader, TableMaintenance, readers
 from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
@@ -57,7 +57,7 @@ from spark.test_silver_law import TABLES, Pipeline, streams
 from support.lakes import assert_silver_is_the_truth, folder_of, limit, rows_of
 from support.waiting import eventually
 
-NOW = Kept(timedelta(0))
+NOW = HistoryToKeep(timedelta(0))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     tended = {done.table for done in Maintenance(spark, pipeline.settings).once()}
     assert len(tended - {LEASES, RETAINED}) == len(TABLES) + 3  # bronze, decisions, the ledger
     reader = pipeline.lake.reader(spark)
-    assert require_true(reader)
+    assert verify_sums(reader)
     last = pipeline.batches()[-1]
     assert max(row["batch_id"] for row in reader.rows(POSITIONS)) == last  # which is made once more all the same
     pipeline.lose_last_commit()
@@ -220,7 +220,9 @@ def test_a_stream_that_has_read_everything_starts_again_though_all_is_older_than
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark asks for the files of the last batch once more as it starts."""
-    monkeypatch.setattr("sessionlake.operations.maintenance.Kept", lambda _, since, __: Kept(timedelta(0), since))
+    monkeypatch.setattr(
+        "sessionlake.operations.maintenance.HistoryToKeep", lambda _, since, __: HistoryToKeep(timedelta(0), since)
+    )
     pipeline, batches = Pipeline(spark, {"home": settings.home}), list(streams(seeds=1))[:3]
     pipeline.arrive(batches[0])
     pipeline.stream()
@@ -251,7 +253,7 @@ def test_a_merge_that_meets_an_optimize_is_done_again(
     for n in range(2):
         row = spark.sql(f"SELECT 'capture.a' topic, 's{n}' session_id, {n}L messages").coalesce(1)
         append(spark, lake, SESSIONS, row, Txn("fill", n))
-    monkeypatch.setattr(type(lake.storage), "exclusive", lambda *_: threading.Lock())  # as if in another place
+    monkeypatch.setattr(type(lake.storage), "commit_lock", lambda *_: threading.Lock())  # as if in another place
     begun, go_on = tmp_path / "begun", tmp_path / "go-on"
 
     def waiting(batches: Any) -> Any:
@@ -297,11 +299,11 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
         os.utime(file, (file.stat().st_mtime - 60 * (len(log) - 1 - n),) * 2)
     assert lake.storage.compact(spark, EVENTS) is not None
 
-    lake.storage.vacuum(spark, EVENTS, Kept(timedelta(0), since=40))
+    lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=40))
     assert int(min((folder / "_delta_log").glob("*.json")).stem) == 0  # there is no checkpoint before what is read
-    freed = lake.storage.vacuum(spark, EVENTS, Kept(timedelta(days=1), versions=timedelta(minutes=30)))
+    freed = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(days=1), log_span=timedelta(minutes=30)))
     assert (freed.files, len(list(folder.glob("*.parquet")))) == (0, 121)
-    lake.storage.vacuum(spark, EVENTS, Kept(timedelta(minutes=30)))
+    lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(minutes=30)))
     # 30 minutes are an hour to VACUUM; of the log, what is behind the last checkpoint before them.
     for version in (91, 105, 120):
         assert lake.read(spark, EVENTS, version).count() == version
@@ -309,7 +311,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     with pytest.raises(LakeError, match=r"version 12 cannot be read: with .* reaches back as far as maintain.versions"):
         lake.read(spark, EVENTS, 12)
 
-    kept = lake.storage.vacuum(spark, EVENTS, Kept(timedelta(0), since=110))
+    kept = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=110))
     assert kept.files == 0
     assert offsets_of(lake) == list(range(120))
     assert int(min((folder / "_delta_log").glob("*.json")).stem) in {99, 100}
@@ -317,7 +319,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     freed = lake.storage.vacuum(spark, EVENTS, NOW)
     assert (freed.files, freed.freed > 0) == (120, True)
     assert offsets_of(lake) == list(range(120))
-    assert len(list(folder.glob("*.parquet"))) == len(live(DeltaTable(folder))) == 1
+    assert len(list(folder.glob("*.parquet"))) == len(live_files(DeltaTable(folder))) == 1
 
 
 @pytest.mark.soak
@@ -335,11 +337,11 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
     since = lake.last_commit(spark, ROWS).version - 2  # the last two MERGEs are yet to be read
     before = {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()}
     time.sleep(3)
-    if not lake.storage.needs_session:  # files of long before, which the log does not name any more
+    if not lake.storage.needs_spark:  # files of long before, which the log does not name any more
         for file in folder_of(lake, ROWS).glob("*.*"):
             os.utime(file, (0, 0))
         DeltaTable(folder_of(lake, ROWS)).create_checkpoint()
-    lake.storage.vacuum(spark, ROWS, Kept(timedelta(seconds=1), since=since))
+    lake.storage.vacuum(spark, ROWS, HistoryToKeep(timedelta(seconds=1), first_unread=since))
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()} == before
     lake.ensure(spark, [ROWS])
     assert lake.storage.vacuum(spark, ROWS, NOW).files > 0
@@ -358,10 +360,10 @@ def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read
     month_ago = time.time() - timedelta(days=31).total_seconds()
     for file in log.iterdir():
         os.utime(file, (month_ago, month_ago))
-    lake.storage.save(writing(lake.read(spark, EVENTS).limit(0), EVENTS, Txn("test", 49), "append"), EVENTS)
+    lake.storage.save(delta_writer(lake.read(spark, EVENTS).limit(0), EVENTS, Txn("test", 49), "append"), EVENTS)
     assert (log / f"{50:020}.checkpoint.parquet").exists()
     assert len(list(log.glob("*.json"))) == 51
-    lake.storage.vacuum(spark, EVENTS, Kept(timedelta(days=30)))
+    lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(days=30)))
     assert not (log / f"{0:020}.json").exists()
 
 
@@ -425,7 +427,7 @@ def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
 def codecs(lake: Lake, table: str) -> set[str]:
     """What the files of a table are compressed with."""
     folder = folder_of(lake, table)
-    footers = [pq.read_metadata(file.path) for file in live(DeltaTable(folder))]
+    footers = [pq.read_metadata(file.path) for file in live_files(DeltaTable(folder))]
     return {footer.row_group(0).column(0).compression for footer in footers}
 
 
@@ -446,7 +448,7 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
         assert ended.returncode == -9
         assert offsets_of(lake) == list(range(50))
         assert len(list(folder.glob("*.parquet"))) == files
-    assert len(live(DeltaTable(folder))) == 1
+    assert len(live_files(DeltaTable(folder))) == 1
     lake.storage.vacuum(spark, EVENTS, NOW)
     assert len(list(folder.glob("*.parquet"))) == 1
     assert offsets_of(lake) == list(range(50))
@@ -464,7 +466,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
     def compact() -> None:
         nonlocal most
         while not ended.wait(0.05):
-            most = max(most, len(live(opened(folder_of(lake, EVENTS)))))
+            most = max(most, len(live_files(open_table(folder_of(lake, EVENTS)))))
             compact_all(lake)
 
     with ThreadPoolExecutor(1) as beside:
@@ -475,7 +477,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
             ended.set()
         done.result()
     compact_all(lake)
-    return most, len(live(opened(folder_of(lake, EVENTS))))
+    return most, len(live_files(open_table(folder_of(lake, EVENTS))))
 
 
 @pytest.mark.soak

@@ -16,7 +16,7 @@ import pytest
 from sessionlake.delta.commit import append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, METRICS_1M, SESSIONS
-from sessionlake.delta.storage.reading import TooLargeError, among
+from sessionlake.delta.storage.reading import TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -75,7 +75,7 @@ def test_a_merge_does_the_same_by_every_engine(
     monkeypatch.setattr("sessionlake.delta.storage.spark_writes._NAMED", named)
     lake = Lake(Settings(**location))
     lake.ensure(spark, [METRICS_1M])
-    upsert = Upsert(KEYS, ("points",), bounded=KEYS[1:], deletes=True)
+    upsert = Upsert(KEYS, ("points",), pruned_by=KEYS[1:], deletes=True)
 
     def write(source: pa.Table, version: int) -> None:
         given = as_frame(spark, source) if engine == "Apache-Spark" else source
@@ -97,12 +97,12 @@ def test_spark_finds_rows_by_their_times_and_takes_no_more_than_it_may(spark: An
     merge(spark, lake, METRICS_1M, rows([1, 2, 3, 4, 5]), Upsert(KEYS, ("points",)), Txn("m", 0))
     reader = SparkReader(lake.storage, spark)
     for place, moment in enumerate(TIMES):
-        assert reader.table(METRICS_1M, ("window_start", among, [moment]), columns=["points"]).to_pylist() == [
+        assert reader.table(METRICS_1M, ("window_start", is_in, [moment]), columns=["points"]).to_pylist() == [
             {"points": place + 1}
         ]
-    assert reader.table(METRICS_1M, columns=["points"], at_most=1_000).num_rows == len(TIMES)
+    assert reader.table(METRICS_1M, columns=["points"], max_bytes=1_000).num_rows == len(TIMES)
     with pytest.raises(TooLargeError, match=METRICS_1M):
-        reader.table(METRICS_1M, columns=["points"], at_most=39)
+        reader.table(METRICS_1M, columns=["points"], max_bytes=39)
 
 
 def test_of_sessions_that_are_named_both_readers_give_the_rows_and_weigh_no_others(
@@ -117,10 +117,10 @@ def test_of_sessions_that_are_named_both_readers_give_the_rows_and_weigh_no_othe
     named = pa.table({"topic": ["a", "b", "b", "c"], "session_id": ["s3", "s3", "s3", "s3"]})
     for reader in (lake.reader(None), SparkReader(lake.storage, spark)):
         for at_most in (None, 500):
-            found = reader.table(SESSIONS, columns=names, of=named, at_most=at_most)
+            found = reader.table(SESSIONS, columns=names, sessions=named, max_bytes=at_most)
             assert sorted(tuple(row.values()) for row in found.to_pylist()) == [("a", "s3", 3), ("b", "s3", 3)]
         with pytest.raises(TooLargeError, match=SESSIONS):
-            reader.table(SESSIONS, columns=names, at_most=500)
+            reader.table(SESSIONS, columns=names, max_bytes=500)
 
 
 @contextmanager
@@ -143,8 +143,8 @@ def test_rows_that_are_few_and_too_wide_for_a_driver_are_told_as_too_large(spark
     merge(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
     reader = SparkReader(lake.storage, spark)
     with letting_through(spark, "300k"), pytest.raises(TooLargeError, match=rf"{SESSIONS}: .*maxResultSize"):
-        reader.table(SESSIONS, columns=names, at_most=1 << 20)
-    assert reader.table(SESSIONS, columns=names, at_most=1 << 20).num_rows == len(content)
+        reader.table(SESSIONS, columns=names, max_bytes=1 << 20)
+    assert reader.table(SESSIONS, columns=names, max_bytes=1 << 20).num_rows == len(content)
 
 
 @pytest.mark.usefixtures("berlin")

@@ -20,11 +20,11 @@ from sessionlake.errors import LakeError
 from sessionlake.history import status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
-from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.positions import advance, require_true
-from sessionlake.ledger.progress import batches_after, covering, has_taken_in, last_batch, last_merged
+from sessionlake.ledger.positions import update_sums, verify_sums
+from sessionlake.ledger.progress import batches_after, find_entry, has_read, last_batch, last_merged_batch
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import _followed
@@ -64,7 +64,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return counting
 
     def counted(kind: type[FolderReader | SparkReader]) -> Callable[..., Any]:
-        before = kind.counted
+        before = kind.read_with_count
 
         def counting(reader: Any, table: str, *conditions: Any, **how: Any) -> tuple[pa.Table, int]:
             found, known = before(reader, table, *conditions, **how)
@@ -75,7 +75,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     for kind in (FolderReader, SparkReader):
         monkeypatch.setattr(kind, "batches", batches(kind))
-        monkeypatch.setattr(kind, "counted", counted(kind))
+        monkeypatch.setattr(kind, "read_with_count", counted(kind))
     return rows
 
 
@@ -84,17 +84,19 @@ def asked(spark: Any, lake: Lake) -> dict[str, Callable[[], Any]]:
     reader, settings = lake.reader(spark), lake.settings
     again = Txn(f"6f1d1f5e-0000-4000-8000-{1:012}", LAST)
     return {
-        "offsets": lambda: dict(OffsetLog.load(spark, lake, "silver").ends),
-        "offsets before a batch that is repeated": lambda: dict(OffsetLog.load(spark, lake, "silver", again).ends),
+        "offsets": lambda: dict(OffsetLog.load(spark, lake, "silver").last_offsets),
+        "offsets before a batch that is repeated": lambda: dict(
+            OffsetLog.load(spark, lake, "silver", again).last_offsets
+        ),
         "a fresh checkpoint": lambda: refused(spark, lake),
         "the last batch": lambda: last_batch(reader, "bronze"),
-        "what is merged": lambda: last_merged(reader),
+        "what is merged": lambda: last_merged_batch(reader),
         "what is to be merged": lambda: [row["batch_id"] for row in batches_after(reader, "silver", LAST - 3)],
         "decisions followed": lambda: _followed(reader),
         "status": lambda: [(layer.messages, layer.behind, layer.rows) for layer in layer_statuses(reader, settings)],
         "as of a late batch": lambda: as_of_batch(spark, settings, LAST - 1).versions,
-        "whether a message was taken in": lambda: has_taken_in(reader, "silver", "capture.a", 0, 17),
-        "who took in a late message": lambda: covering(reader, "silver", "capture.a", 0, LAST * 10, latest()),
+        "whether a message was taken in": lambda: has_read(reader, "silver", "capture.a", 0, 17),
+        "who took in a late message": lambda: find_entry(reader, "silver", "capture.a", 0, LAST * 10, latest()),
     }
 
 
@@ -122,26 +124,26 @@ def test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same(
         assert answer() == whole[name], name
         assert 0 < max(read) <= LATE + 1, name  # of ten thousand
         assert sum(read) <= 3 * (LATE + 1), name
-    assert require_true(lake.reader(spark))
+    assert verify_sums(lake.reader(spark))
 
 
 def test_sums_go_on_from_sums_and_are_those_of_all(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert advance(spark, lake)
-    assert not advance(spark, lake)  # nothing to speak of has come
+    assert update_sums(spark, lake)
+    assert not update_sums(spark, lake)  # nothing to speak of has come
     for n in range(3):
         lake.storage.append(spark, LEDGER, entries(ENTRIES + n * 300, ENTRIES + (n + 1) * 300), Txn("more", n))
-    assert advance(spark, lake)
+    assert update_sums(spark, lake)
     reader = lake.reader(spark)
     assert sum(row["batches"] for row in reader.rows(POSITIONS)) == ENTRIES + 900 - LATE - 1
-    assert require_true(reader)
+    assert verify_sums(reader)
     late = LedgerEntry("gold", Txn("by a clock set back", 0), "x", NOON)
     monkeypatch.setattr("sessionlake.ledger.entries.datetime", Clock)
     Ledger(lake).write(spark, late)
-    assert not Books(reader).in_short
+    assert not LedgerReader(reader).uses_copies
     assert last_batch(reader, "gold", "by a clock set back") == 0
-    assert advance(spark, lake)  # of all, once more
-    assert Books(reader).in_short
-    assert require_true(reader)
+    assert update_sums(spark, lake)  # of all, once more
+    assert LedgerReader(reader).uses_copies
+    assert verify_sums(reader)
 
 
 class Clock:
@@ -176,21 +178,23 @@ def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_what
     second = written("silver", f"{REBUILD}2")
     assert second > first
     assert written("silver", "d") > second
-    current = [(row["app_id"], row["batch_id"]) for row in rows_of(Books(reader).current(("layer", eq, "gold")))]
+    current = [
+        (row["app_id"], row["batch_id"]) for row in to_dicts(LedgerReader(reader).current(("layer", eq, "gold")))
+    ]
     assert sorted(current) == [("c", 0), ("c", 1), (f"{REBUILD}1:gold", 0)]
 
 
 def test_files_from_before_are_not_opened(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    left_open = folder_reader._left_open
+    left_open = folder_reader._candidate_files
 
     def counting(files: Any, conditions: Any) -> Any:
         found = left_open(files, conditions)
         opened.append(len(found))
         return found
 
-    monkeypatch.setattr(folder_reader, "_left_open", counting)
-    advance(spark, lake)
+    monkeypatch.setattr(folder_reader, "_candidate_files", counting)
+    update_sums(spark, lake)
     opened.clear()
     assert last_batch(lake.reader(spark), "bronze") == LAST
     assert opened == [1, LATE * COMMITS // ENTRIES + 1]  # the sums, and three of twenty

@@ -293,13 +293,13 @@ def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
         with pytest.raises(LakeError, match="the power fails"):
             counted.run()
     assert (len(counted.errors()), counted.ledger()) == (1, [])
-    replace = folder_removal.replace
+    replace = folder_removal.replace_files
 
     def beside_another(*removed: Any, **how: Any) -> bool:
         write_rows(counted.spark, counted.lake, PROCESSOR_ERRORS, [{"processor": "other", "session_id": "s"}])
         return replace(*removed, **how)
 
-    monkeypatch.setattr(folder_removal, "replace", beside_another)
+    monkeypatch.setattr(folder_removal, "replace_files", beside_another)
     rebuild(counted.spark, counted.settings, "counted")
     assert sorted(row[:3] for row in counted.errors()) == [("counted", "s", 1), ("other", "s", None)]
 

@@ -12,11 +12,11 @@ import pytest
 from deltalake import DeltaTable
 
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.home import Folders
+from sessionlake.delta.folders.table_files import open_table
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.settings.model import Settings
 from support.table_life import SCHEMA, TABLE, YOUNGER, Life, comparable
 
@@ -27,7 +27,7 @@ COLUMNS = [*SCHEMA.names, YOUNGER]
 def life(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """In a home below a folder of the name that Spark's tasks give theirs."""
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
-    return Life(Folders(Settings(home=tmp_path / "_temporary" / "home")), spark)
+    return Life(FolderStorage(Settings(home=tmp_path / "_temporary" / "home")), spark)
 
 
 def by_spark(spark: Any, life: Life, version: int) -> pa.Table:
@@ -43,11 +43,11 @@ def test_spark_and_every_reader_of_files_see_the_rows_of_every_version(spark: An
     for version, (rows, _) in [*life.versions.items()][::6]:
         assert comparable(by_spark(spark, life, version), COLUMNS) == comparable(rows, COLUMNS), f"version {version}"
     life.mark(on=False)
-    lake.vacuum(spark, TABLE, Kept(timedelta(0)))
+    lake.vacuum(spark, TABLE, HistoryToKeep(timedelta(0)))
     assert lake.lost_files(spark, TABLE) == [], "files of vectors that are in use stay, though marking is off"
     assert_read_by_all(spark, life)
     life.append()
-    lake.purge(spark, TABLE, "receipt")
+    lake.purge_history(spark, TABLE, "receipt")
     assert_read_by_all(spark, life)
     lake.purge_vectors(TABLE)
     assert comparable(DeltaTable(folder).to_pyarrow_table(), COLUMNS) == comparable(life.held, COLUMNS)
@@ -56,7 +56,7 @@ def test_spark_and_every_reader_of_files_see_the_rows_of_every_version(spark: An
 
 def assert_read_by_all(spark: Any, life: Life) -> None:
     folder = life.lake.path(TABLE)
-    version = opened(folder).version()
+    version = open_table(folder).version()
     expected = comparable(life.held, COLUMNS)
     assert comparable(by_spark(spark, life, version), COLUMNS) == expected
     assert comparable(pa.table(DeltaTable(folder).scan()), COLUMNS) == expected

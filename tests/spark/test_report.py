@@ -47,8 +47,8 @@ def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
         size = reader.size(SESSIONS)
         assert size == TableSize(version=3, rows=len(left), files=1, bytes=size.bytes)
         assert size.bytes > 0
-        assert reader.counts(SESSIONS, ("topic", "status")) == {
+        assert reader.count_by(SESSIONS, ("topic", "status")) == {
             ("a", status): sum(row["status"] == status for row in left) for status in ("open", "ended")
         }
-        assert reader.counts(SESSIONS, ("status",), ("session_id", eq, "s50")) == {("ended",): 1}
-        assert reader.counts("silver.quarantine", ("topic",)) == {}
+        assert reader.count_by(SESSIONS, ("status",), ("session_id", eq, "s50")) == {("ended",): 1}
+        assert reader.count_by("silver.quarantine", ("topic",)) == {}

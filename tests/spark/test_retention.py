@@ -46,21 +46,21 @@ from sessionlake.history.asof import find_session, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
-from sessionlake.ledger.books import Sums
+from sessionlake.ledger.books import StoredSums
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.progress import ends
+from sessionlake.ledger.progress import last_offsets
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
     Retained,
     beginnings,
-    expired,
-    floor_of,
-    forget,
-    heads,
-    moved_last,
-    note,
-    retained,
+    clear_retained,
+    expired_rows,
+    last_removed_position,
+    limits_moved_last,
+    read_heads,
+    read_retained,
+    record_retained,
 )
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.rows import clean_bookkeeping
@@ -109,7 +109,7 @@ def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, aging:
     # Of each session silver has written another row of its progress since.
     found = {table: Retention(spark, aging.settings).remove(table, aging.moments[1]) for table in CUT}
     assert {table: (done.rows, done.waits) for table, done in found.items()} == dict.fromkeys(CUT, (0, ""))
-    assert retained(aging.reader) == {}
+    assert read_retained(aging.reader) == {}
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +139,12 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) 
     assert _check_row_counts(cut.spark, cut.lake) == (
         "hold what the ledger says was written, less 21 that maintain.retention or `sessionlake forget` removed"
     )
-    known = retained(cut.reader)
-    note(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
+    known = read_retained(cut.reader)
+    record_retained(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
     with pytest.raises(LakeError, match=r"holds 17 rows, the ledger says 23, less 5 that maintain\.retention or"):
         _check_row_counts(cut.spark, cut.lake)
-    note(cut.spark, cut.lake, known[MESSAGES])
-    assert retained(cut.reader) == known
+    record_retained(cut.spark, cut.lake, known[MESSAGES])
+    assert read_retained(cut.reader) == known
 
 
 def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Aging) -> None:
@@ -152,13 +152,13 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
     session = find_session(reader, cut.settings, "long")
     for offset in range(6, len(cut.come)):
         if offset < FLOOR:
-            with pytest.raises(LakeError, match=r"begins behind its whole table of .* offset 10, next seq 5"):
+            with pytest.raises(LakeError, match=r"nothing before its snapshot of .* offset 10, next seq 5"):
                 table_as_of(reader, cut.settings, session, AsOf(offset=offset))
             continue
         found = table_as_of(reader, cut.settings, session, AsOf(offset=offset)).to_pylist()
         expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, 0, "long"]
         assert {row["row_id"]: row["price"] for row in found} == {n: row["price"] for n, row in expected.items()}
-    with pytest.raises(LakeError, match="nothing older can be told"):
+    with pytest.raises(LakeError, match="nothing before its snapshot"):
         table_as_of(reader, cut.settings, session, AsOf(seq=3))
     over = find_session(reader, cut.settings, "old")
     assert table_as_of(reader, cut.settings, over, AsOf(seq=3)).num_rows == 2
@@ -184,7 +184,7 @@ def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Aging) -> None:
 
 def test_a_trace_tells_what_is_gone(cut: Aging) -> None:
     assert trace(cut.reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
-    with pytest.raises(NotThereError, match=r"bronze\.messages begins at offset 6, by maintain.retention: 3 is gone"):
+    with pytest.raises(NotThereError, match=r"bronze\.messages begins at offset 6, .*, so offset 3 is gone"):
         trace(cut.reader, cut.settings, TOPIC, 0, 3)
     with pytest.raises(NotThereError, match=r"judged it in batch 1, and retention has removed rows of silver\.\w+ th"):
         trace(cut.reader, cut.settings, TOPIC, 0, 12)
@@ -245,7 +245,7 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     rebuilt = rebuild(spark, aging.settings)
     assert rebuilt.comparison is not None
     assert rebuilt.comparison.is_exact
-    assert retained(aging.reader) == {}
+    assert read_retained(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
     unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
     assert aging.cut(1) | {MESSAGES: RemovalResult()} == dict.fromkeys(CUT, RemovalResult()) | unread
@@ -277,11 +277,11 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     )
     assert _check_offsets(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
     assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
-    with pytest.raises(NotThereError, match=r"bronze has taken in offset 12, but retention has removed rows of ops\."):
+    with pytest.raises(NotThereError, match=r"bronze has read offset 12, but retention has removed rows of ops\."):
         trace(reader, cut.settings, TOPIC, 0, 12)
     refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with monkeypatch.context() as patch:
-        patch.setattr(losses, "stored_sums", lambda _: Sums(None, pa.table({})))
+        patch.setattr(losses, "stored_sums", lambda _: StoredSums(None, pa.table({})))
         with pytest.raises(LakeError, match=r"ops\.positions, which has their only sums, is gone"):
             refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
@@ -296,7 +296,7 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
 ) -> None:
     cut = aging.cut(1, LEDGER, *([MESSAGES] if bronze else []))
     assert all(done.rows for done in cut.values())
-    whole = ends(aging.reader, SILVER)
+    whole = last_offsets(aging.reader, SILVER)
     for file in folder_of(aging.lake, LEDGER).glob("*.parquet"):
         file.unlink()
     said: list[str] = []
@@ -305,7 +305,7 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
             recover(spark, aging.settings, Recoverable.LEDGER, said.append)
         return
     recover(spark, aging.settings, Recoverable.LEDGER, said.append)
-    assert ends(aging.reader, "bronze") == ends(aging.reader, SILVER) == whole
+    assert last_offsets(aging.reader, "bronze") == last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
     assert [found for found in doctor._books(aging.settings) if found.level is Level.FAIL] == []
@@ -336,7 +336,7 @@ class Events:
         return Retention(self.spark, self.settings).remove(EVENTS, self.moments[batch] + SPAN).rows
 
     def noted(self) -> tuple[int, int]:
-        found = retained(self.lake.reader(self.spark))[EVENTS]
+        found = read_retained(self.lake.reader(self.spark))[EVENTS]
         return found.removed, found.pending
 
     def left(self) -> int:
@@ -351,7 +351,7 @@ def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     place = {"topic": TOPIC, "partition": 0}
     write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
     limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
-    old = expired(EVENTS, limits, 0)
+    old = expired_rows(EVENTS, limits, 0)
     assert lake.storage.count(spark, EVENTS, old) == 2
     before = lake.last_commit(spark, EVENTS).version
     remove_rows(spark, lake, EVENTS, old)
@@ -417,11 +417,11 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
         for table in cut:
             with pytest.raises(StoppedError):
                 aging.cut(1, table)
-            assert heads(aging.reader)[table].pending
+            assert read_heads(aging.reader)[table].pending
     aging.cut(2, *cut)
-    assert heads(aging.reader).keys() == {*cut}
+    assert read_heads(aging.reader).keys() == {*cut}
     left = {table: aging.reader.table(table).num_rows for table in before}
-    for table, found in heads(aging.reader).items():
+    for table, found in read_heads(aging.reader).items():
         parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
         assert (found.pending, found.removed) == (0, sum(before[part] - left[part] for part in parts))
         assert found.removed
@@ -436,12 +436,12 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
         die_removing(patch, gone=False)
         with pytest.raises(StoppedError):
             aging.cut(1, CHANGES)
-    (first, *_) = moved_last(aging.reader, heads(aging.reader)[CHANGES])["session_id"].to_pylist()
+    (first, *_) = limits_moved_last(aging.reader, read_heads(aging.reader)[CHANGES])["session_id"].to_pylist()
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.operations.forgetting.rows.remove", stop)  # counted, and not yet removed
         with pytest.raises(StoppedError):
             Forgetting(spark, aging.settings, shorten=True).run(first)
-    assert not heads(aging.reader)[CHANGES].pending
+    assert not read_heads(aging.reader)[CHANGES].pending
     waits = Retention(spark, aging.settings).remove(CHANGES, aging.moments[2] + SPAN).waits
     assert waits.startswith("the forgetting of a session was interrupted")
     Forgetting(spark, aging.settings, shorten=True).run(first)
@@ -457,20 +457,20 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
         )
 
     def noted(table: str = CHANGES) -> dict[str, int]:
-        return {row["session_id"]: row["limit"] for row in retained(lake.reader(spark))[table].limits.to_pylist()}
+        return {row["session_id"]: row["limit"] for row in read_retained(lake.reader(spark))[table].limits.to_pylist()}
 
-    note(spark, lake, Retained(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
-    note(spark, lake, Retained(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
+    record_retained(spark, lake, Retained(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
+    record_retained(spark, lake, Retained(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
     done = Retained(CHANGES, now, 3, 9, 0, limits(b=5, c=4))
-    note(spark, lake, done)
+    record_retained(spark, lake, done)
     assert noted() == {"a": 1, "b": 5, "c": 4}
     assert noted(SNAPSHOTS) == {"a": 7}
-    assert [floor_of(lake.reader(spark), TOPIC, 0, name) for name in "abx"] == [1, 5, None]
-    assert {table: found.gone for table, found in heads(lake.reader(spark)).items()} == {CHANGES: 9, SNAPSHOTS: 4}
-    last = moved_last(lake.reader(spark), done)
+    assert [last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in "abx"] == [1, 5, None]
+    assert {table: found.gone for table, found in read_heads(lake.reader(spark)).items()} == {CHANGES: 9, SNAPSHOTS: 4}
+    last = limits_moved_last(lake.reader(spark), done)
     assert {row["session_id"]: row["limit"] for row in last.to_pylist()} == {"b": 5, "c": 4}
-    forget(spark, lake, [SNAPSHOTS, MESSAGES])
-    assert [*retained(lake.reader(spark))] == [CHANGES]
+    clear_retained(spark, lake, [SNAPSHOTS, MESSAGES])
+    assert [*read_retained(lake.reader(spark))] == [CHANGES]
     assert noted() == {"a": 1, "b": 5, "c": 4}
 
 
@@ -509,7 +509,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
             found = rules[table](spark, lake, batch)
             assert {tuple(row[key] for key in SESSION): row["limit"] for row in found.to_pylist()} == expected
             assert found.schema == LIMITS
-            note(spark, lake, Retained(table, datetime.now(UTC), batch, limits=found))
+            record_retained(spark, lake, Retained(table, datetime.now(UTC), batch, limits=found))
             noted |= {(table, *name): limit for name, limit in expected.items()}
     assert {table for table, *_ in noted} == {CHANGES, SNAPSHOTS}
 
@@ -543,15 +543,15 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
 ) -> None:
     lake, now = Lake(Settings(**location)), datetime.now(UTC)
     rows = [{"topic": TOPIC, "partition": 0, "session_id": name, "limit": 4} for name in ("somebody", "other")]
-    note(spark, lake, Retained(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
+    record_retained(spark, lake, Retained(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
     places = [{"topic": TOPIC, "partition": 0, "limit": 7, "highest_timestamp": now}]
-    note(spark, lake, Retained(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
+    record_retained(spark, lake, Retained(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
     lake.set_property(spark, RETAINED, "delta.enableDeletionVectors", "true")
     lake.storage.delta(spark, RETAINED).update("session_id = 'somebody'", {"limit": "5"})  # the former row is marked
     lake.ensure(spark, [LEDGER, POSITIONS])
     for session in ("somebody", ""):  # of messages without an id of a session
         clean_bookkeeping(spark, lake, (TOPIC, session))
-    assert [floor_of(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [None, 4]
+    assert [last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [None, 4]
     assert beginnings(lake.reader(spark))[TOPIC, 0].last == 7
     lake.storage.purge(spark, RETAINED, "test")
     held = [file for file in folder_of(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]

@@ -118,12 +118,12 @@ def test_few_rows_are_read_once_and_more_stay_where_they_are(spark, monkeypatch:
 def test_a_table_in_a_folder_is_read_alike_whether_it_is_small_or_not(
     spark, settings: Settings, monkeypatch: pytest.MonkeyPatch, few: int
 ):
-    monkeypatch.setattr(tables, "_FEW", few)
+    monkeypatch.setattr(tables, "_SMALL_ROWS", few)
     lake = Lake(settings)
     lake.ensure(spark, [EVENTS])
     for offset in range(2):
         write_rows(spark, lake, EVENTS, [{"topic": "capture.a", "partition": 0, "offset": offset, "_batch": 0}])
-    found, whole = lake.read_near(spark, EVENTS), lake.read(spark, EVENTS)
+    found, whole = lake.read_small_in_memory(spark, EVENTS), lake.read(spark, EVENTS)
     assert found.dtypes == whole.dtypes
     assert sorted(found.collect(), key=repr) == sorted(whole.collect(), key=repr)
     assert bool(found.inputFiles()) == (few < 2)

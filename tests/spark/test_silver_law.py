@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, LEDGER, SILVER
 from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
@@ -95,7 +95,7 @@ def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[Fact]]:
 
 def by_spark_alone(patch: pytest.MonkeyPatch) -> None:
     """As if every batch were large: on the cluster."""
-    limit(patch, **dict.fromkeys(vars(Folders.limits), 0))
+    limit(patch, **dict.fromkeys(vars(FolderStorage.limits), 0))
     patch.setattr("sessionlake.delta.storage.spark_writes._NAMED", 2)
 
 

@@ -28,7 +28,7 @@ from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.ledger.progress import spans
+from sessionlake.ledger.progress import offset_spans
 from sessionlake.settings.model import CaptureSettings, OnViolation, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -217,7 +217,7 @@ def test_both_readers_give_the_same_status(traced):
 
 
 def test_both_readers_know_the_same_spans(traced):
-    assert spans(traced.direct) == spans(traced.through_spark) != []
+    assert offset_spans(traced.direct) == offset_spans(traced.through_spark) != []
 
 
 def test_both_readers_read_a_table_with_deletion_vectors(traced):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli.rules import apply, check
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.tables import TABLES
@@ -91,14 +91,14 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
     found = defaultdict(list)
 
     def recording(write: Callable[..., Any]) -> Callable[..., Any]:
-        def call(storage: Folders, spark: Any, table: str, *rest: Any, **named: Any) -> Any:
+        def call(storage: FolderStorage, spark: Any, table: str, *rest: Any, **named: Any) -> Any:
             found[table].append(set(modules()))
             return write(storage, spark, table, *rest, **named)
 
         return call
 
     for name in ("append", "stage", "merge", "accumulate", "replace"):
-        monkeypatch.setattr(Folders, name, recording(getattr(Folders, name)))
+        monkeypatch.setattr(FolderStorage, name, recording(getattr(FolderStorage, name)))
     return found
 
 

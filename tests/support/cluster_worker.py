@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.gold import job as gold
 from sessionlake.local.jars import pyspark_jars, spark_jars
 from sessionlake.operations.resharding.reshard import reshard
@@ -66,7 +66,7 @@ def main(file: Path, home: Path) -> None:
     spark = without_generated_code(settings, "cluster")
     for key, value in platform_conf(settings).items():
         spark.conf.set(key, value)
-    limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(Folders.limits), 0))
+    limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(FolderStorage.limits), 0))
     if handover.shard_count(settings) not in {None, settings.silver.shards}:
         reshard(spark, settings, settings.silver.shards)
     silver.start(spark, settings, once=True, on_batch=lambda entry, _: _say(entry.txn.version)).wait()

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 
-from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.home import Folders
+from sessionlake.delta.catalog.storage import CatalogStorage
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, ROWS, SILVER
 from sessionlake.delta.storage.reading import Condition
@@ -39,12 +39,12 @@ _OWN = {"_batch", "_life", "last_kafka_timestamp", "integrity"}
 
 def folder_of(lake: Lake, table: str) -> Path:
     """Returns the folder of a table in a home, for tests that read or damage files."""
-    return Folders(lake.settings).path(table)
+    return FolderStorage(lake.settings).path(table)
 
 
 def limit(patch: pytest.MonkeyPatch, **limits: int) -> None:
     """Sets the limits that decide what runs in the driver and what on the cluster."""
-    for storage in (Folders, Catalog):
+    for storage in (FolderStorage, CatalogStorage):
         patch.setattr(storage, "limits", replace(storage.limits, **limits))
 
 

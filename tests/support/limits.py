@@ -8,9 +8,9 @@ from importlib import import_module
 
 import pytest
 
-from sessionlake.delta.catalog.storage import Catalog
-from sessionlake.delta.home import Folders
-from sessionlake.delta.storage.interface import Limits
+from sessionlake.delta.catalog.storage import CatalogStorage
+from sessionlake.delta.home import FolderStorage
+from sessionlake.delta.storage.limits import Limits
 
 FORCED: dict[str, dict[str, int]] = {
     "bronze.archive.members": {"_CHUNK": 1},
@@ -44,7 +44,7 @@ FORCED: dict[str, dict[str, int]] = {
     "delta.folders.file_rows": {"_BATCH": 1, "_FEW": 0},
     "delta.folders.file_statistics": {"_LONGEST_TEXT": 1},
     "delta.folders.compaction": {"ROW_GROUP": 1},
-    "delta.home": {"_REWRITTEN": 0},
+    "delta.home": {"_REWRITE_FACTOR": 0},
     "delta.folders.key_index": {"_WIDEST": 1},
     "delta.folders.marked_merge": {"_CROWD": 2},
     "delta.folders.parquet": {"_GATHERED_BYTES": 1},
@@ -52,7 +52,7 @@ FORCED: dict[str, dict[str, int]] = {
     "delta.storage.reading": {"_NAMED": 0},
     "delta.folders.rows_by_key": {"_COMPARED": 1, "_IN_ONE_PIECE": 0},
     "delta.storage.spark_writes": {"_NAMED": 0},
-    "delta.lake": {"_FEW": 0},
+    "delta.lake": {"_SMALL_ROWS": 0},
     "processors.by_class": {"_SLICE": 1},
     "processors.computation": {"_GROUPS": 1},
     "processors.messages": {"_SLICE": 1},
@@ -85,7 +85,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     ),
     "how much of a text, a list or a history is shown": (
         "gold.fold.outputs.MOST_CAUSES",
-        "history.asof._LOOKED_AT",
+        "history.asof._MAX_SEARCHED",
         "history.asof._NAMED",
         "history.missing._NAMED",
         "processors.outputs._LONGEST",
@@ -188,7 +188,7 @@ def force(patch: pytest.MonkeyPatch, above: int = 0) -> None:
             users = [home] if name.startswith("_") else [m for m in _loaded() if vars(m).get(name, None) is value]
             for user in {home.__name__: home, **{user.__name__: user for user in users}}.values():
                 patch.setattr(user, name, least + above)
-    for storage in (Folders, Catalog):
+    for storage in (FolderStorage, CatalogStorage):
         patch.setattr(storage, "limits", replace(storage.limits, **{one.name: above for one in fields(Limits)}))
 
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from sessionlake.delta.folders.marked_merge import merged_by_marking
-from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.home import Folders
-from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, SKIPPING
+from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.table_files import open_table
+from sessionlake.delta.home import FolderStorage
+from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -80,17 +80,17 @@ class Life:
         versions: Expected rows of each version, and whether it needs a reader that supports deletion vectors.
     """
 
-    def __init__(self, lake: Folders, spark: Any = NO_SPARK) -> None:
+    def __init__(self, lake: FolderStorage, spark: Any = NO_SPARK) -> None:
         self.lake, self.spark, self.held = lake, spark, Rows()
         self.versions = dict[int, tuple[Rows, bool]]()
         self._number = 0
-        properties = {SKIPPING: ",".join(INDEXED), CHECKPOINTS: "5", CHANGE_FEED: "true"}
+        properties = {STATISTICS_COLUMNS: ",".join(INDEXED), CHECKPOINTS: "5", CHANGE_FEED: "true"}
         DeltaTable.create(lake.path(TABLE), SCHEMA, configuration=properties)
         self.note()
 
     def note(self) -> None:
         """Records the expected rows of the versions since the last call."""
-        delta = opened(self.lake.path(TABLE))
+        delta = open_table(self.lake.path(TABLE))
         marked = "deletionVectors" in (delta.protocol().reader_features or ())
         for version in range(max(self.versions, default=-1) + 1, delta.version() + 1):
             self.versions[version] = {key: dict(one) for key, one in self.held.items()}, marked
@@ -122,7 +122,7 @@ class Life:
         source = self._table(rows, *younger)
         source = source.append_column(DELETE, [[n >= len(rows) - len(gone) for n in range(len(rows))]])
         upsert = Upsert(("key",), (*columns, *younger), deletes=True)
-        assert merged_by_marking(opened(self.lake.path(TABLE)), source, upsert, "merge", self._number, marks=marks)
+        assert merge_by_marking(open_table(self.lake.path(TABLE)), source, upsert, "merge", self._number, marks=marks)
         self.held |= {one["key"]: one for one in rows}
         for one in gone:
             del self.held[one["key"]]

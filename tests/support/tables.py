@@ -32,7 +32,9 @@ class Tables(TableReader):
             found = found.filter(compare(pc.field(name), value))
         yield from (found if columns is None else found.select(list(columns))).to_batches()
 
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
         return self.table(table, *conditions, columns=columns), self.tables[table].num_rows
 
     def size(self, table: str) -> TableSize:

@@ -64,7 +64,7 @@ def assert_views_are_the_truth(
 def _asked(spark: SparkSession, settings: Settings, view: str) -> list[Row]:
     lake = Lake(settings)
     create_views(spark, lake, [view])
-    return _named(*cells_of(spark.table(lake.storage.view(spark, view)).toArrow()))
+    return _named(*cells_of(spark.table(lake.storage.prepare_view(spark, view)).toArrow()))
 
 
 def _named(names: list[str], rows: Rows) -> list[Row]:

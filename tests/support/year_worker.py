@@ -24,7 +24,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from sessionlake.delta.schemas.names import BRONZE
-from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.operations import maintenance
 from sessionlake.operations.pipeline import Layer, Pipeline, claimed
@@ -82,12 +82,12 @@ def _pass_time(spark: Any, settings: Settings, moment: datetime) -> None:
     assert span is not None
     _Later.present = moment + span
     module: Any = maintenance
-    module.datetime, module.Kept = _Later, lambda _, since, __: Kept(timedelta(0), since)
+    module.datetime, module.Kept = _Later, lambda _, since, __: HistoryToKeep(timedelta(0), since)
     try:
         for done in maintenance.Maintenance(spark, settings).once():
             sys.stderr.write(f"{done}\n")
     finally:
-        module.datetime, module.Kept = datetime, Kept
+        module.datetime, module.Kept = datetime, HistoryToKeep
 
 
 def _memory(spark: Any) -> dict[str, int]:

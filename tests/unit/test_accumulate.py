@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -25,10 +25,10 @@ NO_SPARK = cast("Any", None)
 Sums = Counter[tuple[str, int]]
 
 
-def made(home: Path, patch: pytest.MonkeyPatch, *, marks: bool) -> Folders:
+def made(home: Path, patch: pytest.MonkeyPatch, *, marks: bool) -> FolderStorage:
     """A table whose rows are marked, or written anew, as they are replaced."""
     limit(patch, rewritten_rows=-1 if marks else 1 << 20)
-    storage = Folders(Settings(home=home))
+    storage = FolderStorage(Settings(home=home))
     delta = DeltaTable.create(storage.path(TABLE), SCHEMA)
     delta.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     delta.alter.set_table_properties({DELETION_VECTORS: "true"})
@@ -48,7 +48,7 @@ def added(given: pa.Table, held: pa.Table) -> pa.Table:
     return summed.rename_columns(SCHEMA.names).sort_by([("sum", "descending")])
 
 
-def held(storage: Folders) -> Sums:
+def held(storage: FolderStorage) -> Sums:
     found = pa.table(DeltaTable(storage.path(TABLE)).scan()).cast(SCHEMA).to_pylist()
     assert len({(row["name"], row["at"]) for row in found}) == len(found)
     return Counter({(row["name"], row["at"]): row["sum"] for row in found})

@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
-from sessionlake.delta.home import Folders
-from sessionlake.delta.schemas.ddl import columns_ddl, creating, text
+from sessionlake.delta.home import FolderStorage
+from sessionlake.delta.schemas.ddl import columns_ddl, create_statements, sql_string
 from sessionlake.delta.schemas.definition import Column, TableSchema
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -21,8 +21,8 @@ TABLE = "gold.own"
 COMMENTS = {"key": "What the row is about", "value": "It's a number; null if unknown"}
 
 
-def made(folder: Path, comments: dict[str, str]) -> Folders:
-    lake = Folders(Settings(home=folder))
+def made(folder: Path, comments: dict[str, str]) -> FolderStorage:
+    lake = FolderStorage(Settings(home=folder))
     fields = [
         Field(name, PrimitiveType("long"), metadata={"comment": comments[name]} if comments else None)
         for name in COMMENTS
@@ -31,7 +31,7 @@ def made(folder: Path, comments: dict[str, str]) -> Folders:
     return lake
 
 
-def comments_of(lake: Folders) -> dict[str, str]:
+def comments_of(lake: FolderStorage) -> dict[str, str]:
     fields = DeltaTable(lake.path(TABLE)).schema().fields
     return {field.name: field.metadata["comment"] for field in fields if "comment" in field.metadata}
 
@@ -44,7 +44,7 @@ def rows(*pairs: tuple[int, int]) -> pa.Table:
 def test_every_kind_of_commit_leaves_the_comments_as_they_are(tmp_path: Path, comments: dict[str, str]):
     lake = made(tmp_path, comments)
     lake.append(None, TABLE, rows((1, 10), (2, 20)), Txn("app", 0))
-    lake.merge(None, TABLE, rows((2, 21), (3, 30)), Upsert(("key",), ("value",), bounded=("key",)), Txn("app", 1))
+    lake.merge(None, TABLE, rows((2, 21), (3, 30)), Upsert(("key",), ("value",), pruned_by=("key",)), Txn("app", 1))
     lake.set_property(None, TABLE, "sessionlake.note", "set")
     found = lake.reader(None).table(TABLE).sort_by("key")
     assert found.to_pylist() == rows((1, 10), (2, 21), (3, 30)).to_pylist()
@@ -64,7 +64,7 @@ def test_files_of_rows_have_no_comments(tmp_path: Path):
 def test_names_and_comments_are_quoted():
     columns = (Column("a`b", "int", "it's \\ so"), Column("c", "string", ""))
     assert columns_ddl(columns) == "`a``b` int COMMENT 'it\\'s \\\\ so', `c` string COMMENT ''"
-    assert text("'") == "'\\''"
+    assert sql_string("'") == "'\\''"
 
 
 @pytest.mark.parametrize(("identifier", "statements"), [("`main`.`silver`.`a`", 1), ("`\U0001f600`.`silver`.`a`", 2)])
@@ -73,5 +73,5 @@ def test_clustering_is_a_statement_of_its_own_behind_characters_that_delta_misco
 ) -> None:
     column = Column("a", "string", "A text")
     schema = TableSchema((column,), "A table", written_by="silver.job", cluster_by=("a",))
-    found = list(creating(identifier, schema, [column], {}))
+    found = list(create_statements(identifier, schema, [column], {}))
     assert ["CLUSTER BY (`a`)" in one for one in found] == [False] * (statements - 1) + [True]

@@ -19,9 +19,9 @@ from deltalake import DeltaTable
 
 from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders import removal as folder_removal
-from sessionlake.delta.folders.marked_merge import merged_by_marking
-from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.home import Folders
+from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.table_files import open_table
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
@@ -86,21 +86,21 @@ def rows(*, delete: bool | None = None, **values: int) -> pa.Table:
 
 
 @pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderStorage:
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
-    lake = Folders(Settings(home=tmp_path / "home"))
+    lake = FolderStorage(Settings(home=tmp_path / "home"))
     DeltaTable.create(lake.path(TABLE), SCHEMA, configuration={CHANGE_FEED: "true", CHECKPOINTS: "4"})
     for number in range(2):
         lake.append(None, TABLE, rows(**{f"a{number}": 1, f"b{number}": 2}), Txn("app", number))
     return lake
 
 
-COMMITS: dict[str, Callable[[Folders], object]] = {
+COMMITS: dict[str, Callable[[FolderStorage], object]] = {
     "append": lambda lake: lake.append(None, TABLE, rows(x=9), Txn("app", 9)),
     "replacement": lambda lake: lake.replace(None, TABLE, rows(x=9), None),
     "marks": lambda lake: lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true"),
-    "merge": lambda lake: merged_by_marking(opened(lake.path(TABLE)), rows(a0=9, n=1, delete=False), UPSERT, "m", 1),
-    "deletes": lambda lake: merged_by_marking(opened(lake.path(TABLE)), rows(a1=9, delete=True), UPSERT, "m", 2),
+    "merge": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a0=9, n=1, delete=False), UPSERT, "m", 1),
+    "deletes": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a1=9, delete=True), UPSERT, "m", 2),
     "removal": lambda lake: folder_removal.remove(lake.path(TABLE), Expired((), "value", pa.table({"limit": [1]}), {})),
     "compaction": lambda lake: lake.compact(NO_SPARK, TABLE),
     "purge": lambda lake: lake.purge_vectors(TABLE),
@@ -124,7 +124,7 @@ def told(folder: Path) -> list[Path]:
 
 
 def test_a_version_that_is_there_after_a_power_cut_is_whole_and_one_that_was_answered_for_is_there(
-    lake: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: FolderStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, left = lake.path(TABLE), tmp_path / "left"
     disk = Disk(monkeypatch, folder)
@@ -151,7 +151,7 @@ def test_a_version_that_is_there_after_a_power_cut_is_whole_and_one_that_was_ans
 
 @pytest.mark.parametrize(("step", "times"), [("append", 4), ("marks", 2), ("merge", 7)])
 def test_each_file_and_folder_is_put_on_the_disk_once_a_commit(
-    lake: Folders, monkeypatch: pytest.MonkeyPatch, step: str, times: int
+    lake: FolderStorage, monkeypatch: pytest.MonkeyPatch, step: str, times: int
 ) -> None:
     """Data, its folder, entry, log; of a merge also vectors and the change feed with its folder."""
     lake.set_property(NO_SPARK, TABLE, CHECKPOINTS, "100")
@@ -163,7 +163,7 @@ def test_each_file_and_folder_is_put_on_the_disk_once_a_commit(
 
 
 def test_a_property_and_a_checkpoint_are_on_the_disk_when_they_are_answered_for(
-    lake: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: FolderStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, left = lake.path(TABLE), tmp_path / "left"
     disk = Disk(monkeypatch, folder)

@@ -17,10 +17,10 @@ from sessionlake.cli.show import OutputFormat, show
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CUTS
 from sessionlake.delta.storage.far_times import FarTime, micros_of, ms_of, time_of, time_text
-from sessionlake.delta.storage.reading import Condition, among, of_keys
+from sessionlake.delta.storage.reading import Condition, is_in, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.values import rows_of, value_of, values_of
-from sessionlake.history.state import readable
+from sessionlake.history.state import with_iso_times
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
 from support.lakes import folder_of
@@ -129,7 +129,7 @@ def test_far_times_are_hinted_for_people_and_numbers_for_programs() -> None:
 @pytest.mark.parametrize(("ms", "text"), TEXTS)
 def test_a_state_is_told_at_any_time(ms: int, text: str) -> None:
     expected = ms if "since" in text else text.replace(" ", "T")
-    assert readable({"last_ts": ms, "held": [{"ts": ms}]}) == {"last_ts": expected, "held": [{"ts": expected}]}
+    assert with_iso_times({"last_ts": ms, "held": [{"ts": ms}]}) == {"last_ts": expected, "held": [{"ts": expected}]}
 
 
 @pytest.fixture
@@ -153,9 +153,9 @@ def test_rows_are_found_by_any_time(lake: Lake, compare: Any, ms: int) -> None:
 
 def test_rows_are_found_by_several_times_and_keys_by_their_ends(lake: Lake) -> None:
     reader = lake.reader()
-    times: Condition = ("snapshot_at", among, [time_of(MS[0]), time_of(MOST_MS), time_of(-MOST_MS)])
+    times: Condition = ("snapshot_at", is_in, [time_of(MS[0]), time_of(MOST_MS), time_of(-MOST_MS)])
     assert sorted(row["position"] for row in reader.rows(CUTS, times)) == sorted([MS[0], MOST_MS, -MOST_MS])
     schema = pa.schema([("snapshot_at", pa.timestamp("us", "UTC"))])
     wanted = pa.table([pa.array([ms * 1000 for ms in MS], schema[0].type)], schema=schema)
-    assert len([*reader.rows(CUTS, *of_keys(wanted, ["snapshot_at"], schema))]) == len(MS)
+    assert len([*reader.rows(CUTS, *key_conditions(wanted, ["snapshot_at"], schema))]) == len(MS)
     assert micros_of(time_of(-MOST_MS)) == -MOST_MS * 1000

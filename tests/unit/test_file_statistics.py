@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.file_statistics import Statistics, correct, encode, parse
+from sessionlake.delta.folders.file_statistics import Statistics, corrected_stats, encode, parse
 from sessionlake.delta.folders.parquet import _adopted
 from sessionlake.delta.folders.reader import FolderReader
-from sessionlake.delta.folders.table_files import live
-from sessionlake.delta.home import Folders
-from sessionlake.delta.schemas.properties import APPEND_ONLY, DELETION_VECTORS, SKIPPING
+from sessionlake.delta.folders.table_files import live_files
+from sessionlake.delta.home import FolderStorage
+from sessionlake.delta.schemas.properties import APPEND_ONLY, DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.settings.model import Settings
@@ -38,9 +38,9 @@ BEYOND = ["\U0010ffff", "\U00020bb7", "\U0001f600", "a\U000e0001"]
 NO_SPARK: Any = None
 
 
-def made(folder: Path, schema: pa.Schema = SCHEMA, indexed: str = "key", **properties: str) -> Folders:
-    lake = Folders(Settings(home=folder))
-    DeltaTable.create(lake.path(TABLE), schema, configuration={SKIPPING: indexed, **properties})
+def made(folder: Path, schema: pa.Schema = SCHEMA, indexed: str = "key", **properties: str) -> FolderStorage:
+    lake = FolderStorage(Settings(home=folder))
+    DeltaTable.create(lake.path(TABLE), schema, configuration={STATISTICS_COLUMNS: indexed, **properties})
     return lake
 
 
@@ -82,7 +82,7 @@ def test_another_writer_s_merge_finds_rows_whose_keys_are_beyond_the_first_plane
     merge_by_another(lake.path(TABLE))
 
 
-def written_by_an_earlier_version(lake: Folders, *, bounds: Any = None) -> None:
+def written_by_an_earlier_version(lake: FolderStorage, *, bounds: Any = None) -> None:
     """Has all entries of the log as earlier versions wrote them."""
     for commit in (lake.path(TABLE) / "_delta_log").glob("*.json"):
         actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
@@ -107,13 +107,13 @@ def test_maintenance_corrects_the_statistics_of_entries_that_an_earlier_version_
     written_by_an_earlier_version(lake)
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
-    before = live(DeltaTable(lake.path(TABLE)))
+    before = live_files(DeltaTable(lake.path(TABLE)))
     assert lake.compact(NO_SPARK, TABLE) is None
     delta = DeltaTable(lake.path(TABLE))
-    after = live(delta)
+    after = live_files(delta)
     assert {file.key for file in after} == {file.key for file in before}, "no row is written anew"
     assert {file.add["modificationTime"] for file in after} == {file.add["modificationTime"] for file in before}
-    assert [correct(file.add["stats"], file.held) for file in after] == [None] * len(after)
+    assert [corrected_stats(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
     assert not lake.latest_commits(None, TABLE, 1)[0].changes_rows
     version = delta.version()
     lake.compact(NO_SPARK, TABLE)
@@ -127,7 +127,7 @@ def test_entries_with_an_infinity_get_statistics_that_are_json(tmp_path: Path) -
     lake.append(None, TABLE, pa.table({"key": [1.0]}, schema), Txn("app", 0))
     written_by_an_earlier_version(lake, bounds={"key": math.inf})
     lake.compact(NO_SPARK, TABLE)
-    [file] = live(DeltaTable(lake.path(TABLE)))
+    [file] = live_files(DeltaTable(lake.path(TABLE)))
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 1}
 
 
@@ -147,7 +147,7 @@ def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
     assert lake.compact(NO_SPARK, TABLE) is None
-    [file] = live(DeltaTable(lake.path(TABLE)))
+    [file] = live_files(DeltaTable(lake.path(TABLE)))
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 2}
     version = DeltaTable(lake.path(TABLE)).version()
     lake.compact(NO_SPARK, TABLE)
@@ -160,9 +160,9 @@ def test_what_was_escaped_is_told_unescaped_and_what_is_so_is_left_alone(value: 
         plain = encode({"numRecords": 1, "minValues": {"key": value}}).decode()
     except UnicodeEncodeError:  # half a character, which no text of a table has
         return
-    assert correct(plain, 1) is None
+    assert corrected_stats(plain, 1) is None
     escaped = json.dumps(json.loads(plain))
-    told = correct(escaped, 1)
+    told = corrected_stats(escaped, 1)
     assert told is None or told == plain
     assert told is not None or not any(ord(character) > 0xFFFF for character in plain)
 

@@ -20,12 +20,12 @@ from deltalake.transaction import AddAction
 
 from sessionlake.delta.folders import compaction as folder_upkeep
 from sessionlake.delta.folders import removal as folder_removal
-from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
-from sessionlake.delta.folders.staging import Place, StagedFiles
-from sessionlake.delta.folders.table_files import live, opened
-from sessionlake.delta.home import Folders
-from sessionlake.delta.schemas.properties import CHECKPOINTS, LOG_BY_AGE
+from sessionlake.delta.folders.staging import StagedFiles, TableLocation
+from sessionlake.delta.folders.table_files import live_files, open_table
+from sessionlake.delta.home import FolderStorage
+from sessionlake.delta.schemas.properties import CHECKPOINTS, LOG_CLEANUP
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -55,7 +55,7 @@ def passed(folder: Path, versions: int) -> None:
 def at_version_48(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "table"
     fields = [Field("place", PrimitiveType("string")), Field("value", PrimitiveType("long"))]
-    DeltaTable.create(folder, Schema(fields), configuration={CHECKPOINTS: "50", LOG_BY_AGE: "false"})
+    DeltaTable.create(folder, Schema(fields), configuration={CHECKPOINTS: "50", LOG_CLEANUP: "false"})
     files = [written(folder, pa.table({"place": ["b", "c"], "value": [n, 1000 + n]})) for n in range(FILES)]
     added: list[Any] = [
         AddAction(one.path, one.size, {}, n, data_change=True, stats=one.stats) for n, one in enumerate(files)
@@ -66,18 +66,18 @@ def at_version_48(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lake(tmp_path: Path, at_version_48: Path) -> Folders:
-    found = Folders(Settings(home=tmp_path))
+def lake(tmp_path: Path, at_version_48: Path) -> FolderStorage:
+    found = FolderStorage(Settings(home=tmp_path))
     shutil.copytree(at_version_48, found.path(TABLE))
     return found
 
 
-def staged(lake: Folders) -> StagedFiles:
+def staged(lake: FolderStorage) -> StagedFiles:
     folder = lake.path(TABLE)
-    return StagedFiles(Place(folder, TABLE, lake.exclusive), [written(folder, ROWS)])
+    return StagedFiles(TableLocation(folder, TABLE, lake.commit_lock), [written(folder, ROWS)])
 
 
-def add_files(lake: Folders) -> None:
+def add_files(lake: FolderStorage) -> None:
     files = staged(lake)
     try:
         files.commit(Txn("app", 0))
@@ -85,27 +85,27 @@ def add_files(lake: Folders) -> None:
         files.discard()
 
 
-def remove(lake: Folders) -> None:
+def remove(lake: FolderStorage) -> None:
     folder_removal.remove(lake.path(TABLE), UP_TO_20)
 
 
-def compact(lake: Folders) -> None:
+def compact(lake: FolderStorage) -> None:
     lake.compact(NO_SPARK, TABLE)
 
 
-def mark(lake: Folders) -> None:
+def mark(lake: FolderStorage) -> None:
     DeltaTable(lake.path(TABLE)).alter.add_feature(
         TableFeatures.DeletionVectors, allow_protocol_versions_increase=True, post_commithook_properties=ALONE
     )
-    assert merged_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0)
+    assert merge_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0)
 
 
-COMMITS: dict[str, Callable[[Folders], Any]] = {
+COMMITS: dict[str, Callable[[FolderStorage], Any]] = {
     "rows": lambda lake: lake.append(None, TABLE, ROWS, Txn("app", 0)),
     "files": add_files,
     "replacement": lambda lake: lake.replace(None, TABLE, ROWS, None),
     "property": lambda lake: lake.set_property(NO_SPARK, TABLE, "delta.appendOnly", "false"),
-    "merge": lambda lake: merged_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0, marks=False),
+    "merge": lambda lake: merge_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0, marks=False),
     "marks": mark,
     "removal": remove,
     "compaction": compact,
@@ -114,7 +114,7 @@ COMMITS: dict[str, Callable[[Folders], Any]] = {
 
 @pytest.mark.parametrize("commit", COMMITS)
 def test_a_checkpoint_that_cannot_be_written_fails_no_commit_and_is_made_behind_the_next(
-    lake: Folders, commit: str
+    lake: FolderStorage, commit: str
 ) -> None:
     log = lake.path(TABLE) / "_delta_log"
     version = 50 if commit == "marks" else 49
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_no_commit_and_is_made_behind_
     assert json.loads((log / "_last_checkpoint").read_bytes())["version"] == version + 1
 
 
-def test_a_commit_of_which_the_checksum_alone_is_seen_is_waited_for(lake: Folders) -> None:
+def test_a_commit_of_which_the_checksum_alone_is_seen_is_waited_for(lake: FolderStorage) -> None:
     """The log is no list that is read at once: what comes meanwhile may be seen in part."""
     folder = lake.path(TABLE)
     add_files(lake)  # behind which the log is put together
@@ -140,13 +140,13 @@ def test_a_commit_of_which_the_checksum_alone_is_seen_is_waited_for(lake: Folder
         DeltaTable(folder)
     with ThreadPoolExecutor(1) as seen:
         seen.submit(lambda: (time.sleep(0.05), unseen.rename(commit)))
-        assert opened(folder).version() == 50
+        assert open_table(folder).version() == 50
     commit.rename(unseen)
     with pytest.raises(LakeError, match="cannot be read by delta-rs"):
         list(lake.reader(NO_SPARK).batches(TABLE))
 
 
-def test_the_log_is_put_together_at_each_interval(lake: Folders) -> None:
+def test_the_log_is_put_together_at_each_interval(lake: FolderStorage) -> None:
     log = lake.path(TABLE) / "_delta_log"
     for number in range(100):
         lake.append(None, TABLE, ROWS, Txn("app", number))
@@ -171,31 +171,33 @@ def failing_commit(patch: pytest.MonkeyPatch, *, first: Callable[[Any], Any], is
 @pytest.mark.parametrize("commit", ["rows", "files", "removal", "compaction"])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_files_of_a_commit_that_fails_are_removed_unless_it_is_there_all_the_same(
-    lake: Folders, monkeypatch: pytest.MonkeyPatch, commit: str, is_there: bool
+    lake: FolderStorage, monkeypatch: pytest.MonkeyPatch, commit: str, is_there: bool
 ) -> None:
     folder = lake.path(TABLE)
-    before = {file.path.name for file in live(DeltaTable(folder))}
+    before = {file.path.name for file in live_files(DeltaTable(folder))}
     failing_commit(monkeypatch, first=lambda _: None, is_there=is_there)
     with pytest.raises(OSError, match="does not answer"):
         COMMITS[commit](lake)
     assert lake.lost_files(None, TABLE) == []
     added = {file.name for file in folder.glob("*.parquet")} - before
-    assert added == {file.path.name for file in live(DeltaTable(folder))} - before
+    assert added == {file.path.name for file in live_files(DeltaTable(folder))} - before
     assert bool(added) == is_there
 
 
 def test_files_of_a_commit_that_was_merged_with_others_since_stay(
-    lake: Folders, monkeypatch: pytest.MonkeyPatch
+    lake: FolderStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version names them, which readers may be at."""
     failing_commit(monkeypatch, first=lambda _: folder_upkeep.compact(NO_SPARK, lake.path(TABLE)), is_there=True)
     with pytest.raises(OSError, match="does not answer"):
         add_files(lake)
-    assert len(live(DeltaTable(lake.path(TABLE)))) == 1
+    assert len(live_files(DeltaTable(lake.path(TABLE)))) == 1
     assert pa.table(DeltaTable(lake.path(TABLE), version=49).scan()).num_rows == 2 * FILES + 1
 
 
-def test_files_stay_where_the_log_does_not_tell_whose_they_are(lake: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_stay_where_the_log_does_not_tell_whose_they_are(
+    lake: FolderStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = staged(lake)
     failing_commit(monkeypatch, first=lambda entry: shutil.rmtree(entry.parent), is_there=False)
     with pytest.raises(OSError, match=r"does not answer|No such file"):
@@ -204,16 +206,18 @@ def test_files_stay_where_the_log_does_not_tell_whose_they_are(lake: Folders, mo
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES + 1
 
 
-def test_files_that_were_never_to_be_committed_are_removed(lake: Folders) -> None:
+def test_files_that_were_never_to_be_committed_are_removed(lake: FolderStorage) -> None:
     staged(lake).discard()
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES
 
 
-def test_delta_is_told_once_to_leave_the_log_of_an_earlier_version_alone(lake: Folders) -> None:
-    DeltaTable(lake.path(TABLE)).alter.set_table_properties({LOG_BY_AGE: "true"})
-    assert lake.set_missing(NO_SPARK, TABLE, lake.log)[LOG_BY_AGE] == "true"  # as maintenance does
+def test_delta_is_told_once_to_leave_the_log_of_an_earlier_version_alone(lake: FolderStorage) -> None:
+    DeltaTable(lake.path(TABLE)).alter.set_table_properties({LOG_CLEANUP: "true"})
+    assert (
+        lake.set_changed_properties(NO_SPARK, TABLE, lake.log_properties)[LOG_CLEANUP] == "true"
+    )  # as maintenance does
     told = DeltaTable(lake.path(TABLE))
-    assert told.metadata().configuration[LOG_BY_AGE] == "false"
+    assert told.metadata().configuration[LOG_CLEANUP] == "false"
     for _ in range(2):
-        lake.retain(NO_SPARK, TABLE)  # which says how far history reaches, besides
+        lake.set_retention(NO_SPARK, TABLE)  # which says how far history reaches, besides
     assert DeltaTable(lake.path(TABLE)).version() == told.version() + 1

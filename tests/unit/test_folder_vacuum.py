@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sessionlake.delta.home import Folders
-from sessionlake.delta.schemas.properties import RETENTION, interval
+from sessionlake.delta.home import FolderStorage
+from sessionlake.delta.schemas.properties import RETENTION, interval_text
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Kept, Vacuumed
+from sessionlake.delta.storage.upkeep import HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
@@ -28,10 +28,10 @@ UUID = "0b6ff18e-6b13-4a36-8c3f-0c9a2d1e5f70"
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Folders:
+def lake(tmp_path: Path) -> FolderStorage:
     """A table of three rows, each in a file of its own."""
-    found = Folders(Settings(home=tmp_path))
-    write_deltalake(found.path(TABLE), rows(0), configuration={RETENTION: interval(KEEP)})
+    found = FolderStorage(Settings(home=tmp_path))
+    write_deltalake(found.path(TABLE), rows(0), configuration={RETENTION: interval_text(KEEP)})
     for n in (1, 2):
         found.append(None, TABLE, rows(n), Txn("app", n))
     return found
@@ -61,7 +61,7 @@ def files(folder: Path) -> int:
 
 @pytest.mark.parametrize("put_together", [True, False])
 def test_what_a_reader_which_rests_has_yet_to_read_stays_though_the_log_has_forgotten_it(
-    lake: Folders, put_together: bool
+    lake: FolderStorage, put_together: bool
 ) -> None:
     folder = lake.path(TABLE)
     pass_by(folder, hours=100)
@@ -71,11 +71,11 @@ def test_what_a_reader_which_rests_has_yet_to_read_stays_though_the_log_has_forg
     if put_together:
         DeltaTable(folder).create_checkpoint()
     lake.append(None, TABLE, rows(5), Txn("app", 5))
-    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since=3)).files == 0
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
     assert sorted(pa.table(DeltaTable(folder, version=3).scan())["value"].to_pylist()) == [0, 1, 2, 3]
     pass_by(folder, hours=7)
-    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since=3)).files == 0
-    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since=5)).files == 4
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=5)).files == 4
     assert (files(folder), len(lake.lost_files(None, TABLE))) == (2, 0)
 
 
@@ -101,23 +101,23 @@ def begun(folder: Path) -> list[str]:
     return [name for name in UNNAMED if (folder / name).exists()]
 
 
-def test_what_killed_processes_had_begun_to_write_goes_with_what_is_as_old(lake: Folders) -> None:
+def test_what_killed_processes_had_begun_to_write_goes_with_what_is_as_old(lake: FolderStorage) -> None:
     folder = lake.path(TABLE)
     log = [file.name for file in (folder / "_delta_log").iterdir()]
     kill(folder)
     pass_by(folder, hours=5)
-    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP)).files == 0
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP)).files == 0
     assert begun(folder) == [*UNNAMED]
     pass_by(folder, hours=2)
-    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP)) == Vacuumed(len(UNNAMED), 5 * len(UNNAMED))
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP)) == Vacuumed(len(UNNAMED), 5 * len(UNNAMED))
     assert begun(folder) == []
     assert {*log} <= {file.name for file in (folder / "_delta_log").iterdir()}
     assert (files(folder), lake.lost_files(None, TABLE)) == (3, [])
 
 
-def test_what_killed_processes_had_begun_to_write_goes_at_once_with_a_tables_history(lake: Folders) -> None:
+def test_what_killed_processes_had_begun_to_write_goes_at_once_with_a_tables_history(lake: FolderStorage) -> None:
     kill(lake.path(TABLE))
-    lake.purge(NO_SPARK, TABLE, "receipt")
+    lake.purge_history(NO_SPARK, TABLE, "receipt")
     assert begun(lake.path(TABLE)) == []
     assert files(lake.path(TABLE)) == 3
 
@@ -126,7 +126,7 @@ def test_what_killed_processes_had_begun_to_write_goes_at_once_with_a_tables_his
 
 
 @pytest.fixture
-def purged(lake: Folders, monkeypatch: pytest.MonkeyPatch) -> tuple[Folders, int]:
+def purged(lake: FolderStorage, monkeypatch: pytest.MonkeyPatch) -> tuple[FolderStorage, int]:
     """A table whose vectors were purged long after they were written, and its last version with a vector."""
     limit(monkeypatch, rewritten_rows=-1)
     lake.append(None, TABLE, pa.table({"value": [3, 4]}), Txn("app", 3))
@@ -151,29 +151,29 @@ def vectors(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_vectors_count_from_the_commit_that_purged_them(purged: tuple[Folders, int], follows: bool) -> None:
+def test_vectors_count_from_the_commit_that_purged_them(purged: tuple[FolderStorage, int], follows: bool) -> None:
     lake, version = purged
     folder, since = lake.path(TABLE), version if follows else None
-    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since)).files == 0
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, since)).files == 0
     assert values(folder, version) == [0, 1, 2, 4]
     pass_by(folder, hours=5)
-    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since)).files == 0
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, since)).files == 0
     assert values(folder, version) == [0, 1, 2, 4]
 
 
-def test_vectors_that_were_purged_go_with_their_file(purged: tuple[Folders, int]) -> None:
+def test_vectors_that_were_purged_go_with_their_file(purged: tuple[FolderStorage, int]) -> None:
     lake, version = purged
     pass_by(lake.path(TABLE), hours=7)
-    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP)).files == 2
+    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP)).files == 2
     assert (vectors(lake.path(TABLE)), lake.lost_files(None, TABLE)) == (0, [])
     assert values(lake.path(TABLE), version + 1) == [0, 1, 2, 4]
 
 
 def test_vectors_stay_as_long_as_their_file_though_the_log_no_longer_has_the_commit_that_purged_them(
-    purged: tuple[Folders, int],
+    purged: tuple[FolderStorage, int],
 ) -> None:
     lake, version = purged
-    folder, kept = lake.path(TABLE), Kept(KEEP, versions=timedelta(hours=1))
+    folder, kept = lake.path(TABLE), HistoryToKeep(KEEP, log_span=timedelta(hours=1))
     read = DeltaTable(folder, version=version)  # by a query that takes hours
     lake.vacuum(NO_SPARK, TABLE, kept)
     pass_by(folder, hours=2)
@@ -186,7 +186,7 @@ def test_vectors_stay_as_long_as_their_file_though_the_log_no_longer_has_the_com
     assert sorted(pa.table(read.scan())["value"].to_pylist()) == [0, 1, 2, 4]
 
 
-def test_vectors_that_were_purged_go_at_once_with_a_tables_history(purged: tuple[Folders, int]) -> None:
+def test_vectors_that_were_purged_go_at_once_with_a_tables_history(purged: tuple[FolderStorage, int]) -> None:
     lake, _ = purged
-    lake.purge(NO_SPARK, TABLE, "receipt")
+    lake.purge_history(NO_SPARK, TABLE, "receipt")
     assert (files(lake.path(TABLE)), vectors(lake.path(TABLE))) == (4, 0)

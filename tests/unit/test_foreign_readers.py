@@ -17,11 +17,11 @@ from deltalake.exceptions import DeltaProtocolError
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
-from sessionlake.delta.catalog.storage import Catalog
+from sessionlake.delta.catalog.storage import CatalogStorage
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.marked_merge import merged_by_marking
-from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.home import Folders
+from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.table_files import open_table
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.upsert import Upsert
@@ -34,7 +34,7 @@ from support.table_life import SCHEMA, TABLE, TEXTS, YOUNGER, Life, comparable
 def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiers, "_ENOUGH", (2, 2, 2))
-        life = Life(Folders(Settings(home=tmp_path_factory.mktemp("home"))))
+        life = Life(FolderStorage(Settings(home=tmp_path_factory.mktemp("home"))))
         life.live()
         yield life
 
@@ -139,11 +139,11 @@ def test_a_table_whose_vectors_are_purged_is_read_by_pandas(life: Life) -> None:
 
 
 def test_the_command_rewrites_a_table_once_without_spark_and_says_what_is_wrong(tmp_path: Path) -> None:
-    lake, rows = Folders(Settings(home=tmp_path)), pa.table({"row_id": ["a", "b"], "value": [1, 2]})
+    lake, rows = FolderStorage(Settings(home=tmp_path)), pa.table({"row_id": ["a", "b"], "value": [1, 2]})
     write_deltalake(lake.path(ROWS), rows)
     lake.set_property(None, ROWS, DELETION_VECTORS, "true")
     upsert = Upsert(("row_id",), ("value",))
-    assert merged_by_marking(opened(lake.path(ROWS)), rows.slice(1), upsert, "app", 0)
+    assert merge_by_marking(open_table(lake.path(ROWS)), rows.slice(1), upsert, "app", 0)
     for rewritten in (1, 0):
         done = purged(tmp_path, ROWS)
         assert (done.exit_code, json.loads(done.stdout)) == (0, {"table": ROWS, "files_rewritten": rewritten})
@@ -152,7 +152,7 @@ def test_the_command_rewrites_a_table_once_without_spark_and_says_what_is_wrong(
     assert refused.exit_code == 2
     assert f"there is no table 'silver.sessions'. Name one of the tables: {ROWS}" in " ".join(refused.stderr.split())
     with pytest.raises(UsageError, match="DROP FEATURE deletionVectors"):
-        Catalog(Settings(home=tmp_path, catalog="main")).purge_vectors(ROWS)
+        CatalogStorage(Settings(home=tmp_path, catalog="main")).purge_vectors(ROWS)
 
 
 def purged(home: Path, table: str) -> Result:

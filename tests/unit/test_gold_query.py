@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START
@@ -51,8 +51,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         day = pa.compute.floor_temporal(rows[START], unit="day")
         for one in pa.compute.unique(day):
             part = rows.filter(pa.compute.equal(day, one))
-            write_deltalake(Folders(found).path(tier.table), part, mode="append")
-        DeltaTable(Folders(found).path(tier.table)).alter.set_table_properties(
+            write_deltalake(FolderStorage(found).path(tier.table), part, mode="append")
+        DeltaTable(FolderStorage(found).path(tier.table)).alter.set_table_properties(
             {LOGIC: tier.logic}, raise_if_not_exists=False
         )
     return found

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sessionlake.delta.catalog import leases
-from sessionlake.delta.catalog.leases import LENGTH, Claim, Lease, Moment, holding, require_held, token_of
+from sessionlake.delta.catalog.leases import LENGTH, Claim, Lease, Moment, hold_lease, require_leases, token_of
 from sessionlake.errors import ClaimedError
 from sessionlake.settings.model import Settings
 
@@ -134,9 +134,9 @@ def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_who
     with caplog.at_level(logging.WARNING):
         holder = place.claim()
     assert "silver: taken over from a process that runs silver" in caplog.text
-    assert (former.overtook, holder.overtook) == (False, True)
+    assert (former.took_over, holder.took_over) == (False, True)
     holder.release()
-    assert not place.claim().overtook
+    assert not place.claim().took_over
 
 
 def test_a_renewed_lease_lasts_from_its_renewal(place):
@@ -246,11 +246,11 @@ def test_an_idle_holder_renews_by_itself_and_gives_back_at_the_end_also_of_a_fai
     def work() -> None:
         begun = table.rows["silver"]
         while table.rows["silver"].expires_at < begun.expires_at + 2 * short:
-            require_held(table.identifier)
+            require_leases(table.identifier)
         assert (token_of(table.identifier, "silver"), token_of(table.identifier, "gold")) == (1, 0)
         raise KeyError
 
-    with pytest.raises(KeyError), holding(settings, table, "silver", "runs silver"):
+    with pytest.raises(KeyError), hold_lease(settings, table, "silver", "runs silver"):
         work()
     assert table.rows["silver"].holder is None
     assert token_of(table.identifier, "silver") == 0
@@ -269,7 +269,7 @@ def test_what_fails_since_another_has_the_lease_is_told_as_that(settings):
         raise KeyError
 
     said = "another process rebuilds silver now"
-    with pytest.raises(ClaimedError, match=said), holding(settings, table, "silver", "runs silver"):
+    with pytest.raises(ClaimedError, match=said), hold_lease(settings, table, "silver", "runs silver"):
         work()
 
 
@@ -280,17 +280,17 @@ def test_a_table_that_cannot_be_asked_for_a_while_costs_no_lease(settings, caplo
     def fail() -> None:
         raise OSError("the store does not answer")
 
-    with holding(settings, table, "silver", "runs silver"):
+    with hold_lease(settings, table, "silver", "runs silver"):
         table.before_write = fail
         before = table.rows["silver"].number
         while table.rows["silver"].number == before:
             time.sleep(0.01)
-        require_held(table.identifier)
+        require_leases(table.identifier)
     assert "could not be renewed, and is tried again soon: the store does not answer" in caplog.text
 
 
 def held(place: Place, on_takeover: Callable[[int], None]) -> AbstractContextManager[None]:
-    return holding(place.settings, place.table, "silver", "runs silver", on_takeover)
+    return hold_lease(place.settings, place.table, "silver", "runs silver", on_takeover)
 
 
 def tokens_of_takeovers(place: Place) -> list[int]:

@@ -11,12 +11,12 @@ import pytest
 from deltalake import DeltaTable, Field, Schema, TableFeatures
 from deltalake.schema import PrimitiveType
 
-from sessionlake.delta.folders.commits import settle
-from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.commits import finish_commit
+from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
-from sessionlake.delta.folders.staging import Place, StagedFiles
-from sessionlake.delta.folders.table_files import live
-from sessionlake.delta.home import Folders
+from sessionlake.delta.folders.staging import StagedFiles, TableLocation
+from sessionlake.delta.folders.table_files import live_files
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
@@ -40,39 +40,39 @@ def file_of(folder: Path, table: pa.Table) -> WrittenFile:
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "fed"])
-def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Folders:
-    made = Folders(Settings(home=tmp_path))
+def lake(tmp_path: Path, request: pytest.FixtureRequest) -> FolderStorage:
+    made = FolderStorage(Settings(home=tmp_path))
     fields = [Field("place", PrimitiveType("string")), Field("value", PrimitiveType("long"))]
     kept = {CHANGE_FEED: "true"} if request.param else {}
     DeltaTable.create(made.path(TABLE), Schema(fields), configuration=kept, description="own")
     return made
 
 
-def staged(lake: Folders, *tables: pa.Table) -> StagedFiles:
+def staged(lake: FolderStorage, *tables: pa.Table) -> StagedFiles:
     folder = lake.path(TABLE)
-    return StagedFiles(Place(folder, TABLE, lake.exclusive), [file_of(folder, table) for table in tables])
+    return StagedFiles(TableLocation(folder, TABLE, lake.commit_lock), [file_of(folder, table) for table in tables])
 
 
-def held(lake: Folders) -> dict[str, int]:
+def held(lake: FolderStorage) -> dict[str, int]:
     found = pa.table(DeltaTable(lake.path(TABLE)).scan())
     return dict(zip(found["place"].to_pylist(), found["value"].to_pylist(), strict=True))
 
 
-def actions(lake: Folders) -> list[dict[str, Any]]:
+def actions(lake: FolderStorage) -> list[dict[str, Any]]:
     """Of the latest commit."""
     newest = max((lake.path(TABLE) / "_delta_log").glob("*.json"))
     return [json.loads(line) for line in newest.read_text().splitlines()]
 
 
-def merge_by_marking(lake: Folders, number: int, table: pa.Table) -> None:
+def commit_marking_merge(lake: FolderStorage, number: int, table: pa.Table) -> None:
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
-    assert merged_by_marking(DeltaTable(lake.path(TABLE)), table, UPSERT, "marking", number)
+    assert merge_by_marking(DeltaTable(lake.path(TABLE)), table, UPSERT, "marking", number)
 
 
-def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_stays(lake: Folders) -> None:
+def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_stays(lake: FolderStorage) -> None:
     lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
-    merge_by_marking(lake, 1, rows(a=3))
-    former = live(DeltaTable(lake.path(TABLE)))
+    commit_marking_merge(lake, 1, rows(a=3))
+    former = live_files(DeltaTable(lake.path(TABLE)))
     lake.append(None, TABLE, rows(c=4), Txn("app", 1))
     staged(lake, rows(d=5), rows(e=6)).replace(former, Txn("anew", 7), "why")
     assert held(lake) == {"c": 4, "d": 5, "e": 6}
@@ -90,9 +90,9 @@ def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_
     assert lake.latest_commits(None, TABLE, 1)[0].replaces_all
 
 
-def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: Folders) -> None:
+def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: FolderStorage) -> None:
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
-    former = live(DeltaTable(lake.path(TABLE)))
+    former = live_files(DeltaTable(lake.path(TABLE)))
     staged(lake, rows(b=2)).replace(former, Txn("one", 0))
     late = staged(lake, rows(c=3))
     with pytest.raises(LakeError, match="have replaced its rows meanwhile"):
@@ -102,16 +102,16 @@ def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: Folders
     assert len([*lake.path(TABLE).glob("*.parquet")]) == 2
 
 
-def test_a_table_is_emptied_once(lake: Folders) -> None:
+def test_a_table_is_emptied_once(lake: FolderStorage) -> None:
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
-    lake.empty(NO_SPARK, TABLE, Txn("none", 0))
+    lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0))
     assert held(lake) == {}
     lake.append(None, TABLE, rows(b=2), Txn("app", 1))
-    lake.empty(NO_SPARK, TABLE, Txn("none", 0))
+    lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0))
     assert held(lake) == {"b": 2}
 
 
-def test_rows_are_marked_without_another_feature_that_readers_must_know(lake: Folders) -> None:
+def test_rows_are_marked_without_another_feature_that_readers_must_know(lake: FolderStorage) -> None:
     lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     before = DeltaTable(lake.path(TABLE)).metadata()
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
@@ -123,41 +123,41 @@ def test_rows_are_marked_without_another_feature_that_readers_must_know(lake: Fo
     assert ("changeDataFeed" in (protocol.writer_features or ())) == (CHANGE_FEED in metadata.configuration)
     assert metadata.configuration == before.configuration | {DELETION_VECTORS: "true"}
     assert (metadata.id, metadata.description, metadata.created_time) == (before.id, "own", before.created_time)
-    merge_by_marking(lake, 1, rows(a=3))
+    commit_marking_merge(lake, 1, rows(a=3))
     assert held(lake) == {"a": 3, "b": 2}
 
 
-def assert_noted(lake: Folders) -> None:
+def assert_noted(lake: FolderStorage) -> None:
     """The version's checksum is what delta-rs makes of the log."""
     delta = DeltaTable(lake.path(TABLE))
     told = json.loads((lake.path(TABLE) / "_delta_log" / f"{delta.version():020}.crc").read_text())
-    files = live(delta)
+    files = live_files(delta)
     assert (told["numFiles"], told["tableSizeBytes"]) == (len(files), sum(file.add["size"] for file in files))
     assert told["metadata"]["configuration"] == delta.metadata().configuration
     assert told["metadata"]["schemaString"] == delta.schema().to_json()
     assert told["protocol"].get("writerFeatures", []) == (delta.protocol().writer_features or [])
 
 
-def test_every_version_has_its_checksum_whoever_commits_it(lake: Folders) -> None:
+def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) -> None:
     steps = [
         lambda: lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0)),
         lambda: staged(lake, rows(c=3)).commit(Txn("app", 1)),
-        lambda: merged_by_marking(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, marks=False),
+        lambda: merge_by_marking(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, marks=False),
         lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
-        lambda: lake.remove(NO_SPARK, TABLE, Expired((), "value", pa.table({"limit": [2]}), {})),
+        lambda: lake.remove_rows(NO_SPARK, TABLE, Expired((), "value", pa.table({"limit": [2]}), {})),
         lambda: lake.append(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
-        lambda: merge_by_marking(lake, 1, rows(e=7, g=8)),
-        lambda: merge_by_marking(lake, 2, rows(e=9, f=10)),
-        lambda: staged(lake, rows(h=11)).replace(live(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
+        lambda: commit_marking_merge(lake, 1, rows(e=7, g=8)),
+        lambda: commit_marking_merge(lake, 2, rows(e=9, f=10)),
+        lambda: staged(lake, rows(h=11)).replace(live_files(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
         lambda: lake.replace(None, TABLE, rows(i=12), None),
-        lambda: lake.empty(NO_SPARK, TABLE, Txn("none", 0)),
+        lambda: lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0)),
     ]
     for step in steps:
         step()
         assert_noted(lake)
 
 
-def test_a_file_whose_statistics_are_corrected_is_counted_once(lake: Folders) -> None:
+def test_a_file_whose_statistics_are_corrected_is_counted_once(lake: FolderStorage) -> None:
     for number in range(3):
         lake.append(None, TABLE, rows(a=number), Txn("app", number))
     newest = max((lake.path(TABLE) / "_delta_log").glob("*.json"))
@@ -169,7 +169,7 @@ def test_a_file_whose_statistics_are_corrected_is_counted_once(lake: Folders) ->
     assert_noted(lake)
 
 
-def test_a_commit_that_lacks_its_checksum_is_made_up_for_behind_the_next(lake: Folders) -> None:
+def test_a_commit_that_lacks_its_checksum_is_made_up_for_behind_the_next(lake: FolderStorage) -> None:
     for number in range(3):
         lake.append(None, TABLE, rows(a=number), Txn("app", number))
     log = lake.path(TABLE) / "_delta_log"
@@ -179,19 +179,19 @@ def test_a_commit_that_lacks_its_checksum_is_made_up_for_behind_the_next(lake: F
     assert_noted(lake)
 
 
-def test_where_it_cannot_be_known_there_is_no_checksum_and_the_commit_is_there(lake: Folders) -> None:
+def test_where_it_cannot_be_known_there_is_no_checksum_and_the_commit_is_there(lake: FolderStorage) -> None:
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
     log = lake.path(TABLE) / "_delta_log"
     (log / f"{1:020}.crc").write_text("{")  # as a power cut leaves it
     lake.append(None, TABLE, rows(b=1), Txn("app", 1))
     assert_noted(lake)
     DeltaTable(lake.path(TABLE)).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
-    settle(DeltaTable(lake.path(TABLE)), 3)
+    finish_commit(DeltaTable(lake.path(TABLE)), 3)
     assert not (log / f"{3:020}.crc").exists()
     assert held(lake) == {"a": 1, "b": 1}
 
 
-def test_no_more_than_a_few_checksums_stand_beside_the_log(lake: Folders) -> None:
+def test_no_more_than_a_few_checksums_stand_beside_the_log(lake: FolderStorage) -> None:
     for number in range(25):
         lake.append(None, TABLE, rows(a=number), Txn("app", number))
     assert_noted(lake)
@@ -200,7 +200,7 @@ def test_no_more_than_a_few_checksums_stand_beside_the_log(lake: Folders) -> Non
 
 def test_checksums_hold_characters_beyond_the_first_plane_unescaped(tmp_path: Path) -> None:
     """As all else that is written to a log: arrow-rs decodes some escaped ones wrong."""
-    lake, name = Folders(Settings(home=tmp_path)), "\U00020bb7"
+    lake, name = FolderStorage(Settings(home=tmp_path)), "\U00020bb7"
     schema = pa.schema([(name, pa.string())])
     DeltaTable.create(lake.path(TABLE), schema)
     lake.append(None, TABLE, pa.table({name: ["a"]}, schema), Txn("app", 0))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.schemas.tables import TABLES
@@ -55,7 +55,7 @@ class Asking:
         return self.whole([row for device in devices for row in self.answer(device)])
 
     def write(self, table: str, rows: pa.Table) -> None:
-        write_deltalake(Folders(self.lake.settings).path(table), rows, mode="append")
+        write_deltalake(FolderStorage(self.lake.settings).path(table), rows, mode="append")
 
     def rows(self, sessions: Sequence[str], batch: int, since: datetime | None = None) -> pa.Table:
         """Rows of the enriched table; `since`: of the version that was found."""

@@ -16,9 +16,9 @@ from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 
 from sessionlake.delta.folders import commits as folder_commits
 from sessionlake.delta.folders import deletion_vectors, table_files
-from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
-from sessionlake.delta.folders.table_files import live
+from sessionlake.delta.folders.table_files import live_files
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
         ("other", pa.string()),
     ]
 )
-UPSERT = Upsert(("key", "at"), ("value",), kept=("kept",), deletes=True)
+UPSERT = Upsert(("key", "at"), ("value",), optional_columns=("kept",), deletes=True)
 Rows = dict[tuple[str, int], list[Any]]
 
 
@@ -94,7 +94,7 @@ def test_random_merges_leave_the_rows_that_a_dictionary_has(
     lookup = Lookup(KeyIndexes(rnd.choice([0, 20_000, 1 << 20])))
     for number in range(rnd.choice([3, 40])):
         rows = source(rnd, keys, rnd.choice([1, 5, keys]) if number % 10 else keys, number)
-        assert merged_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number, lookup)
+        assert merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number, lookup)
         apply(held, rows)
     assert read(tmp_path) == held
     delta = DeltaTable(tmp_path)
@@ -111,7 +111,7 @@ def test_the_change_feed_tells_what_each_merge_has_changed(tmp_path: Path, seed:
     first = DeltaTable(tmp_path).version() + 1
     for number in range(20):
         rows = source(rnd, keys, rnd.choice([1, 5, keys]), number)
-        assert merged_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number)
+        assert merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number)
         before = dict(held)
         apply(held, rows)
         told: dict[str, Rows] = {"delete": {}, "update_preimage": {}, "update_postimage": {}, "insert": {}}
@@ -151,7 +151,7 @@ def test_rows_stay_gone_whatever_the_folder_is_called(tmp_path: Path, name: str)
     _, held = made(folder, 30)
     for number in range(3):
         rows = [(f"k{i % 7}", i, number, 1.0, [True], False) for i in range(number, 20, 4)]
-        assert merged_by_marking(DeltaTable(folder), as_table(rows), UPSERT, "app", number)
+        assert merge_by_marking(DeltaTable(folder), as_table(rows), UPSERT, "app", number)
         apply(held, rows)
     assert read(folder) == held
 
@@ -159,11 +159,11 @@ def test_rows_stay_gone_whatever_the_folder_is_called(tmp_path: Path, name: str)
 def test_a_vector_that_is_not_what_the_log_says_stops_the_merge(tmp_path: Path) -> None:
     made(tmp_path, 9)
     rows = as_table([("k0", 0, 5, 1.0, [True], False)])
-    assert merged_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 1)
+    assert merge_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 1)
     newest = max((tmp_path / "_delta_log").glob("*.json"))
     newest.write_text(newest.read_text(encoding="utf-8").replace('"cardinality":1', '"cardinality":2'), "utf-8")
     with pytest.raises(LakeError, match=r"/part-.*: 1 rows are marked, and the log says otherwise"):
-        merged_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 2)
+        merge_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 2)
 
 
 def test_many_small_files_are_put_together_some_at_a_time(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_many_small_files_are_put_together_some_at_a_time(tmp_path: Path) -> Non
         added = {"key": "new", "at": datetime.fromtimestamp(n, UTC)}
         write_deltalake(tmp_path, pa.Table.from_pylist([added], SCHEMA), mode="append")
     before = len(DeltaTable(tmp_path).get_add_actions())
-    assert merged_by_marking(DeltaTable(tmp_path), as_table([("x", 0, 5, 1.0, [True], False)]), UPSERT, "app", 1)
+    assert merge_by_marking(DeltaTable(tmp_path), as_table([("x", 0, 5, 1.0, [True], False)]), UPSERT, "app", 1)
     assert len(DeltaTable(tmp_path).get_add_actions()) == before - 16 + 1
     assert len(read(tmp_path)) == 3 + 40 + 1
 
@@ -180,7 +180,7 @@ def test_many_small_files_are_put_together_some_at_a_time(tmp_path: Path) -> Non
 def test_of_a_table_that_only_grows_no_file_is_removed(tmp_path: Path) -> None:
     for n in range(20):
         write_deltalake(tmp_path, pa.table({"key": [n]}), mode="append", configuration={APPEND_ONLY: "true"})
-    assert merged_by_marking(
+    assert merge_by_marking(
         DeltaTable(tmp_path), pa.table({"key": [3, 99]}), Upsert(("key",), (), updates=False), "app", 1
     )
     assert len(DeltaTable(tmp_path).get_add_actions()) == 21
@@ -192,7 +192,7 @@ def test_a_column_that_is_younger_than_a_file_stays_null_where_it_is_not_written
     DeltaTable(tmp_path).alter.add_columns(Field("kept", "long"))
     DeltaTable(tmp_path).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     rows = pa.table({"key": ["a", "b"], "kept": [7, 8], WRITTEN: [[True], [False]]})
-    assert merged_by_marking(DeltaTable(tmp_path), rows, Upsert(("key",), (), kept=("kept",)), "app", 1)
+    assert merge_by_marking(DeltaTable(tmp_path), rows, Upsert(("key",), (), optional_columns=("kept",)), "app", 1)
     found = pa.table(DeltaTable(tmp_path).scan())
     assert dict(zip(found["key"].to_pylist(), found["kept"].to_pylist(), strict=True)) == {"a": 7, "b": None}
 
@@ -212,11 +212,13 @@ def test_vectors_say_the_same_rows_to_another_reader_at_the_limits_of_their_cont
     write_deltalake(tmp_path, pa.table({"row": range(200_000)}))
     DeltaTable(tmp_path).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     source = pa.table({"row": rows, DELETE: [True] * len(rows)})
-    assert merged_by_marking(DeltaTable(tmp_path), source, Upsert(("row",), (), deletes=True), "app", 1)
+    assert merge_by_marking(DeltaTable(tmp_path), source, Upsert(("row",), (), deletes=True), "app", 1)
     left = pa.table(DeltaTable(tmp_path).scan())["row"].to_pylist()
     assert left == sorted({*range(200_000)} - {*rows})
     for _ in range(2):
-        assert [file.gone.tolist() for file in live(DeltaTable(tmp_path)) if len(file.gone)] == [[*rows]]
+        assert [file.deleted_rows.tolist() for file in live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)] == [
+            [*rows]
+        ]
         monkeypatch.setattr(table_files, "read_vector", lambda *_: None)  # as of a vector that others wrote
 
 
@@ -224,10 +226,10 @@ def test_the_vectors_of_a_commit_stand_in_one_file(tmp_path: Path) -> None:
     _, held = made(tmp_path, 30)
     for number, rows in enumerate([range(30), range(0, 30, 4)]):
         changed = [(f"k{i % 7}", i, number, 1.0, [True], False) for i in rows if number or i % 3]
-        assert merged_by_marking(DeltaTable(tmp_path), as_table(changed), UPSERT, "app", number)
+        assert merge_by_marking(DeltaTable(tmp_path), as_table(changed), UPSERT, "app", number)
         apply(held, changed)
         assert len([*tmp_path.glob("deletion_vector_*.bin")]) == number + 1
-    marked = [file for file in live(DeltaTable(tmp_path)) if len(file.gone)]
+    marked = [file for file in live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)]
     named = [file.add["deletionVector"] for file in marked]
     assert len({(one["pathOrInlineDv"], one["offset"]) for one in named}) == len(named) > 2
     assert read(tmp_path) == held
@@ -239,9 +241,9 @@ def test_where_another_commit_has_come_between_nothing_is_written(tmp_path: Path
     added = {"key": "new", "at": datetime.fromtimestamp(9, UTC)}
     write_deltalake(tmp_path, pa.Table.from_pylist([added], SCHEMA), mode="append")
     files = {path.name for path in tmp_path.iterdir()}
-    assert not merged_by_marking(before, as_table(rows), UPSERT, "app", 1)
+    assert not merge_by_marking(before, as_table(rows), UPSERT, "app", 1)
     assert {path.name for path in tmp_path.iterdir()} == files
-    assert merged_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", 1)
+    assert merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", 1)
     apply(held, rows)
     assert read(tmp_path) == held | {("new", 9_000_000): [None, None, None]}
 
@@ -249,17 +251,17 @@ def test_where_another_commit_has_come_between_nothing_is_written(tmp_path: Path
 def test_rows_that_are_only_inserted_or_only_updated(tmp_path: Path) -> None:
     _, held = made(tmp_path, 10)
     both = pa.table({"key": ["k0", "x"], "at": pa.array([0, 1], SCHEMA.field("at").type), "value": [7, 8]})
-    assert merged_by_marking(DeltaTable(tmp_path), both, Upsert(("key", "at"), ("value",), inserts=False), "app", 1)
+    assert merge_by_marking(DeltaTable(tmp_path), both, Upsert(("key", "at"), ("value",), inserts=False), "app", 1)
     held["k0", 0][0] = 7
     assert read(tmp_path) == held
-    assert merged_by_marking(DeltaTable(tmp_path), both, Upsert(("key", "at"), ("value",), updates=False), "app", 2)
+    assert merge_by_marking(DeltaTable(tmp_path), both, Upsert(("key", "at"), ("value",), updates=False), "app", 2)
     assert read(tmp_path) == held | {("x", 1): [8, None, None]}
 
 
 def test_the_commit_says_how_many_rows_it_touched(tmp_path: Path) -> None:
     made(tmp_path, 10)
     rows = [("k0", 0, 5, 1.0, [True], False), ("k1", 1, 5, 1.0, [True], True), ("x", 1, 5, 1.0, [True], False)]
-    merged_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", 1)
+    merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", 1)
     newest = max((tmp_path / "_delta_log").glob("*.json"))
     info = json.loads(newest.read_text(encoding="utf-8").splitlines()[0])["commitInfo"]
     assert info["operationMetrics"] == {

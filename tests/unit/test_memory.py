@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.delta.catalog import memory
-from sessionlake.delta.catalog.memory import RememberingReader
+from sessionlake.delta.catalog.memory import CachingReader
 from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.reading import Condition
 from support.tables import Tables
@@ -43,13 +43,13 @@ def in_another_thread(call: Callable[[], object]) -> None:
 
 def commit(asked: Asked) -> None:
     asked.tables[LEDGER] = TWO
-    memory.forget_rows(LEDGER)
+    memory.drop_rows(LEDGER)
 
 
 def test_rows_are_read_once_in_a_block_and_again_behind_a_commit():
     asked = Asked()
-    reader = RememberingReader(asked, str, lambda _: False)
-    with memory.remembering():
+    reader = CachingReader(asked, str, lambda _: False)
+    with memory.cache_tables():
         assert [reader.count(LEDGER) for _ in range(3)] == [1, 1, 1]
         assert asked.questions == 1
         in_another_thread(lambda: commit(asked))
@@ -59,13 +59,13 @@ def test_rows_are_read_once_in_a_block_and_again_behind_a_commit():
 
 def test_a_block_of_another_thread_that_ends_takes_nothing_from_this_one():
     asked = Asked()
-    reader = RememberingReader(asked, str, lambda _: False)
+    reader = CachingReader(asked, str, lambda _: False)
 
     def other() -> None:
-        with memory.remembering():
+        with memory.cache_tables():
             pass
 
-    with memory.remembering():
+    with memory.cache_tables():
         in_another_thread(other)  # it remembers as little as this one
         assert reader.count(LEDGER) == 1
         in_another_thread(lambda: commit(asked))
@@ -75,13 +75,13 @@ def test_a_block_of_another_thread_that_ends_takes_nothing_from_this_one():
 
 def test_rows_that_were_read_while_a_commit_was_made_are_not_kept():
     asked = Asked()
-    reader = RememberingReader(asked, str, lambda _: False)
+    reader = CachingReader(asked, str, lambda _: False)
 
     def beside() -> None:
         asked.beside = lambda: None
         in_another_thread(lambda: commit(asked))
 
     asked.beside = beside
-    with memory.remembering():
+    with memory.cache_tables():
         assert reader.count(LEDGER) == 1
         assert reader.count(LEDGER) == 2

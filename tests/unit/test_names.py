@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.schemas.properties import listed, names_listed
+from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import Declared, order_field
 from sessionlake.gold.declared.tables import product_of, schemas_of
@@ -252,5 +252,5 @@ def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
 
 @given(some(EVERY, 4))
 def test_the_columns_that_files_have_statistics_of_are_listed_and_read_back(names: list[str]) -> None:
-    assert names_listed(listed(names)) == tuple(names)
-    assert names_listed("") == ()
+    assert split_names(join_names(names)) == tuple(names)
+    assert split_names("") == ()

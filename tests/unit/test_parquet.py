@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from sessionlake.delta.folders.parquet import FileWriter, _adopted
 from sessionlake.delta.folders.reader import FolderReader
-from sessionlake.delta.folders.staging import Place, StagedFiles
+from sessionlake.delta.folders.staging import StagedFiles, TableLocation
 from sessionlake.delta.storage.txn import Txn
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -154,7 +154,7 @@ def test_rows_are_found_beside_long_texts_and_early_times(tmp_path: Path, asked:
         {"text": ["b", "z" * 300], "number": [1, 2], "at": [NOON, EARLY], "value": [b"", b""]}, schema=SCHEMA
     )
     files = FileWriter(str(tmp_path), SCHEMA, INDEXED).files(made.to_batches())
-    StagedFiles(Place(tmp_path, "t", nullcontext), files).commit(Txn("a", 0))
+    StagedFiles(TableLocation(tmp_path, "t", nullcontext), files).commit(Txn("a", 0))
     [(name, value)] = asked.items()
     found = FolderReader(lambda _: tmp_path).table("t", (name, eq, value), columns=["number"])
     assert found.num_rows == 1

@@ -21,9 +21,17 @@ from sessionlake.errors import LakeError
 from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.ledger import books, positions, progress
-from sessionlake.ledger.books import SUMS, VERSIONS, Books, rows_of, stored_sums
-from sessionlake.ledger.positions import SCHEMA, carried_to, require_true, summed
-from sessionlake.ledger.progress import batches_after, changes_taken_in, covering, ends, last_batch, last_merged, spans
+from sessionlake.ledger.books import SUMS, VERSIONS, LedgerReader, stored_sums, to_dicts
+from sessionlake.ledger.positions import SCHEMA, carried_sums, sum_entries, verify_sums
+from sessionlake.ledger.progress import (
+    batches_after,
+    changes_read,
+    find_entry,
+    last_batch,
+    last_merged_batch,
+    last_offsets,
+    offset_spans,
+)
 from sessionlake.ledger.retained import Retained
 from sessionlake.operations.retention.ledger import due
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -147,7 +155,7 @@ def whole(rows: pa.Table) -> Tables:
 
 
 def entries_of(reader: Tables) -> Callable[..., Any]:
-    return Books(reader, *COLUMNS).entries
+    return LedgerReader(reader, *COLUMNS).entries
 
 
 def outcome(answer: Callable[[], Any]) -> Any:
@@ -168,12 +176,18 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
     patch.setattr(Lake, "exists", lambda *_: True)
     patch.setattr(status, "kafka_ends", lambda _: None)
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
-    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader), left(reader), changes_taken_in(reader)]
+    found: list[Any] = [
+        offset_spans(reader),
+        last_merged_batch(reader),
+        _followed(reader),
+        left(reader),
+        changes_read(reader),
+    ]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
-        found += [ends(reader, layer), last_batch(reader, layer)]
+        found += [last_offsets(reader, layer), last_batch(reader, layer)]
         found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
-    return [*found, [row["batch_id"] for row in batches_after(reader, "silver", last_merged(reader), "outputs")]]
+    return [*found, [row["batch_id"] for row in batches_after(reader, "silver", last_merged_batch(reader), "outputs")]]
 
 
 def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:
@@ -185,18 +199,24 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     layers = sorted({row["layer"] for row in rows})
     last = last_batch(reader, "silver") or -1
     txns = {Txn(row["app_id"], row["batch_id"] - back) for row in rows[-3:] for back in (0, 1)}
-    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader), left(reader), changes_taken_in(reader)]
+    found: list[Any] = [
+        offset_spans(reader),
+        last_merged_batch(reader),
+        _followed(reader),
+        left(reader),
+        changes_read(reader),
+    ]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
-        found += [ends(reader, layer), last_batch(reader, layer)]
-        found += [ends(reader, layer, txn) for txn in sorted(txns, key=str)]
+        found += [last_offsets(reader, layer), last_batch(reader, layer)]
+        found += [last_offsets(reader, layer, txn) for txn in sorted(txns, key=str)]
         found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
     for batch in range(-1, last + 2, max(1, last // 5)):
         found.append([row["batch_id"] for row in batches_after(reader, "silver", batch, "outputs")])
         point = outcome(partial(as_of_batch, None, settings, batch))
         found.append(point if isinstance(point, str) else (point.asked, point.batch, point.versions, point.rebuilt))
     for offset, near in ((3, None), (11, NOON + timedelta(hours=5))):
-        found += [covering(reader, layer, "a", 0, offset, near) for layer in ("bronze", "silver", PROCESSOR)]
+        found += [find_entry(reader, layer, "a", 0, offset, near) for layer in ("bronze", "silver", PROCESSOR)]
     return found
 
 
@@ -223,16 +243,18 @@ def test_sums_up_to_any_moment_give_the_answers_of_the_whole_ledger(seed, config
     rows, times = ledger.table(), sorted({row["committed_at"] for row in ledger.rows})
     expected = answers(whole(rows), configured, monkeypatch)
     early, late = sorted(rnd.choices(times, k=2))
-    sums = summed(entries_of(whole(rows)), early)
+    sums = sum_entries(entries_of(whole(rows)), early)
     for until in (early, late, times[-1] + timedelta(seconds=1)):
         sums = (
-            summed(entries_of(in_short(rows, sums)), until) if sums.num_rows else summed(entries_of(whole(rows)), until)
+            sum_entries(entries_of(in_short(rows, sums)), until)
+            if sums.num_rows
+            else sum_entries(entries_of(whole(rows)), until)
         )
-        assert sums.to_pylist() == summed(entries_of(whole(rows)), until).to_pylist()
+        assert sums.to_pylist() == sum_entries(entries_of(whole(rows)), until).to_pylist()
         reader = in_short(rows, sums)
-        assert Books(reader).in_short == (sums.num_rows > 0)
+        assert LedgerReader(reader).uses_copies == (sums.num_rows > 0)
         assert answers(reader, configured, monkeypatch) == expected
-        assert require_true(reader) == (sums.num_rows > 0)
+        assert verify_sums(reader) == (sums.num_rows > 0)
 
 
 @pytest.mark.parametrize("seed", seeds(1, 10))
@@ -240,10 +262,10 @@ def test_a_ledger_that_went_on_is_told_by_older_sums(seed, configured, monkeypat
     rnd = random.Random(seed)
     ledger = Ledger(rnd).grow(60)
     until = ledger.now
-    sums = summed(entries_of(whole(ledger.table())), until)
+    sums = sum_entries(entries_of(whole(ledger.table())), until)
     ledger.now += timedelta(seconds=1)
     rows = ledger.grow(60).table()
-    assert Books(in_short(rows, sums)).in_short
+    assert LedgerReader(in_short(rows, sums)).uses_copies
     assert answers(in_short(rows, sums), configured, monkeypatch) == answers(whole(rows), configured, monkeypatch)
 
 
@@ -252,7 +274,7 @@ def test_a_ledger_that_went_on_is_told_by_older_sums(seed, configured, monkeypat
 def test_sums_that_do_not_go_with_the_ledger_are_not_gone_by(seed, what, configured, monkeypatch):
     rnd = random.Random(seed)
     ledger = Ledger(rnd).grow(60)
-    sums = summed(entries_of(whole(ledger.table())), ledger.rows[40]["committed_at"])
+    sums = sum_entries(entries_of(whole(ledger.table())), ledger.rows[40]["committed_at"])
     if what == "late":  # an entry whose clock was set back
         ledger.now = NOON
         ledger.take_in("bronze", dict.fromkeys(PLACES, 1))
@@ -266,7 +288,7 @@ def test_sums_that_do_not_go_with_the_ledger_are_not_gone_by(seed, what, configu
     else:
         sums = sums.set_column(sums.schema.names.index("format"), "format", pa.array([0] * sums.num_rows, pa.int32()))
     rows = ledger.table()
-    assert not Books(in_short(rows, sums)).in_short
+    assert not LedgerReader(in_short(rows, sums)).uses_copies
     assert answers(in_short(rows, sums), configured, monkeypatch) == answers(whole(rows), configured, monkeypatch)
 
 
@@ -285,9 +307,9 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         wanted = rnd.choice(ledger.rows)["committed_at"]
         cut = due(in_short(left, stored), configured, wanted)
         if cut is None:
-            assert wanted < stored_sums(in_short(left, stored)).cut
+            assert wanted < stored_sums(in_short(left, stored)).removed_before
             continue
-        stored = carried_to(in_short(left, stored), cut)
+        stored = carried_sums(in_short(left, stored), cut)
         expected = totals(whole(ledger.table()), configured, monkeypatch)
         assert totals(in_short(left, stored), configured, monkeypatch) == expected  # not removed yet
         left = removed_before(left, cut)
@@ -296,10 +318,10 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         held = len(ledger.rows)
         left = pa.concat_tables([left, ledger.grow(rnd.choice([0, 40])).table().slice(held)])
     reader, known = in_short(left, stored), whole(ledger.table())
-    copies = summed(Books(reader, *COLUMNS, carried=False).entries, ledger.now)
+    copies = sum_entries(LedgerReader(reader, *COLUMNS, include_carried=False).entries, ledger.now)
     reader = in_short(left, pa.concat_tables([stored, copies]))
     assert totals(reader, configured, monkeypatch) == totals(known, configured, monkeypatch)
-    assert require_true(reader) == (copies.num_rows > 0)
+    assert verify_sums(reader) == (copies.num_rows > 0)
     for batch in range((last_batch(known, "silver") or -1) + 1):
         was, now = (_told_of(table, configured, batch, monkeypatch) for table in (known, reader))
         assert now == was or "retention has removed rows of ops.ledger" in str(now) or isinstance(was, str)
@@ -315,7 +337,7 @@ def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is
         merged = ledger.written([SESSIONS] if number else [SESSIONS, ROWS])
         ledger.add("silver_tables", "merges", number, source_from=number, source_to=number, outputs=merged)
     rows = ledger.table()
-    reader = in_short(rows, summed(entries_of(whole(rows)), ledger.now + timedelta(seconds=1)))
+    reader = in_short(rows, sum_entries(entries_of(whole(rows)), ledger.now + timedelta(seconds=1)))
     read: list[set[str]] = []
     batches = reader.batches
 
@@ -334,7 +356,7 @@ def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is
 
 def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.MonkeyPatch) -> Any:
     cut = {LEDGER: Retained(LEDGER, NOON)}
-    patch.setattr(batch_as_of, "heads", lambda _: cut)
+    patch.setattr(batch_as_of, "read_heads", lambda _: cut)
     patch.setattr(Lake, "reader", lambda *_: reader)
     point = outcome(partial(as_of_batch, None, settings, batch))
     return point if isinstance(point, str) else (point.batch, point.versions, point.rebuilt)
@@ -344,7 +366,7 @@ def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.Monke
 def test_an_entry_by_a_clock_that_was_set_back_behind_a_cut_counts_all_the_same(seed, configured, monkeypatch):
     ledger = Ledger(random.Random(seed)).grow(60)
     cut = due(whole(ledger.table()), configured, ledger.rows[-9]["committed_at"])
-    stored = carried_to(whole(ledger.table()), cut)
+    stored = carried_sums(whole(ledger.table()), cut)
     ledger.now = NOON
     ledger.take_in("bronze", dict.fromkeys(PLACES, 1))
     left = pa.concat_tables([removed_before(ledger.table(), cut), ledger.table().slice(len(ledger.rows) - 1)])
@@ -357,33 +379,33 @@ def test_a_batch_that_is_made_once_more_though_it_is_in_the_sums_is_left_out():
     for _ in range(3):
         ledger.now += timedelta(seconds=1)
         ledger.take_in("bronze", dict.fromkeys(PLACES, 2))
-    sums = summed(entries_of(whole(ledger.table())), ledger.now + timedelta(seconds=1))
+    sums = sum_entries(entries_of(whole(ledger.table())), ledger.now + timedelta(seconds=1))
     reader = in_short(ledger.table(), sums)
-    assert [ends(reader, "bronze", Txn("bronze-0", batch))["a", 0] for batch in (1, 2, 3)] == [1, 3, 5]
-    assert ends(reader, "bronze", Txn("bronze-0", 0)) == {}
+    assert [last_offsets(reader, "bronze", Txn("bronze-0", batch))["a", 0] for batch in (1, 2, 3)] == [1, 3, 5]
+    assert last_offsets(reader, "bronze", Txn("bronze-0", 0)) == {}
 
 
 def test_wrong_sums_are_noticed_by_who_reads_all_of_the_ledger():
     ledger = Ledger(random.Random(3)).grow(40)
-    sums = summed(entries_of(whole(ledger.table())), ledger.now)
+    sums = sum_entries(entries_of(whole(ledger.table())), ledger.now)
     wrong = sums.set_column(3 - 1, "batch_id", pa.array([n + 1 for n in sums["batch_id"].to_pylist()], pa.int64()))
-    assert require_true(in_short(ledger.table(), sums))
+    assert verify_sums(in_short(ledger.table(), sums))
     with pytest.raises(LakeError, match=r"ops\.positions does not hold the sums of ops\.ledger: remove the table"):
-        require_true(in_short(ledger.table(), wrong))
+        verify_sums(in_short(ledger.table(), wrong))
 
 
 def test_a_ledger_is_summed_in_bounded_memory(monkeypatch):
     rows = Ledger(random.Random(4)).grow(200).table()
     until = NOON + timedelta(days=9)
-    at_once = summed(entries_of(whole(rows)), until)
+    at_once = sum_entries(entries_of(whole(rows)), until)
     monkeypatch.setattr(positions, "_AT_ONCE", 7)
     parts = Tables({LEDGER: pa.concat_tables([rows.slice(n, 3) for n in range(0, rows.num_rows, 3)])})
-    assert summed(entries_of(parts), until).to_pylist() == at_once.to_pylist()
+    assert sum_entries(entries_of(parts), until).to_pylist() == at_once.to_pylist()
 
 
 def test_rows_that_sums_are_of_are_those_that_the_ledger_has():
     rows = Ledger(random.Random(5)).grow(50).table()
-    sums = summed(entries_of(whole(rows)), NOON + timedelta(days=9))
-    assert sum(row["batches"] for row in rows_of(sums.to_batches())) == rows.num_rows
+    sums = sum_entries(entries_of(whole(rows)), NOON + timedelta(days=9))
+    assert sum(row["batches"] for row in to_dicts(sums.to_batches())) == rows.num_rows
     assert sums.num_rows < rows.num_rows
     assert progress.last_batch(in_short(rows, sums), "bronze") == progress.last_batch(whole(rows), "bronze")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.fold.points import Points
-from sessionlake.gold.fold.rolling import Evolution, OlderPoints, Pane, evolve
+from sessionlake.gold.fold.rolling import FoldedPoints, OlderPoints, Pane, fold_points
 from sessionlake.gold.fold.series import RollingAverage
 from support.seeds import examples
 
@@ -62,14 +62,14 @@ class Tables:
         self.averages: dict[Row, Row] = {}
         self.told: dict[Row, Row] = {}
         self.restated: set[Row] = set()
-        self.unproven = 0
+        self.needs_history = 0
 
-    def fold(self, batch: list[Point]) -> Evolution:
+    def fold(self, batch: list[Point]) -> FoldedPoints:
         new = points(batch)
         self.restated = set()
-        found = evolve(self.tail, self.older, new, series=self.series, keep=self.keep)
+        found = fold_points(self.tail, self.older, new, series=self.series, keep=self.keep)
         self.tail, self.older = found.tail, found.older
-        slow = found.unproven[new.key]
+        slow = found.needs_history[new.key]
         history = dict(self.averages)
         self.write(found, new)
         if slow.any():
@@ -77,26 +77,26 @@ class Tables:
         return found
 
     def _recompute(self, new: Points, history: dict[Row, Row]) -> None:
-        self.unproven += len(new)
+        self.needs_history += len(new)
         base = points([(*key, row[0]) for key, row in history.items()])
         base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).without(new)
         base = base.take(np.isin(base.key, new.key))
-        found = evolve(base, OlderPoints.nothing(self.keys), new, series=self.series, keep=len(base) + len(new))
-        assert not found.unproven.any()
+        found = fold_points(base, OlderPoints.nothing(self.keys), new, series=self.series, keep=len(base) + len(new))
+        assert not found.needs_history.any()
         self.write(found, new)
 
-    def write(self, found: Evolution, new: Points) -> None:
+    def write(self, found: FoldedPoints, new: Points) -> None:
         a = found.averages
         rows = zip(
-            *(rows_of(a.points), a.now.average.tolist(), a.now.size.tolist(), a.now.seen.tolist(), a.fresh.tolist()),
-            *(a.points.revision.tolist(), a.pane.tolist(), a.restated.tolist(), a.was.average.tolist()),
+            *(rows_of(a.points), a.now.average.tolist(), a.now.size.tolist(), a.now.visible.tolist(), a.fresh.tolist()),
+            *(a.points.revision.tolist(), a.pane.tolist(), a.restated.tolist(), a.figures_before.average.tolist()),
             *(a.causes[0].tolist(), a.causes[1].tolist(), a.late_ms.tolist()),
             strict=True,
         )
-        for point, average, size, seen, fresh, revision, pane, restated, was, first, end, late in rows:
+        for point, average, size, seen, fresh, revision, pane, restated, figures_before, first, end, late in rows:
             assert (point[:4] in self.averages) != fresh
             if restated:
-                assert self.averages[point[:4]][1] == was
+                assert self.averages[point[:4]][1] == figures_before
                 because = rows_of(new.take(a.order[first:end]))
                 assert because == sorted(because)
                 assert {p[0] for p in because} == {point[0]}
@@ -130,16 +130,16 @@ class Told:
             before, new = self.lines.get(key, []), [p for p in batch if p[0] == key]
             after = self.lines[key] = before + new
             for place, point in enumerate(sorted(after)):
-                was, now = self.figure(before, point), self.figure(after, point)
+                figures_before, now = self.figure(before, point), self.figure(after, point)
                 assert now is not None
-                if was == now and self.is_early(before, point) == self.is_early(after, point):
+                if figures_before == now and self.is_early(before, point) == self.is_early(after, point):
                     continue
                 late = not self.is_early(before, point)
-                if was is None and before:
+                if figures_before is None and before:
                     late = point[1] < max(p[1] for p in before) - self.watermark
                 pane = Pane.LATE if late else Pane.EARLY if self.is_early(after, point) else Pane.ON_TIME
-                revision = 0 if was is None else self.told[point[:4]][0]
-                if was is not None and was[0] is not None and was != now:
+                revision = 0 if figures_before is None else self.told[point[:4]][0]
+                if figures_before is not None and figures_before[0] is not None and figures_before != now:
                     revision += 1
                     causes = [p for p in sorted(after)[max(0, place - self.window + 1) : place + 1] if p in new]
                     behind = max(0, max(p[1] for p in before) - causes[0][1])
@@ -221,7 +221,7 @@ def seconds(*at: float, position: int = 0) -> list[Point]:
 
 # window 3, tail of 4; the first batch holds seconds 0 to 9, so the tail is 6 7 8 9
 @pytest.mark.parametrize(
-    ("late", "unproven"),
+    ("late", "needs_history"),
     [
         (9.5, False),
         (8.5, False),
@@ -230,11 +230,11 @@ def seconds(*at: float, position: int = 0) -> list[Point]:
         (5.5, True),  # itself older than the tail
     ],
 )
-def test_a_late_point_is_proven_as_long_as_its_window_is_in_the_tail(late: float, unproven: bool):
+def test_a_late_point_is_proven_as_long_as_its_window_is_in_the_tail(late: float, needs_history: bool):
     tables = Tables(1, window=3, keep=4)
     tables.fold(seconds(*range(10)))
     found = tables.fold(seconds(late, position=100))
-    assert found.unproven.tolist() == [unproven]
+    assert found.needs_history.tolist() == [needs_history]
 
 
 def test_a_late_point_refines_the_following_n_minus_1_averages_and_no_more():
@@ -295,7 +295,7 @@ def test_a_row_that_was_restated_through_the_table_is_revised_once_more():
         tables.fold(batch)
         assert tables.restated == told.fold(batch)
     assert tables.told[0, 8000, 8, 0] == (2, Pane.LATE)
-    assert tables.unproven == 2
+    assert tables.needs_history == 2
 
 
 def test_points_that_the_watermark_has_not_passed_are_kept_until_it_does():

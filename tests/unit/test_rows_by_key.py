@@ -50,7 +50,9 @@ def file(folder: Path, keys: list[Key], gone: tuple[int, ...] = (), **stats: Any
 def places(indexes: KeyIndexes, files: list[TableFile], asked: list[Key]) -> dict[Key, tuple[str, int]]:
     found = indexes.find(files, table(asked), KEYS, SCHEMA)
     assert all((np.diff(one.rows) > 0).all() for one in found)
-    pairs = [(asked[s], (one.file.path.name, r)) for one in found for r, s in zip(one.rows, one.source, strict=True)]
+    pairs = [
+        (asked[s], (one.file.path.name, r)) for one in found for r, s in zip(one.rows, one.key_places, strict=True)
+    ]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 

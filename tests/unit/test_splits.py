@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.delta.home import Folders
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, SESSIONS
 from sessionlake.integrity.rules import RuleBook
@@ -33,7 +33,7 @@ def test_each_split_id_has_its_events_once_whatever_fits_into_the_driver(
     write_deltalake(folder_of(lake, SESSIONS), pa.Table.from_pylist(rows, NAMES))
     known = [row | {"event": "split_session"} for row in rows if row["session_id"] == "s1" and row["partition"]]
     write_deltalake(folder_of(lake, EVENTS), pa.Table.from_pylist(known, NAMES.append(pa.field("event", pa.string()))))
-    monkeypatch.setattr(Folders, "limits", replace(Folders.limits, driver_bytes=driver_bytes))
+    monkeypatch.setattr(FolderStorage, "limits", replace(FolderStorage.limits, driver_bytes=driver_bytes))
     ids = pa.Table.from_pylist([{"topic": "capture.a", "session_id": f"s{number}"} for number in range(IDS)])
     found = pa.concat_tables(splits._new_events(lake.reader(), lake, ids, RuleBook(settings.capture)))
     split = [row for row in rows if int(str(row["session_id"])[1:]) % 2]

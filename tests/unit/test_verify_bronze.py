@@ -17,7 +17,7 @@ from sessionlake.bronze.overlap import Overlap, overlap
 from sessionlake.bronze.topic_rules import Seen
 from sessionlake.bronze.verify import VerifiedBronze, _left
 from sessionlake.cli.verify_bronze import describe
-from sessionlake.delta.storage.offset_ranges import slices
+from sessionlake.delta.storage.offset_ranges import slice_ranges
 from sessionlake.ledger.progress import Span
 from sessionlake.ledger.retained import Beginning
 from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState
@@ -173,7 +173,7 @@ def test_topics_and_partitions_that_bronze_has_not_begun_to_read_are_unread():
 )
 def test_slices_hold_every_offset_once_and_in_order_and_are_of_a_size(spans, number):
     ranges = {place: (first, first + more) for place, (first, more) in spans.items()}
-    parts = list(slices(ranges, number))
+    parts = list(slice_ranges(ranges, number))
     for place, (first, last) in ranges.items():
         held = [offset for part in parts if place in part for offset in range(part[place][0], part[place][1] + 1)]
         assert held == list(range(first, last + 1))

@@ -16,15 +16,15 @@ from deltalake.schema import PrimitiveType
 
 from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders import removal as folder_removal
-from sessionlake.delta.folders.marked_merge import merged_by_marking
+from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.staging import StagedFiles
-from sessionlake.delta.folders.table_files import live, opened
-from sessionlake.delta.folders.writable import obstacle
-from sessionlake.delta.home import Folders
+from sessionlake.delta.folders.table_files import live_files, open_table
+from sessionlake.delta.folders.writable import spark_only_reason
+from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Kept
+from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.protocol.names import DELETE
@@ -43,14 +43,14 @@ def rows(*, delete: bool | None = None, **values: int) -> pa.Table:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Folders:
-    made = Folders(Settings(home=tmp_path))
+def lake(tmp_path: Path) -> FolderStorage:
+    made = FolderStorage(Settings(home=tmp_path))
     fields = [Field("place", PrimitiveType("string")), Field("value", PrimitiveType("long"))]
     DeltaTable.create(made.path(TABLE), Schema(fields))
     return made
 
 
-def restated(lake: Folders, *, features: list[str] | None = None, version: tuple[int, int] = (3, 7),
+def restated(lake: FolderStorage, *, features: list[str] | None = None, version: tuple[int, int] = (3, 7),
              properties: dict[str, str] | None = None, field: dict[str, Any] | None = None,
              partitioned: bool = False, mapped: bool = False) -> None:  # fmt: skip
     """Commits protocol and metadata as another writer may leave them."""
@@ -114,22 +114,22 @@ ASKS_NOTHING: dict[str, dict[str, Any]] = {
     },
     "vectors": {"features": ["deletionVectors", "changeDataFeed"], "properties": {DELETION_VECTORS: "true"}},
 }  # fmt: skip
-Write = Callable[[Folders], object]
+Write = Callable[[FolderStorage], object]
 COMMITS: dict[str, Write] = {
     "append": lambda lake: lake.append(None, TABLE, rows(x=9), Txn("app", 9)),
     "replacement": lambda lake: lake.replace(None, TABLE, rows(x=9), None),
-    "merge": lambda lake: merged_by_marking(opened(lake.path(TABLE)), rows(a=9, delete=False), UPSERT, "app", 9),
+    "merge": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a=9, delete=False), UPSERT, "app", 9),
     "removal": lambda lake: folder_removal.remove(lake.path(TABLE), UP_TO_1),
     "emptying": lambda lake: StagedFiles(lake._place(TABLE), []).replace(None, Txn("app", 9)),
 }
 
 
 @pytest.mark.parametrize("asked", ASKS)
-def test_nothing_is_committed_here_to_a_table_that_asks_more_of_its_writers(lake: Folders, asked: str) -> None:
+def test_nothing_is_committed_here_to_a_table_that_asks_more_of_its_writers(lake: FolderStorage, asked: str) -> None:
     lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     restated(lake, **ASKS[asked])
     before = {path: path.read_bytes() for path in lake.path(TABLE).rglob("*") if path.is_file()}
-    assert obstacle(opened(lake.path(TABLE)))
+    assert spark_only_reason(open_table(lake.path(TABLE)))
     for commit in COMMITS.values():
         with pytest.raises(LakeError, match="only Spark may write to it"):
             commit(lake)
@@ -137,10 +137,10 @@ def test_nothing_is_committed_here_to_a_table_that_asks_more_of_its_writers(lake
 
 
 @pytest.mark.parametrize("asked", ASKS_NOTHING)
-def test_a_protocol_s_features_that_the_table_does_not_use_ask_nothing(lake: Folders, asked: str) -> None:
+def test_a_protocol_s_features_that_the_table_does_not_use_ask_nothing(lake: FolderStorage, asked: str) -> None:
     lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     restated(lake, **ASKS_NOTHING[asked])
-    assert obstacle(opened(lake.path(TABLE))) is None
+    assert spark_only_reason(open_table(lake.path(TABLE))) is None
     for commit in COMMITS.values():
         commit(lake)
 
@@ -148,7 +148,7 @@ def test_a_protocol_s_features_that_the_table_does_not_use_ask_nothing(lake: Fol
 @pytest.mark.parametrize("as_struct", ["true", "false"])
 @pytest.mark.parametrize("write", [*COMMITS, "purge of vectors"])
 def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
-    lake: Folders, write: str, as_struct: str
+    lake: FolderStorage, write: str, as_struct: str
 ) -> None:
     lake.set_property(NO_SPARK, TABLE, "delta.checkpoint.writeStatsAsJson", "false")
     lake.set_property(NO_SPARK, TABLE, "delta.checkpoint.writeStatsAsStruct", as_struct)
@@ -156,17 +156,17 @@ def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
     for number, (one, other) in enumerate(("ab", "cd")):
         lake.append(None, TABLE, rows(**{one: number, other: number + 1}), Txn("app", number))
     gone = rows(d=0, delete=True)
-    assert merged_by_marking(opened(lake.path(TABLE)), gone, UPSERT, "marks", 1)
-    opened(lake.path(TABLE)).create_checkpoint()
+    assert merge_by_marking(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
+    open_table(lake.path(TABLE)).create_checkpoint()
     expected = {"append": {"a": 0, "b": 1, "c": 1, "x": 9}, "replacement": {"x": 9}, "merge": {"a": 9, "b": 1, "c": 1},
                 "removal": {}, "emptying": {}, "purge of vectors": {"a": 0, "b": 1, "c": 1}}  # fmt: skip
     assert lake.lost_files(None, TABLE) == []
     (COMMITS | {"purge of vectors": lambda lake: lake.purge_vectors(TABLE)})[write](lake)
     assert held(lake) == expected[write]
-    assert lake.count(NO_SPARK, TABLE, UP_TO_1) == sum(value <= 1 for value in expected[write].values())
+    assert lake.count_rows(NO_SPARK, TABLE, UP_TO_1) == sum(value <= 1 for value in expected[write].values())
 
 
-def test_what_comes_between_writing_and_the_commit_is_asked_for_again(lake: Folders) -> None:
+def test_what_comes_between_writing_and_the_commit_is_asked_for_again(lake: FolderStorage) -> None:
     with lake.stage(None, TABLE, rows(a=1)) as staged:
         restated(lake, **ASKS["a CHECK constraint"])
         with pytest.raises(LakeError, match=r"the table feature checkConstraints in use: .* only Spark may write"):
@@ -174,14 +174,14 @@ def test_what_comes_between_writing_and_the_commit_is_asked_for_again(lake: Fold
     assert not [*lake.path(TABLE).glob("*.parquet")]
 
 
-def held(lake: Folders) -> dict[str, int]:
+def held(lake: FolderStorage) -> dict[str, int]:
     found = pa.table(DeltaTable(lake.path(TABLE)).scan())
     assert found.num_rows == len({*found["place"].to_pylist()})
     return dict(zip(found["place"].to_pylist(), found["value"].to_pylist(), strict=True))
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "fed"])
-def switched_off(lake: Folders, request: pytest.FixtureRequest) -> Folders:
+def switched_off(lake: FolderStorage, request: pytest.FixtureRequest) -> FolderStorage:
     """A table with marked rows in each of four files, for which marking was switched off: it holds b, d, f, h."""
     if request.param:
         lake.set_property(NO_SPARK, TABLE, CHANGE_FEED, "true")
@@ -189,27 +189,27 @@ def switched_off(lake: Folders, request: pytest.FixtureRequest) -> Folders:
         lake.append(None, TABLE, rows(**{one: number, other: number}), Txn("app", number))
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
     gone = rows(a=0, c=0, e=0, g=0, delete=True)
-    assert merged_by_marking(opened(lake.path(TABLE)), gone, UPSERT, "marks", 1)
+    assert merge_by_marking(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "false")
-    assert [len(file.gone) for file in live(opened(lake.path(TABLE)))] == [1] * 4
+    assert [len(file.deleted_rows) for file in live_files(open_table(lake.path(TABLE)))] == [1] * 4
     return lake
 
 
 def test_compaction_of_a_table_whose_marking_was_switched_off_leaves_marked_rows_gone(
-    switched_off: Folders, monkeypatch: pytest.MonkeyPatch
+    switched_off: FolderStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had brought them back, and had left the old files there beside: more at each time."""
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
     lake, before = switched_off, held(switched_off)
     assert lake.compact(NO_SPARK, TABLE) is not None
     assert held(lake) == before == {"b": 0, "d": 1, "f": 2, "h": 3}
-    assert len(live(opened(lake.path(TABLE)))) == 1
+    assert len(live_files(open_table(lake.path(TABLE)))) == 1
     assert lake.compact(NO_SPARK, TABLE) is None
 
 
 @pytest.mark.parametrize("write", ["append", "replacement", "emptying", "removal"])
 def test_other_commits_to_a_table_whose_marking_was_switched_off_leave_marked_rows_gone(
-    switched_off: Folders, write: str
+    switched_off: FolderStorage, write: str
 ) -> None:
     expected = {
         "append": {"b": 0, "d": 1, "f": 2, "h": 3, "x": 9},
@@ -221,28 +221,32 @@ def test_other_commits_to_a_table_whose_marking_was_switched_off_leave_marked_ro
     assert held(switched_off) == expected[write]
 
 
-def test_a_merge_into_a_table_whose_marking_was_switched_off_makes_no_vectors(switched_off: Folders) -> None:
+def test_a_merge_into_a_table_whose_marking_was_switched_off_makes_no_vectors(switched_off: FolderStorage) -> None:
     lake = switched_off
     lake.merge(NO_SPARK, TABLE, rows(b=7, a=8, delete=False), UPSERT, Txn("merge", 0))
     assert held(lake) == {"a": 8, "b": 7, "d": 1, "f": 2, "h": 3}
-    assert sum(len(file.gone) for file in live(opened(lake.path(TABLE)))) == 3, "of the file that had b, none is left"
+    assert sum(len(file.deleted_rows) for file in live_files(open_table(lake.path(TABLE)))) == 3, (
+        "of the file that had b, none is left"
+    )
 
 
-def test_rows_that_are_marked_are_not_counted_as_chosen(switched_off: Folders) -> None:
-    assert switched_off.count(NO_SPARK, TABLE, UP_TO_1) == 2  # of a to d, which are at most 1
+def test_rows_that_are_marked_are_not_counted_as_chosen(switched_off: FolderStorage) -> None:
+    assert switched_off.count_rows(NO_SPARK, TABLE, UP_TO_1) == 2  # of a to d, which are at most 1
 
 
-def test_a_vector_file_that_is_gone_is_named_as_lost(switched_off: Folders) -> None:
+def test_a_vector_file_that_is_gone_is_named_as_lost(switched_off: FolderStorage) -> None:
     [vector] = switched_off.path(TABLE).glob("deletion_vector_*.bin")
     assert switched_off.lost_files(None, TABLE) == []
     vector.unlink()
     assert switched_off.lost_files(None, TABLE) == [vector.name]
 
 
-def test_every_removal_names_the_file_with_its_vector(switched_off: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_removal_names_the_file_with_its_vector(
+    switched_off: FolderStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else readers take the file for one that is still there."""
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
-    present = {file.key for file in live(opened(switched_off.path(TABLE)))}
+    present = {file.key for file in live_files(open_table(switched_off.path(TABLE)))}
     switched_off.compact(NO_SPARK, TABLE)
     newest = max((switched_off.path(TABLE) / "_delta_log").glob("*.json"))
     removes = [json.loads(line).get("remove") for line in newest.read_text(encoding="utf-8").splitlines()]
@@ -253,22 +257,22 @@ def test_every_removal_names_the_file_with_its_vector(switched_off: Folders, mon
 # -- merges that change nothing
 
 
-def test_a_merge_that_changes_no_row_moves_none_so_that_the_change_feed_tells_nothing(lake: Folders) -> None:
+def test_a_merge_that_changes_no_row_moves_none_so_that_the_change_feed_tells_nothing(lake: FolderStorage) -> None:
     """Many small files would be put together by the way, as rows that went and came."""
     lake.set_property(NO_SPARK, TABLE, CHANGE_FEED, "true")
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
     for number in range(20):
         lake.append(None, TABLE, rows(**{f"k{number}": number}), Txn("app", number))
-    first = opened(lake.path(TABLE)).version() + 1
-    assert merged_by_marking(opened(lake.path(TABLE)), rows(other=0, delete=True), UPSERT, "marks", 1)
-    delta = opened(lake.path(TABLE))
+    first = open_table(lake.path(TABLE)).version() + 1
+    assert merge_by_marking(open_table(lake.path(TABLE)), rows(other=0, delete=True), UPSERT, "marks", 1)
+    delta = open_table(lake.path(TABLE))
     assert (delta.version(), delta.transaction_version("marks")) == (first, 1)
     assert pa.table(delta.load_cdf(starting_version=first, allow_out_of_range=True)).num_rows == 0
-    assert merged_by_marking(opened(lake.path(TABLE)), rows(k3=7, delete=False), UPSERT, "marks", 2)
-    told = pa.table(opened(lake.path(TABLE)).load_cdf(starting_version=first + 1))
+    assert merge_by_marking(open_table(lake.path(TABLE)), rows(k3=7, delete=False), UPSERT, "marks", 2)
+    told = pa.table(open_table(lake.path(TABLE)).load_cdf(starting_version=first + 1))
     changes = zip(told["_change_type"].to_pylist(), told["place"].to_pylist(), told["value"].to_pylist(), strict=True)
     assert sorted(changes) == [("update_postimage", "k3", 7), ("update_preimage", "k3", 3)]
-    assert len(live(opened(lake.path(TABLE)))) < 20, "where rows change, small files are put together"
+    assert len(live_files(open_table(lake.path(TABLE)))) < 20, "where rows change, small files are put together"
 
 
 # -- the log's entry
@@ -290,11 +294,11 @@ def lose_answers(patch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.mark.parametrize("write", COMMITS)
 @pytest.mark.parametrize("marks", ["true", "false"])
 def test_a_commit_whose_answer_is_lost_is_there_once_with_its_files(
-    lake: Folders, monkeypatch: pytest.MonkeyPatch, write: str, marks: str
+    lake: FolderStorage, monkeypatch: pytest.MonkeyPatch, write: str, marks: str
 ) -> None:
     lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, marks)
-    version = opened(lake.path(TABLE)).version()
+    version = open_table(lake.path(TABLE)).version()
     lost = lose_answers(monkeypatch)
     COMMITS[write](lake)
     assert [path.name for path in lost] == [f"{version + 1:020}.json"]
@@ -304,18 +308,18 @@ def test_a_commit_whose_answer_is_lost_is_there_once_with_its_files(
     assert lake.lost_files(None, TABLE) == []
 
 
-def test_an_entry_of_somebody_else_is_no_lost_answer(lake: Folders) -> None:
-    before = opened(lake.path(TABLE))
+def test_an_entry_of_somebody_else_is_no_lost_answer(lake: FolderStorage) -> None:
+    before = open_table(lake.path(TABLE))
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
-    assert not merged_by_marking(before, rows(a=2, delete=False), UPSERT, "late", 1)
+    assert not merge_by_marking(before, rows(a=2, delete=False), UPSERT, "late", 1)
     assert held(lake) == {"a": 1}
     assert len([*lake.path(TABLE).glob("*.parquet")]) == 1
 
 
 def test_a_home_below_a_folder_of_that_name_is_no_task_s(tmp_path: Path) -> None:
-    lake = Folders(Settings(home=tmp_path / "_temporary" / "home"))
+    lake = FolderStorage(Settings(home=tmp_path / "_temporary" / "home"))
     DeltaTable.create(lake.path(TABLE), SCHEMA, configuration={APPEND_ONLY: "true"})
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
-    lake.vacuum(NO_SPARK, TABLE, Kept(timedelta(seconds=-7200)))
+    lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(timedelta(seconds=-7200)))
     assert held(lake) == {"a": 1}
     assert lake.lost_files(None, TABLE) == []

@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
 from sessionlake.kafka.transactions import without_message
-from sessionlake.ledger.absent import Reason, Run, note_absent, runs_between
+from sessionlake.ledger.absent import Reason, Run, missing_runs, record_absent
 from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def explain_gaps(
                 why="The messages were removed before bronze read them. Nothing of this batch was committed",
                 fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
             )
-    note_absent(spark, lake, gaps, txn, reason=Reason.TRANSACTION)
+    record_absent(spark, lake, gaps, txn, reason=Reason.TRANSACTION)
 
 
 def _gaps(planned: Mapping[TopicPartition, Run], read: pa.Table) -> dict[TopicPartition, list[Run]]:
@@ -69,7 +69,7 @@ def _gaps(planned: Mapping[TopicPartition, Run], read: pa.Table) -> dict[TopicPa
     gaps = {}
     for (topic, partition), (first, end) in planned.items():
         messages = read.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
-        runs = runs_between(np.sort(messages["offset"].to_numpy()), first, end)
+        runs = missing_runs(np.sort(messages["offset"].to_numpy()), first, end)
         if runs:
             gaps[topic, partition] = runs
     return gaps

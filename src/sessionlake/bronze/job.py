@@ -22,19 +22,19 @@ from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.bronze.unreadable import explain_unreadable
-from sessionlake.delta.commit import retire, staged
+from sessionlake.delta.commit import fence_off, stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
-from sessionlake.delta.storage.offset_ranges import within
+from sessionlake.delta.storage.offset_ranges import offsets_condition
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.kafka.clients import require_broker, spark_source_options
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
-from sessionlake.ledger.erasures import Erasure, blanked, erasures
+from sessionlake.ledger.erasures import Erasure, erase_forgotten, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.silences import messages_of
-from sessionlake.ledger.topics import latest, read_topics
+from sessionlake.ledger.silences import without_silences
+from sessionlake.ledger.topics import latest_generations, read_topics
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
@@ -82,7 +82,7 @@ def start(
     """
     lake = Lake(settings)
     _prepare(spark, lake)
-    book, forgotten = TopicBook(spark, lake, settings), erasures(lake.reader(spark))
+    book, forgotten = TopicBook(spark, lake, settings), read_receipts(lake.reader(spark))
     silences = Silences(spark, lake, settings, book)
     return BronzeQuery(
         LAYER,
@@ -124,7 +124,7 @@ def _source(
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
-    return blanked(to_bronze_columns(stream, book.shifts), forgotten)
+    return erase_forgotten(to_bronze_columns(stream, book.shifts), forgotten)
 
 
 def to_bronze_columns(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:
@@ -207,7 +207,7 @@ class _BronzeBatch:
         expected = sum(end - first for first, end in planned.values())
         with (
             interpreted(spark, when=expected <= lake.limits.few_messages),
-            staged(spark, lake, MESSAGES, self._rows_to_write(rows, expected), txn) as written,
+            stage_append(spark, lake, MESSAGES, self._rows_to_write(rows, expected), txn) as written,
         ):
             self._book.admit(topics)  # after the rows were read, and before any of them is in the table
             if written.count() != expected and not self._settings.kafka.allow_offset_gaps:
@@ -273,7 +273,7 @@ def _record_last_batch(spark: SparkSession, lake: Lake, settings: Settings, gene
     recorded, batch = require_current_checkpoint(spark, lake, generation), generation.last_planned_batch
     if batch is None or recorded == batch:
         return batch is not None
-    shifts = {topic: row.offset_shift for topic, row in latest(read_topics(spark, lake)).items()}
+    shifts = {topic: row.offset_shift for topic, row in latest_generations(read_topics(spark, lake)).items()}
     ranges = stored_ranges(spark, lake, _planned(generation, batch, shifts))
     if not ranges:
         return False
@@ -310,7 +310,7 @@ def _bar_last_batch(spark: SparkSession, lake: Lake, generation: Generation) -> 
     """
     last = generation.next_batch - 1
     if generation.app_id is not None and last >= 0 and lake.storage.token(LAYER):
-        retire(spark, lake, [MESSAGES], Txn(generation.app_id, last))
+        fence_off(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
 def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> Planned:
@@ -329,7 +329,7 @@ def stored_ranges(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[Of
     from pyspark.sql import functions as F
 
     asked = {place: (first, end - 1) for place, (first, end) in planned.items()}
-    held = lake.read(spark, MESSAGES).where(within(asked)).groupBy("topic", "partition")
+    held = lake.read(spark, MESSAGES).where(offsets_condition(asked)).groupBy("topic", "partition")
     rows = held.agg(F.max("offset"), F.count("*")).collect() if asked else []
     return tuple(
         OffsetRange(topic, partition, asked[topic, partition][0], last, messages)
@@ -347,7 +347,7 @@ def stored_ranges_after(spark: SparkSession, lake: Lake, ends: Mapping[TopicPart
     known = spark.createDataFrame(
         [(*place, end) for place, end in ends.items()], "topic string, partition int, end long"
     )
-    rows = messages_of(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
+    rows = without_silences(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
     later = rows.where("end IS NULL OR offset > end").groupBy("topic", "partition")
     found = later.agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
     return tuple(OffsetRange(*row) for row in sorted(found))

@@ -26,13 +26,13 @@ from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES, SILENCES_APP
 from sessionlake.delta.schemas.tables import arrow_schema
-from sessionlake.delta.storage.offset_ranges import within
+from sessionlake.delta.storage.offset_ranges import offsets_condition
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.ledger.progress import latest_since
-from sessionlake.ledger.silences import messages_of, silences
+from sessionlake.ledger.progress import last_commits_since
+from sessionlake.ledger.silences import read_silences, without_silences
 from sessionlake.protocol.silence import Silence, decode, encode
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -104,7 +104,7 @@ class Silences:
         ends = self._book.ends()
         # A clock that was set forward is no silence.
         last_moments = self._last_message_moments(now, self._after, ends)
-        lasting = {place: now.surely_since(last) for place, last in last_moments.items()}
+        lasting = {place: now.shortest_since(last) for place, last in last_moments.items()}
         due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted)]
         silent = self._book.fully_read(due) if due else set()
         new: list[tuple[Silence, int]] = []
@@ -144,7 +144,7 @@ class Silences:
     def _txn(self) -> Txn:
         """Returns the transaction of the next write; without leases it is numbered by the table's version."""
         if self._token:
-            return Txn(SILENCES_APP, next(self._writes)).under(self._token)
+            return Txn(SILENCES_APP, next(self._writes)).fenced_by(self._token)
         return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
 
     def _last_message_moments(
@@ -159,12 +159,12 @@ class Silences:
                 return {}
             reader = self._lake.reader(self._spark)
             long_ago = now.wall - 3 * after
-            before = dict.fromkeys(ends, long_ago) | latest_since(reader, BRONZE, long_ago)
+            before = dict.fromkeys(ends, long_ago) | last_commits_since(reader, BRONZE, long_ago)
             noted = sorted(self._load_noted(reader), key=attrgetter("behind", "lasted"))
             self._noted = {silence.place: silence for silence in noted}
             self._save_noted()
             with self._lock:
-                self._has_history, self._last = True, {p: now.earlier(at) for p, at in before.items()} | self._last
+                self._has_history, self._last = True, {p: now.at_wall(at) for p, at in before.items()} | self._last
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
 
@@ -172,7 +172,7 @@ class Silences:
         """Returns the last silences of each topic-partition, or all silences in bronze if the file is missing."""
         with suppress(OSError, LakeError):
             return [*decode([self._notes.read_bytes()])]
-        return silences(reader)
+        return read_silences(reader)
 
     def _save_noted(self) -> None:
         """Saves the last silences to a file beside the checkpoint. If a crash prevents it, one may be written twice."""
@@ -203,8 +203,8 @@ class Silences:
         """
         from pyspark.sql import functions as F
 
-        messages = messages_of(self._lake.read(self._spark, MESSAGES))
-        last = messages.where(within({place: (end - _LAST, end - 1) for place, end in ends.items()}))
+        messages = without_silences(self._lake.read(self._spark, MESSAGES))
+        last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in ends.items()}))
         said, read = F.max(counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
         rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows.collect()}

@@ -21,7 +21,7 @@ from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.erasures import Erasure, blanked, erasures
+from sessionlake.ledger.erasures import Erasure, erase_forgotten, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
@@ -182,19 +182,19 @@ class _Batch:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
         other_versions = versions_written_elsewhere(spark, lake) if self._log is None else ()
         if self._log is None:  # read once: forgetting a session requires that bronze has stopped
-            self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), erasures(lake.reader(spark))
+            self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), read_receipts(lake.reader(spark))
         log = self._log
-        with on_disk(self._source.messages(rows, log.ends)) as read:
+        with on_disk(self._source.messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _extents(sound)
-            _refuse_repeated(sound, extents, log.ends)
+            _refuse_repeated(sound, extents, log.last_offsets)
             ranges = _ranges(extents)
             log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
                 append(spark, lake, DAMAGED, _damaged_rows(damaged), txn)
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
-            messages = blanked(stored, self._forgotten)
+            messages = erase_forgotten(stored, self._forgotten)
             before = lake.latest_version(spark, MESSAGES)
             # Silver may read the files of a commit in any order, so no topic-partition may be in two of them.
             cores = spark.sparkContext.defaultParallelism
@@ -202,7 +202,7 @@ class _Batch:
         commit = lake.last_commit(spark, MESSAGES)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table already had the batch, and the source may give other messages now. So the table decides.
-            ranges = stored_ranges_after(spark, lake, log.ends)
+            ranges = stored_ranges_after(spark, lake, log.last_offsets)
         entry = bronze_ledger_entry(
             self._settings,
             txn,

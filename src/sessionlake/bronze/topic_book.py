@@ -20,10 +20,10 @@ from sessionlake.delta.schemas.names import BRONZE, TOPICS, TOPICS_APP
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, TopicChangedError, UnknownTopicError
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.ledger.absent import NO_END, behind, noted
+from sessionlake.ledger.absent import NO_END, recorded_runs, skip_runs
 from sessionlake.ledger.entries import OffsetRange, TableOutput
-from sessionlake.ledger.progress import spans
-from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState, latest, read_topics, write_topics
+from sessionlake.ledger.progress import offset_spans
+from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState, latest_generations, read_topics, write_topics
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.losses import refuse_unknown_topics
@@ -62,7 +62,7 @@ class TopicBook:
     @property
     def topics(self) -> dict[str, Topic]:
         """The last generation of every topic."""
-        return latest(self._rows.values())
+        return latest_generations(self._rows.values())
 
     def topics_to_exclude(self) -> frozenset[str]:
         """Returns the topics that a query which starts now must not subscribe to, and remembers them."""
@@ -268,7 +268,7 @@ class TopicBook:
                 self._admin.close()
 
     def _write(self) -> None:
-        txn = Txn(TOPICS_APP, next(self._writes)).under(self._token) if self._token else None
+        txn = Txn(TOPICS_APP, next(self._writes)).fenced_by(self._token) if self._token else None
         write_topics(self._spark, self._lake, self._rows.values(), txn)
         self._written, self._is_version_recorded = dict(self._rows), False
 
@@ -318,11 +318,11 @@ class TopicBook:
         """Moves each `next_offset` to where the ledger ends, and past recorded offsets without a message."""
         known, now = self.topics, datetime.now(UTC)
         reader = self._lake.reader(self._spark)
-        taken = spans(reader, BRONZE)
+        taken = offset_spans(reader, BRONZE)
         refuse_unknown_topics(known, (span.topic for span in taken))
-        absent = noted(reader, {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken})
+        absent = recorded_runs(reader, {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken})
         for span in taken:
-            end = behind(absent.get((span.topic, span.partition), ()), span.last + 1)
+            end = skip_runs(absent.get((span.topic, span.partition), ()), span.last + 1)
             row = _advanced(known[span.topic], span.partition, span.first, end, now)
             known[span.topic] = self._rows[row.topic, row.generation] = row
 

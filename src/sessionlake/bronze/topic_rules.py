@@ -206,7 +206,7 @@ def _changed_topic(
         yield _closed_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
         return
     cut = change.state is TopicState.CUT
-    shift = topic.offset_shift if cut else topic.beyond
+    shift = topic.offset_shift if cut else topic.free_offset
     parts = tuple(
         PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
         for number, (first, end) in sorted(found.partitions.items())

@@ -23,14 +23,14 @@ from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import seen_topics
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES
-from sessionlake.delta.storage.offset_ranges import OffsetRanges, slices, within, without
+from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges, subtract_runs
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError, LakeError
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.ledger.absent import NO_END, Reason, covered, noted
-from sessionlake.ledger.progress import Span, spans
-from sessionlake.ledger.retained import Beginning, beginnings, heads
-from sessionlake.ledger.topics import latest, read_topics
+from sessionlake.ledger.absent import NO_END, Reason, count_covered, recorded_runs
+from sessionlake.ledger.progress import Span, offset_spans
+from sessionlake.ledger.retained import Beginning, beginnings, read_heads
+from sessionlake.ledger.topics import latest_generations, read_topics
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -69,15 +69,17 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         BrokerError: Kafka cannot be read, or a topic was deleted or created again during the comparison.
     """
     lake = Lake(settings)
-    taken = spans(lake.reader(spark), BRONZE)  # read before `ops.topics`, which then has the offset shifts of all
+    taken = offset_spans(
+        lake.reader(spark), BRONZE
+    )  # read before `ops.topics`, which then has the offset shifts of all
     if not taken:
         raise LakeError(
             "bronze holds no messages yet, so there is nothing to compare",
             fix="Run `sessionlake run bronze --once` to read what Kafka holds",
         )
-    cut = heads(lake.reader(spark)).get(MESSAGES)
+    cut = read_heads(lake.reader(spark)).get(MESSAGES)
     taken = _left(taken, beginnings(lake.reader(spark)))
-    known = latest(read_topics(spark, lake))
+    known = latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
         ids = admin.topic_ids()
@@ -87,9 +89,11 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         absent = _absent_behind(lake.reader(spark), taken)
         sides = _Sides(spark, lake, admin, ids, shifts)
         offsets = sum(last + 1 - first for first, last in both.ranges.values())
-        skipped = noted(lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, Reason.SKIPPED)
+        skipped = recorded_runs(
+            lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, Reason.SKIPPED
+        )
         parts = chain.from_iterable(
-            without(part, skipped) for part in slices(both.ranges, -(-offsets // SLICE_OFFSETS))
+            subtract_runs(part, skipped) for part in slice_ranges(both.ranges, -(-offsets // SLICE_OFFSETS))
         )
         comparison = sum((sides.compare(part) for part in parts if part), Comparison())
     gone = 0 if cut is None else cut.gone
@@ -100,12 +104,12 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
 def _absent_behind(reader: TableReader, taken: Iterable[Span]) -> int:
     """Returns the number of offsets after bronze's last messages that bronze has read and that have no message."""
     behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
-    return sum(covered(runs, *behind[place]) for place, runs in noted(reader, behind).items())
+    return sum(count_covered(runs, *behind[place]) for place, runs in recorded_runs(reader, behind).items())
 
 
 def _left(taken: Iterable[Span], gone: Mapping[TopicPartition, Beginning]) -> list[Span]:
     """Returns the spans without the messages that retention has removed from bronze."""
-    firsts = {place: at.last + 1 for place, at in gone.items()}
+    firsts = {place: at.last_removed + 1 for place, at in gone.items()}
     return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in taken]
 
 
@@ -142,7 +146,7 @@ class _Sides:
 
         kafka = self._kafka(part)
         complete_from = self._complete_from(part)  # after Kafka was read: retention may have moved it
-        held = self.lake.read(self.spark, MESSAGES).where(within(part))
+        held = self.lake.read(self.spark, MESSAGES).where(offsets_condition(part))
         erased = held.where((F.col("key") == F.lit(bytearray(ERASED_KEY))) & F.col("value").isNull())
         return compare(kafka, hashed(held).toArrow(), complete_from, erased.select(*OFFSET).toArrow())
 

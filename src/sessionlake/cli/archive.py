@@ -52,7 +52,7 @@ def archive(
 
     if folder.exists():
         raise UsageError(f"archive: {folder} already exists", fix="Name a new folder, or remove this one")
-    if Lake(settings).surely_lacks(MESSAGES):
+    if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
             f"archive: {MESSAGES} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run bronze`"
         )
@@ -77,7 +77,7 @@ def archived_messages(
 
     from sessionlake.bronze.archive.lines import Message
     from sessionlake.delta.lake import Lake
-    from sessionlake.ledger.silences import messages_of
+    from sessionlake.ledger.silences import without_silences
     from sessionlake.spark.reading_plan import require_condition
     from sessionlake.streaming.errors import explain_sql_error
 
@@ -87,7 +87,9 @@ def archived_messages(
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:
-        rows = messages_of(lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)}))
+        rows = without_silences(
+            lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)})
+        )
         chosen = rows if where is None else rows.where(where)
         messages = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:

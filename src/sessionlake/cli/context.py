@@ -106,4 +106,4 @@ def with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None
     """Calls a function with a Spark session if tables cannot be read without one, otherwise with None."""
     from sessionlake.delta.lake import storage_of
 
-    return with_spark(settings, work) if storage_of(settings).needs_session else work(None)
+    return with_spark(settings, work) if storage_of(settings).needs_spark else work(None)

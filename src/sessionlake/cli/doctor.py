@@ -27,9 +27,9 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, LossError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
 from sessionlake.integrity.outcome import EventKind
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.positions import require_true
-from sessionlake.ledger.topics import WAITED_FOR, TopicState, latest, read_topics
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.positions import verify_sums
+from sessionlake.ledger.topics import READ_STATES, TopicState, latest_generations, read_topics
 from sessionlake.operations.preflight import Subject, layers_of, require_newest, require_subject
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
@@ -182,14 +182,14 @@ def _check_checkpoints(settings: Settings) -> str:
 
 
 def _check_tables(settings: Settings) -> list[Finding]:
-    from sessionlake.history.status import begun
+    from sessionlake.history.status import may_have_ledger
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
     ran = [layer for layer in layers_of(settings) if has_committed(settings, layer)]
-    if not ran and not begun(settings):
+    if not ran and not may_have_ledger(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
-    spark = spark_session(settings, app="doctor") if lake.storage.needs_session else None
+    spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
     stored = [
         _finding("states", lambda: _check_states(settings)),
         _finding("files", lambda: _check_files(spark, lake)),
@@ -251,7 +251,7 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
 
 
 def _check_sums(reader: TableReader) -> str:
-    used = require_true(reader)
+    used = verify_sums(reader)
     return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
 
@@ -293,7 +293,7 @@ def _query_id(settings: Settings, layer: str) -> str | None:
 
 
 def _check_layers(reader: TableReader, settings: Settings) -> str:
-    ran = {row["layer"] for row in rows_of(Books(reader).current()) if not row["app_id"].startswith(REBUILD)}
+    ran = {row["layer"] for row in to_dicts(LedgerReader(reader).current()) if not row["app_id"].startswith(REBUILD)}
     lost = [layer for layer in layers_of(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
         remedies = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
@@ -310,14 +310,14 @@ def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
         except LossError as loss:
             return Finding(Level.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
-    now = latest(rows).values()
+    now = latest_generations(rows).values()
     known = ", ".join(
         f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_first_names(names)})")
         for state in TopicState
         if (names := sorted(row.topic for row in now if row.state is state))
     )
     lost = sorted({row.topic for row in rows if row.lost})
-    if not lost and all(row.state in WAITED_FOR for row in now):
+    if not lost and all(row.state in READ_STATES for row in now):
         return Finding(Level.OK, "topics", known or "none yet")
     gone = f"; messages of {_first_names(lost)} were lost before bronze read them" if lost else ""
     return Finding(Level.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")

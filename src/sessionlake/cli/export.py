@@ -127,7 +127,7 @@ def require_exists(settings: Settings, table: str, point: dict[str, Any]) -> Non
             f"export: {table} is a view, and views have no versions", fix="Leave out --version and --as-of"
         )
     needed = DEFINITIONS[table].main if table in DEFINITIONS else table
-    if Lake(settings).surely_lacks(needed):
+    if Lake(settings).is_known_missing(needed):
         raise LakeError(
             f"export: {needed} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run all --once`"
         )
@@ -169,6 +169,6 @@ def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
 
     from sessionlake.gold.sql.views import create_views
 
-    if not lake.storage.keeps_functions:
+    if not lake.storage.functions_persist:
         create_views(spark, lake, [name])
-    return spark.table(lake.storage.view(spark, name)).persist(StorageLevel.DISK_ONLY)
+    return spark.table(lake.storage.prepare_view(spark, name)).persist(StorageLevel.DISK_ONLY)

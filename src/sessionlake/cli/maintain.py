@@ -40,7 +40,7 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
         UsageError: The lake has no such table, or the table is in a catalog.
     """
     lake = Lake(settings)
-    if lake.storage.needs_session:
+    if lake.storage.needs_spark:
         lake.storage.purge_vectors(table)  # raises the error that says what to do in a catalog
     known = [name for name in [*TABLES, *settings.added_tables] if lake.storage.exists(None, name)]
     if table not in known:

@@ -31,7 +31,7 @@ def preflight(settings: Settings, publication: Publication) -> None:
     publication.require_publishable_to(settings)
     lake = Lake(settings)
     lake.storage.require_writable()
-    if lake.surely_lacks(publication.table):
+    if lake.is_known_missing(publication.table):
         raise LakeError(
             f"publish: {publication.table} does not exist yet in {settings.place}",
             fix="Fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME",

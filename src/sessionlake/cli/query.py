@@ -50,7 +50,7 @@ def require_tables(settings: Settings, sql: str) -> None:
     lake, known = Lake(settings), table_names(settings)
     named = [str(one) for one in names_in(without_prefixes(sql)) if str(one) in known]
     needed = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
-    missing = [table for table in needed if lake.surely_lacks(table)]
+    missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
             f"query: {', '.join(missing)} does not exist yet in {settings.place}",
@@ -111,7 +111,7 @@ def _register(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Registers tables, views and functions with Spark under their names."""
     known = table_names(lake.settings)
     lake.register(spark, [name for name in names if name in known and name not in DEFINITIONS])
-    if not lake.storage.keeps_functions:  # a catalog keeps those that the layers have created
+    if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
         create_views(spark, lake, [name for name in names if name in DEFINITIONS])
         for name in names:
             if name in FUNCTIONS:
@@ -120,7 +120,7 @@ def _register(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
 
 def _functions(lake: Lake) -> dict[str, str]:
     """Returns the lake's functions, by their name where they are stored, in lower case."""
-    return {".".join(_parts(lake.storage.function(*name.split("."))[1])): name for name in FUNCTIONS}
+    return {".".join(_parts(lake.storage.function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS}
 
 
 def _require_known(lake: Lake, reads: Reads) -> list[str]:

@@ -28,7 +28,7 @@ def preflight(settings: Settings) -> None:
         LakeError: Bronze does not exist yet, or does not read Kafka.
         BrokerError: Kafka does not answer.
     """
-    if Lake(settings).surely_lacks(MESSAGES):
+    if Lake(settings).is_known_missing(MESSAGES):
         raise LakeError(
             f"verify bronze: {MESSAGES} does not exist yet in {settings.place}",
             fix="Fill it with `sessionlake run bronze --once`, or name another home with SESSIONLAKE_HOME",

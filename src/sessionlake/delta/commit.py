@@ -1,8 +1,9 @@
-"""Idempotent commits: a replayed batch finds its own transaction in the table and changes nothing.
+"""Writes rows to tables so that a repeated write changes nothing.
 
-Delta remembers, for each application id, the highest transaction version it has seen. Every write of a
-micro-batch carries the application id `<streaming query id>:<table>` and the batch id, so a new checkpoint
-never collides with an old one, and a batch that died half-way repeats only what it had not yet committed.
+Delta stores, for each application id, the highest transaction version it has committed. Every write of a micro-batch
+carries the application id `<streaming query id>:<table>` and the batch number as version. So Delta skips a write that
+an earlier run of the batch has already committed. A new checkpoint has a new query id, so its batch numbers never
+collide with those of an old one.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, SILVER_TABLES
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.commits import Commit
-from sessionlake.delta.storage.conflicts import repeated
-from sessionlake.delta.storage.expired import Chosen
+from sessionlake.delta.storage.conflicts import retry_on_conflict
+from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.interface import Staged
+from sessionlake.delta.storage.interface import StagedRows
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
 from sessionlake.delta.storage.upsert import Combine, Upsert
@@ -31,131 +32,144 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 
-def merges_of(app_id: str) -> str:
-    """Application id under which batches of a query of silver's are merged."""
+def merge_app_id(app_id: str) -> str:
+    """Returns the application id under which batches of a silver query are merged."""
     return f"{app_id}:{SILVER_TABLES}"
 
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
-    """Appends the rows once, whatever the number of replays."""
+    """Appends rows in one commit; a replay of the same transaction appends nothing."""
     fault_point(f"before:{table}")
-    lake.storage.make_sure(table)
+    lake.storage.require_lease(table)
     lake.storage.append(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
 
 @contextmanager
-def staged(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[Staged]:
-    """Writes rows down, runs the block, then makes them part of the table, as `append`; not if the block fails."""
+def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[StagedRows]:
+    """Writes rows to files, runs the block, and then appends the rows to the table; not if the block fails.
+
+    A replay of the same transaction appends nothing.
+    """
     with lake.storage.stage(spark, table, rows) as written:
         yield written
         fault_point(f"before:{table}")
-        lake.storage.make_sure(table)
+        lake.storage.require_lease(table)
         written.commit(txn)
         fault_point(f"after:{table}")
 
 
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
-    """Replaces all rows of a small table, in one commit; with a transaction, once."""
+    """Replaces all rows of a small table in one commit; with a transaction, a replay changes nothing."""
     fault_point(f"before:{table}")
-    lake.storage.make_sure(table)
+    lake.storage.require_lease(table)
     lake.storage.replace(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
 
 def replace_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
-    """Replaces all rows of one of `names.CLAIMED_TABLES`, whose claim must be held."""
+    """Replaces all rows of one of `names.CLAIMED_TABLES`. The caller must hold the table's claim."""
     lake.ensure(spark, [table])
-    replace_rows(spark, lake, table, rows, _claimed(spark, lake, table))
+    replace_rows(spark, lake, table, rows, _claimed_txn(spark, lake, table))
 
 
 def merge_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
-    """MERGEs rows into one of `names.CLAIMED_TABLES`, which must be there, and whose claim must be held."""
-    merge(spark, lake, table, rows, upsert, _claimed(spark, lake, table))
+    """MERGEs rows into one of `names.CLAIMED_TABLES`, which must exist. The caller must hold the table's claim."""
+    merge(spark, lake, table, rows, upsert, _claimed_txn(spark, lake, table))
 
 
 def delete_claimed(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
-    """Deletes rows of one of `names.CLAIMED_TABLES`, which must be there, and whose claim must be held."""
-    txn = _claimed(spark, lake, table)
-    repeated(lambda: delete_rows(spark, lake, table, txn, where))
+    """Deletes rows of one of `names.CLAIMED_TABLES`, which must exist. The caller must hold the table's claim."""
+    txn = _claimed_txn(spark, lake, table)
+    retry_on_conflict(lambda: delete_rows(spark, lake, table, txn, where))
 
 
-def _claimed(spark: SparkSession, lake: Lake, table: str) -> Txn:
-    """A transaction of its own, above those of all holders of the claim before.
+def _claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
+    """Returns a transaction that is newer than those of all earlier holders of the table's claim.
 
-    What one of them, which stood still, would yet commit is passed over.
+    If an earlier holder was suspended and commits later, Delta skips its commit.
     """
     claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
-    return next_txn(spark, lake, table, CLAIMED_APP).under(lake.storage.token(claim))
+    return next_txn(spark, lake, table, CLAIMED_APP).fenced_by(lake.storage.token(claim))
 
 
 def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
-    """Of a write that no plan of Spark's settles: its version is the one that the table is to have, or a lower one."""
+    """Returns a transaction for a write outside a streaming query, versioned by the table's next Delta version."""
     return Txn(app_id, lake.latest_version(spark, table) + 1)
 
 
-def empty(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
-    """Removes all rows of a table, once, as `delete_rows` those of which something holds."""
-    _open(spark, lake, table)
-    lake.storage.make_sure(table)
-    lake.storage.empty(spark, table, txn)
+def delete_all_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
+    """Deletes all rows of a table; a replay of the same transaction deletes nothing.
+
+    Sets `delta.appendOnly` to false if the table has it.
+    """
+    _disable_append_only(spark, lake, table)
+    lake.storage.require_lease(table)
+    lake.storage.delete_all_rows(spark, table, txn)
 
 
 def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Column) -> None:
-    """Deletes rows of a table, once, whatever the number of replays.
+    """Deletes the rows that meet a condition; a replay of the same transaction deletes nothing.
 
-    One that rows are only appended to is open to it from then on, as by `remove_rows`.
+    Sets `delta.appendOnly` to false if the table has it.
     """
-    _open(spark, lake, table)
-    lake.storage.make_sure(table)
-    with lake.storage.exclusive(table), conf(spark, txn.conf(table)):
+    _disable_append_only(spark, lake, table)
+    lake.storage.require_lease(table)
+    with lake.storage.commit_lock(table), conf(spark, txn.session_conf(table)):
         lake.delta(spark, table).delete(where)
 
 
-def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: Chosen) -> None:
-    """Removes rows of a table that rows are only appended to, in one commit; what is gone already is no more to do.
+def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelection) -> None:
+    """Removes the selected rows of an append-only table in one commit that streams skip.
 
-    The table is open to it from then on: its `delta.appendOnly` is false.
+    Does nothing where the rows are gone already, and sets `delta.appendOnly` to false.
     """
     fault_point(f"before:remove:{table}")
-    _opened(spark, lake, table, lambda: lake.storage.remove(spark, table, chosen))
+    _opened(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, chosen))
     fault_point(f"after:remove:{table}")
 
 
-def blank_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
-    """Leaves of a session's messages only where and when they were, as `remove_rows` removes."""
-    _opened(spark, lake, table, lambda: lake.storage.blank(spark, table, rows))
+def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
+    """Erases the session's messages in one commit that streams skip; each keeps its offset and Kafka timestamp.
+
+    Sets `delta.appendOnly` to false if the table has it.
+    """
+    _opened(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
 
 
-def _open(spark: SparkSession, lake: Lake, table: str) -> None:
+def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
     if lake.storage.properties(spark, table).get(APPEND_ONLY) == "true":
         lake.set_property(spark, table, APPEND_ONLY, "false")
 
 
 def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
-    _open(spark, lake, table)
+    _disable_append_only(spark, lake, table)
 
     def surely() -> None:
-        lake.storage.make_sure(table)
+        lake.storage.require_lease(table)
         write()
 
-    repeated(surely)
+    retry_on_conflict(surely)
 
 
-def retire(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
-    """Sees to it that Delta passes over the transaction, and earlier ones of its application, from now on.
+def fence_off(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
+    """Makes Delta skip this transaction, and earlier ones of its application, from now on.
 
-    A process that has made sure that it may write, and stands still before it commits, may go on at any time. Where the
-    same transaction by another would not be the same rows, it is retired before anything is built on its not being
-    there. One that is there already stays.
+    A process that was suspended just before its commit can wake up and commit at any time. Where another process would
+    write different rows under the same transaction, it first calls this. A commit that the transaction has made already
+    stays.
     """
     for table in tables:
-        lake.storage.make_sure(table)
+        lake.storage.require_lease(table)
         lake.storage.append(spark, table, lake.read(spark, table).limit(0), txn)
 
 
 def merge(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
-    """MERGEs the rows once, whatever the number of replays: see `Storage.merge`."""
+    """MERGEs rows in one commit; a replay of the same transaction changes nothing.
+
+    Returns:
+        The commit; after a replay, the table's latest one.
+    """
     fault_point(f"before:{table}")
     commit = lake.storage.merge(spark, table, source, upsert, txn)
     fault_point(f"after:{table}")
@@ -165,7 +179,10 @@ def merge(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert: Ups
 def accumulate(
     spark: SparkSession, lake: Lake, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
 ) -> Commit:
-    """MERGEs once what the rows come to with those that are there: see `Storage.accumulate`."""
+    """Combines rows with the table's rows of the same keys, and MERGEs the results in one commit.
+
+    A replay of the same transaction changes nothing. `Storage.accumulate` describes the arguments.
+    """
     fault_point(f"before:{table}")
     commit = lake.storage.accumulate(spark, table, rows, combine, upsert, txn)
     fault_point(f"after:{table}")

@@ -20,30 +20,31 @@ import pyarrow as pa
 
 from sessionlake.delta.folders import compaction, history, removal, upkeep
 from sessionlake.delta.folders.commits import sync_created
-from sessionlake.delta.folders.log import property_set
-from sessionlake.delta.folders.marked_merge import merged_by_marking
-from sessionlake.delta.folders.parquet import columns_of
+from sessionlake.delta.folders.log import set_property
+from sessionlake.delta.folders.marked_merge import merge_by_marking
+from sessionlake.delta.folders.parquet import column_types
 from sessionlake.delta.folders.reader import FolderReader, is_table
 from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
-from sessionlake.delta.folders.staging import Place, StagedFiles, has_commit, written
-from sessionlake.delta.folders.table_files import opened
-from sessionlake.delta.folders.writable import obstacle, writable
+from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, stage_files
+from sessionlake.delta.folders.table_files import open_table
+from sessionlake.delta.folders.writable import open_writable, spark_only_reason
 from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
-from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_BY_AGE, RETENTION, interval
+from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, interval_text
 from sessionlake.delta.storage.commits import Commit, LoggedCommit
-from sessionlake.delta.storage.expired import Chosen
-from sessionlake.delta.storage.interface import PURGED, Limits, Staged, Storage
+from sessionlake.delta.storage.expired import RowSelection
+from sessionlake.delta.storage.interface import PURGED, StagedRows, Storage
+from sessionlake.delta.storage.limits import Limits
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_writes import (
-    blanked_by_spark,
-    counted_by_spark,
-    merged_by_spark,
-    removed_by_spark,
-    staged_by_spark,
+    count_with_spark,
+    erase_with_spark,
+    merge_with_spark,
+    remove_with_spark,
+    stage_with_spark,
 )
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.local.home import claim, hold_lock, require_home
 from sessionlake.protocol.names import quote
@@ -55,16 +56,16 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-_Merge = Callable[..., bool]  # see `merged_by_marking`
+_Merge = Callable[..., bool]  # see `merge_by_marking`
 _MERGE_CONF = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     "spark.sql.shuffle.partitions": "1",
 }
-_REWRITTEN = 4  # a table of up to so many times the rows of a MERGE is written anew: most files would be marked
+_REWRITE_FACTOR = 4  # a table of up to so many times the rows of a MERGE is written anew: most files would be marked
 
 
-class Folders(Storage):
+class FolderStorage(Storage):
     """Tables under `warehouse/<schema>/<table>` of a home."""
 
     # The cluster is the driver's own machine, where Arrow alone takes a fifth of the CPU time that Spark's shuffle and
@@ -79,9 +80,11 @@ class Folders(Storage):
         rewritten_rows=100_000,
         index_bytes=192 << 20,
     )
-    needs_session = False
-    keeps_functions = False
-    log: Mapping[str, str] = {LOG_BY_AGE: "false"}  # maintenance removes it, which knows who has yet to read
+    needs_spark = False
+    functions_persist = False
+    log_properties: Mapping[str, str] = {
+        LOG_CLEANUP: "false"
+    }  # maintenance removes it, which knows who has yet to read
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -99,10 +102,10 @@ class Folders(Storage):
     def sql_name(self, table: str) -> str:
         return table
 
-    def function(self, schema: str, name: str) -> tuple[str, str]:
+    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         return "TEMPORARY FUNCTION", name
 
-    def view(self, spark: SparkSession, name: str) -> str:
+    def prepare_view(self, spark: SparkSession, name: str) -> str:
         schema, view = name.split(".")
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
         return f"{quote(schema)}.{quote(view)}"
@@ -134,14 +137,14 @@ class Folders(Storage):
         return sorted(table for table in found if self.exists(spark, table))
 
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
-        return columns_of(opened(self.path(table)))
+        return column_types(open_table(self.path(table)))
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        return dict(opened(self.path(table)).metadata().configuration)
+        return dict(open_table(self.path(table)).metadata().configuration)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        with self.exclusive(table):
-            if property_set(opened(self.path(table)), key, value):
+        with self.commit_lock(table):
+            if set_property(open_table(self.path(table)), key, value):
                 return
         super().set_property(spark, table, key, value)
 
@@ -150,9 +153,9 @@ class Folders(Storage):
         from pyspark.sql.types import StructType
 
         declared = Schema.from_json(StructType.fromDDL(columns_ddl(schema.definitions_for(self._settings))).json())
-        wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
+        wanted = {**schema.properties(self._settings.maintain.keep), **self.log_properties}
         wanted.pop(DELETION_VECTORS, None)
-        with self.exclusive(table):
+        with self.commit_lock(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
             sync_created(self.path(table))
 
@@ -193,14 +196,16 @@ class Folders(Storage):
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
         return history.latest_version(self.path(table))
 
-    def retain(self, spark: SparkSession, table: str) -> None:
-        self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
+    def set_retention(self, spark: SparkSession, table: str) -> None:
+        self.set_changed_properties(
+            spark, table, {RETENTION: interval_text(self._settings.maintain.keep), **self.log_properties}
+        )
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         return history.latest_commits(self.path(table), count)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
-        created = opened(self.path(table)).metadata().created_time
+        created = open_table(self.path(table)).metadata().created_time
         return None if created is None else datetime.fromtimestamp(created / 1000, UTC)
 
     # -- reading
@@ -216,65 +221,65 @@ class Folders(Storage):
 
     # -- writing
 
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
         """Writes rows down; by Spark, where the table asks more of its writers."""
-        return self._staged(spark, table, rows, opened(self.path(table)))
+        return self._staged(spark, table, rows, open_table(self.path(table)))
 
     def _staged(
         self, spark: SparkSession | None, table: str, rows: Rows, delta: LocalTable
-    ) -> AbstractContextManager[Staged]:
-        if spark is not None and obstacle(delta):
-            return staged_by_spark(self, spark, table, rows)
-        return written(self._place(table), rows, delta)
+    ) -> AbstractContextManager[StagedRows]:
+        if spark is not None and spark_only_reason(delta):
+            return stage_with_spark(self, spark, table, rows)
+        return stage_files(self._place(table), rows, delta)
 
-    def _place(self, table: str) -> Place:
-        return Place(self.path(table), table, self.exclusive)
+    def _place(self, table: str) -> TableLocation:
+        return TableLocation(self.path(table), table, self.commit_lock)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends rows; those of a repeated batch are not computed."""
-        delta = opened(self.path(table))
+        delta = open_table(self.path(table))
         if not has_commit(delta, table, txn):
             with self._staged(spark, table, rows, delta) as staged:
                 staged.commit(txn)
 
     def has_commit(self, table: str, txn: Txn) -> bool:
-        return has_commit(opened(self.path(table)), table, txn)
+        return has_commit(open_table(self.path(table)), table, txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
-        delta = opened(self.path(table))
+        delta = open_table(self.path(table))
         if txn is not None and has_commit(delta, table, txn):
             return
-        if spark is not None and obstacle(delta):
+        if spark is not None and spark_only_reason(delta):
             super().replace(spark, table, rows, txn)
             return
-        with written(self._place(table), rows, delta) as files:
+        with stage_files(self._place(table), rows, delta) as files:
             files.replace(None, txn)
 
     def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows; by Spark, if the columns change."""
-        delta = opened(self.path(table))
+        delta = open_table(self.path(table))
         if has_commit(delta, table, txn):
             return
-        if columns or obstacle(delta):
+        if columns or spark_only_reason(delta):
             super().overwrite(table, rows, txn, metadata, columns=columns)
             return
-        former = writable(delta).files
-        with written(self._place(table), rows, delta) as files:
+        former = open_writable(delta).files
+        with stage_files(self._place(table), rows, delta) as files:
             files.replace(former, txn, metadata)
 
-    def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
-        delta = opened(self.path(table))
+    def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
+        delta = open_table(self.path(table))
         if has_commit(delta, table, txn):
             return
-        if obstacle(delta):
-            super().empty(spark, table, txn)
+        if spark_only_reason(delta):
+            super().delete_all_rows(spark, table, txn)
         else:
-            StagedFiles(self._place(table), [], delta).replace(writable(delta).files, txn)
+            StagedFiles(self._place(table), [], delta).replace(open_writable(delta).files, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         delta, how = self._engine(spark, table, source)
         if how is None or not isinstance(source, pa.Table):
-            return merged_by_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
+            return merge_with_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
         merge = partial(how, delta, source, upsert, lookup=Lookup(self._indexes))
         return self._merged(spark, table, delta, source.num_rows, txn, merge)
 
@@ -290,74 +295,74 @@ class Folders(Storage):
 
     def _engine(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
         """The table, and what merges without Spark; None where that cannot be."""
-        delta = opened(self.path(table))
-        if obstacle(delta):
+        delta = open_table(self.path(table))
+        if spark_only_reason(delta):
             return delta, None
         if isinstance(source, pa.Table) and self._is_small(delta, source.num_rows):
-            return delta, partial(merged_by_marking, marks=False)
-        if not writable(delta).marks_rows:
+            return delta, partial(merge_by_marking, marks=False)
+        if not open_writable(delta).uses_vectors:
             self.set_property(spark, table, DELETION_VECTORS, "true")
-        return delta, merged_by_marking if isinstance(source, pa.Table) else None
+        return delta, merge_by_marking if isinstance(source, pa.Table) else None
 
     def _is_small(self, delta: LocalTable, rows: int) -> bool:
         few = self.limits.rewritten_rows
-        return delta.count() <= (max(few, _REWRITTEN * rows) if few > 0 else few)  # what the log says
+        return delta.count() <= (max(few, _REWRITE_FACTOR * rows) if few > 0 else few)  # what the log says
 
     def _merged(self, spark: SparkSession, table: str, delta: LocalTable, rows: int, txn: Txn, merge: _Merge) -> Commit:
-        self.make_sure(table)
-        with self.exclusive(table):
+        self.require_lease(table)
+        with self.commit_lock(table):
             done = not rows
             while not done:  # it is begun again behind one who did not wait for his turn
                 delta.update_incremental()  # which takes a tenth of what opening the table does
-                done = has_commit(delta, table, txn) or merge(txn.on(table), txn.version)
+                done = has_commit(delta, table, txn) or merge(txn.app_id_for(table), txn.version)
             return self.last_commit(spark, table)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
-        with self.exclusive(table):
+        with self.commit_lock(table):
             writer.save(str(self.path(table)))
 
     # -- upkeep
 
-    def exclusive(self, table: str) -> AbstractContextManager[None]:
+    def commit_lock(self, table: str) -> AbstractContextManager[None]:
         """Holds others off: on a local disk, Spark renames its commit over one that came first."""
         return hold_lock(self._settings, f"commit-{table}")
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        with self.exclusive(table):
+        with self.commit_lock(table):
             return compaction.compact(spark, self.path(table))
 
-    def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
-        if obstacle(opened(self.path(table))):
-            return counted_by_spark(self, spark, table, chosen)
+    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
+        if spark_only_reason(open_table(self.path(table))):
+            return count_with_spark(self, spark, table, chosen)
         return removal.count(self.path(table), chosen)
 
-    def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
-        if obstacle(opened(self.path(table))):
-            removed_by_spark(self, spark, table, chosen)
+    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+        if spark_only_reason(open_table(self.path(table))):
+            remove_with_spark(self, spark, table, chosen)
             return
-        with self.exclusive(table):
+        with self.commit_lock(table):
             removal.remove(self.path(table), chosen)
 
-    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        if obstacle(opened(self.path(table))):
-            blanked_by_spark(self, spark, table, rows)
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+        if spark_only_reason(open_table(self.path(table))):
+            erase_with_spark(self, spark, table, rows)
             return
-        with self.exclusive(table):
-            removal.rewrite(self.path(table), rows, rows.blanked)
+        with self.commit_lock(table):
+            removal.rewrite(self.path(table), rows, rows.with_erased)
 
     def purge_vectors(self, table: str) -> int:
         """Writes files anew that have marked rows. The next MERGE into a large table marks rows again."""
-        with self.exclusive(table):
+        with self.commit_lock(table):
             return removal.purge_vectors(self.path(table))
 
-    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         self.set_property(spark, table, PURGED, why)
-        with self.exclusive(table):
+        with self.commit_lock(table):
             return upkeep.purge(spark, self.path(table), since)
 
-    def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
-        return upkeep.worth_removing(self.path(table), kept)
+    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
+        return upkeep.has_expired(self.path(table), kept)
 
-    def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
-        with self.exclusive(table):
+    def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
+        with self.commit_lock(table):
             return upkeep.vacuum(spark, self.path(table), kept)

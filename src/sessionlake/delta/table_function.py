@@ -1,4 +1,4 @@
-"""Table functions of SQL over the lake's tables."""
+"""SQL table functions over the lake's tables."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 _RELATION = "(SELECT {columns} FROM {table})"
 
 
-def relation(table: str, columns: Iterable[str]) -> str:
-    """A table for a query, with these columns alone.
+def subquery(table: str, columns: Iterable[str]) -> str:
+    """Returns a subquery that selects only these columns of a table.
 
-    A column that a function's query does not need could be called as the function, or a parameter, is: SQL would take
-    the one for the other.
+    A function selects only the columns that it needs: SQL could confuse any other column with the function or one of
+    its parameters, if both have the same name.
 
     Args:
-        table: as SQL calls it.
-        columns: quoted, or expressions with their names.
+        table: the table's name in SQL.
+        columns: quoted names, or expressions with aliases.
     """
     return _RELATION.format(columns=", ".join(columns), table=table)
 
@@ -30,28 +30,29 @@ def relation(table: str, columns: Iterable[str]) -> str:
 def create_table_function(
     spark: SparkSession, lake: Lake, function: str, parameters: str, columns: str, body: str
 ) -> str:
-    """Creates a function, or says anew what it is, and returns what SQL calls it.
+    """Creates or replaces a SQL table function, and returns its name in SQL.
 
-    In a catalog it stays, beside the tables of its schema; on a laptop it is the session's, and the tables that its
-    body names must be there.
+    In a catalog the function is permanent and belongs to its schema. On a laptop it is temporary, and the tables that
+    its body names must exist.
 
     Args:
-        function: its two-level name.
-        parameters: as SQL declares them.
-        columns: of its rows, likewise.
+        function: two-level name.
+        parameters: declaration of the parameters in SQL.
+        columns: declaration of the result columns in SQL.
+        body: the query.
 
     Raises:
-        LakeError: it may not be created.
+        LakeError: Spark refuses to create it.
     """
     from pyspark.errors import PySparkException
 
-    kind, name = lake.storage.function(*function.split("."))
+    kind, name = lake.storage.function_kind_and_name(*function.split("."))
     try:
         spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({columns}) RETURN {body}")
     except PySparkException as error:
         reason = (str(error).splitlines() or [""])[0]
-        way_on = "`sessionlake run all --once` makes the tables that it reads"
-        if lake.storage.keeps_functions:
-            way_on = "grant CREATE FUNCTION on its schema"
-        raise LakeError(f"function {name} cannot be created ({reason}): {way_on}") from error
+        fix = "Run `sessionlake run all --once`, which creates the tables that the function reads"
+        if lake.storage.functions_persist:
+            fix = "Grant CREATE FUNCTION on the function's schema"
+        raise LakeError(f"The function {name} cannot be created ({reason})", fix=fix) from error
     return name

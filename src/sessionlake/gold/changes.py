@@ -14,7 +14,7 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import SEQ_ORDER
-from sessionlake.ledger.retained import heads
+from sessionlake.ledger.retained import read_heads
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import gathered
@@ -153,9 +153,9 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
     Raises:
         LakeError: Retention has removed some.
     """
-    found = heads(lake.reader(spark)).get(CHANGES)
+    found = read_heads(lake.reader(spark)).get(CHANGES)
     if found is not None and found.gone:
-        raise LakeError(f"{found.since}", why="What gold computed from them cannot be computed again")
+        raise LakeError(f"{found.summary}", why="What gold computed from them cannot be computed again")
 
 
 def refuse_shorter(lake: Lake, spark: SparkSession) -> None:

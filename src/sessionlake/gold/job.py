@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 LAYER = GOLD
 # Silver also drops a session's state at twice its timeout.
 _IDLE_TIMEOUTS = 2
-# So a row that gets a new point once a day keeps its state, and is not recomputed from the table each time.
+# A week, so that a row with one point a day keeps its state, and is not recomputed from the table each time.
 _ROW_IDLE = timedelta(days=7)
 
 
@@ -78,7 +78,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
             a table by another declaration. Or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
-    with lake.storage.remembering():
+    with lake.storage.caching():
         _prepare(spark, lake)
         new = tables_to_rebuild(spark, lake, tables)
         lake.ensure(spark, [table.table for table in with_finals(table for table in tables if table not in new)])
@@ -96,7 +96,7 @@ def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[Gol
         LakeError: Gold cannot start, for one of the reasons that `start` names.
     """
     lake = Lake(settings, schemas_of(settings))
-    with lake.storage.remembering():
+    with lake.storage.caching():
         _prepare(spark, lake)
         return _rebuild(spark, lake, tables)
 
@@ -124,9 +124,9 @@ def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> di
         _start_stream(spark, lake, others, once=True, asks=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables):
         ReferenceRuntime(spark, lake, settings, others, asks=False).apply_all()
-    made = {table.table: rebuild_table(spark, lake, settings, table) for table in tables}
+    rebuilt = {table.table: rebuild_table(spark, lake, settings, table) for table in tables}
     store_maintained(spark, lake, [*others, *tables])
-    return made
+    return rebuilt
 
 
 def _start_stream(
@@ -161,12 +161,12 @@ def folded_stream(
     """Returns the stateful stream: changes packed and folded by shard; columns `kind string, payload binary`."""
     declared, owners = declared_in(settings), owners_of(one.series for one in averages)
     shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
-    options: dict[str, Any] = {**PASSING_REMOVALS}
+    options: dict[str, Any] = {**SKIP_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
     elif last_planned(settings.checkpoint(LAYER)) is None:
         with suppress(LakeError):  # gold's results do not depend on the order of reading
-            options |= lake.storage.first_read(spark, CHANGES)
+            options |= lake.storage.first_read_options(spark, CHANGES)
     else:
         options |= starting_options(settings.checkpoint(LAYER))
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)

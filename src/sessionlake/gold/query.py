@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.far_times import micros_of, nearest_time
-from sessionlake.delta.storage.reading import Condition, TableReader, among
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, Span, answer_product, spans
@@ -68,7 +68,7 @@ def metrics(
         UsageError: The range, the keys or the step are not valid.
         LakeError: Gold has no metrics yet, or the buckets of a part of the range have expired.
     """
-    begin, end = _whole_minute_ms("since", since), _whole_minute_ms("until", until)
+    begin, end = _minute_ms("since", since), _minute_ms("until", until)
     length = None if step is None else milliseconds(step)
     _check_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
@@ -77,7 +77,7 @@ def metrics(
         raise LakeError(
             f"{METRICS_1M.table} does not exist yet, or is incomplete", fix="Run `sessionlake run gold`, which fills it"
         )
-    conditions: list[Condition] = [(name, among, [*values]) for name, values in (of or {}).items()]
+    conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
     reader, wanted = lake.reader(spark), [*spans(begin, end, length, tiers)]
     _refuse_expired(reader, wanted, (of or {}).get("topic"))
     return read_answer(reader, answer_product(by, length), wanted, conditions)
@@ -146,7 +146,7 @@ def _file_counts(
     return found
 
 
-def _whole_minute_ms(name: str, moment: datetime) -> int:
+def _minute_ms(name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise UsageError(f"{name} {moment} has no time zone", fix="Add one, for example +00:00")
     passed = micros_of(moment)

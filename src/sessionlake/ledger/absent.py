@@ -24,7 +24,7 @@ from sessionlake.delta.schemas.names import ABSENT, TOPICS
 from sessionlake.delta.schemas.tables import arrow_schema
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.ledger.topics import Jumps, jumps, topics_of
+from sessionlake.ledger.topics import Jumps, offset_jumps, parse_topics
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 if TYPE_CHECKING:
@@ -57,23 +57,23 @@ class AbsentOffsets:
     reader: TableReader | None = None
     jumps: Jumps | None = None
 
-    def within(self, wanted: Mapping[TopicPartition, Run]) -> dict[TopicPartition, list[Run]]:
+    def overlapping(self, wanted: Mapping[TopicPartition, Run]) -> dict[TopicPartition, list[Run]]:
         """The runs that overlap these offsets, by topic-partition, in no order; some may overlap each other."""
         found: dict[TopicPartition, list[Run]] = {place: [] for place in wanted}
         if not wanted:
             return found
-        for place, runs in chain(self._jumps().items(), noted(self.reader, wanted).items()):
+        for place, runs in chain(self._jumps().items(), recorded_runs(self.reader, wanted).items()):
             if place in found:
                 found[place].extend(runs)
         return found
 
     def _jumps(self) -> Jumps:
         if self.jumps is None and self.reader is not None:
-            return jumps(topics_of(self.reader.rows(TOPICS)))
+            return offset_jumps(parse_topics(self.reader.rows(TOPICS)))
         return self.jumps or {}
 
 
-def noted(
+def recorded_runs(
     reader: TableReader | None, wanted: Mapping[TopicPartition, Run], reason: Reason | None = None
 ) -> dict[TopicPartition, list[Run]]:
     """The runs of `ops.absent_offsets` that overlap these offsets; none before the table is there.
@@ -96,7 +96,7 @@ def noted(
     return found
 
 
-def covered(runs: Iterable[Run], first: int, end: int) -> int:
+def count_covered(runs: Iterable[Run], first: int, end: int) -> int:
     """How many of the offsets `[first, end)` lie in at least one of the runs."""
     cut = np.array(sorted((max(a, first), min(b, end)) for a, b in runs if b > first and a < end), np.int64)
     if not len(cut):
@@ -106,7 +106,7 @@ def covered(runs: Iterable[Run], first: int, end: int) -> int:
     return int(np.maximum(ends - np.maximum(starts, reached), 0).sum())
 
 
-def behind(runs: Iterable[Run], offset: int) -> int:
+def skip_runs(runs: Iterable[Run], offset: int) -> int:
     """The first offset, from this one on, that none of the runs has."""
     for first, end in sorted(runs):
         if first <= offset < end:
@@ -114,14 +114,14 @@ def behind(runs: Iterable[Run], offset: int) -> int:
     return offset
 
 
-def runs_between(offsets: Int64s, first: int, end: int) -> list[Run]:
+def missing_runs(offsets: Int64s, first: int, end: int) -> list[Run]:
     """The runs of `[first, end)` that lack these offsets, which are sorted and among them."""
     edges = np.concatenate([[first - 1], offsets, [end]])
     at = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[i]) + 1, int(edges[i + 1])) for i in at]
 
 
-def note_absent(
+def record_absent(
     spark: SparkSession,
     lake: Lake,
     runs: Mapping[TopicPartition, Iterable[Run]],

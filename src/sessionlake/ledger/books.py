@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import LEDGER, POSITIONS, SILVER, SILVER_TABLES
 from sessionlake.delta.schemas.tables import COUNTS
-from sessionlake.delta.storage.reading import Condition, TableReader, begins_with
+from sessionlake.delta.storage.reading import Condition, TableReader, starts_with
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.protocol.types import Row
@@ -49,65 +49,67 @@ _AT_ONCE = 50_000
 _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
 
-class Sums(NamedTuple):
+class StoredSums(NamedTuple):
     """What `ops.positions` holds: copies, and what is carried forward."""
 
     copies: pa.Table | None
     carried: pa.Table
 
     @property
-    def cut(self) -> datetime | None:
+    def removed_before(self) -> datetime | None:
         """The moment up to which entries are gone."""
         return self.carried["until"][0].as_py() if self.carried.num_rows else None
 
     @property
-    def windows(self) -> list[list[Condition]]:
+    def ledger_conditions(self) -> list[list[Condition]]:
         """How the ledger is read: what came behind the cut, and the little that bears an earlier time."""
-        if self.cut is None:
+        if self.removed_before is None:
             return [[]]
-        return [[("committed_at", ge, self.cut)], [("committed_at", lt, self.cut)]]
+        return [[("committed_at", ge, self.removed_before)], [("committed_at", lt, self.removed_before)]]
 
-    def left_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def drop_summed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the ledger's rows that these sums are not of, though a clock that was set back wrote them."""
-        if self.cut is None:
+        if self.removed_before is None:
             return batch
         known = self.carried
-        names, told = _owners(batch), _owners(known)
+        names, told = _layer_and_app(batch), _layer_and_app(known)
         last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=told))
-        old = pc.less(batch.column("committed_at"), pa.scalar(self.cut, batch.schema.field("committed_at").type))
+        old = pc.less(
+            batch.column("committed_at"), pa.scalar(self.removed_before, batch.schema.field("committed_at").type)
+        )
         gone = pc.and_(old, pc.fill_null(pc.less_equal(batch.column("batch_id"), last), fill_value=False))
         return batch.filter(pc.invert(gone))
 
 
-def _owners(rows: pa.Table | pa.RecordBatch) -> pa.Array:
+def _layer_and_app(rows: pa.Table | pa.RecordBatch) -> pa.Array:
     """Layer and application id as one text."""
     parts = [rows.column(name) for name in ("layer", "app_id")]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
-def stored_sums(reader: TableReader) -> Sums:
+def stored_sums(reader: TableReader) -> StoredSums:
     """What `ops.positions` holds; no copies if there is none, or it is of another format."""
     if not reader.exists(POSITIONS):
-        return Sums(None, pa.table({}))
+        return StoredSums(None, pa.table({}))
     known = reader.table(POSITIONS)
     copies = known.filter(pc.field("format") != CARRIED)
     usable = pc.unique(copies["format"]).to_pylist() == [FORMAT]
-    return Sums(copies if usable else None, known.filter(pc.field("format") == CARRIED))
+    return StoredSums(copies if usable else None, known.filter(pc.field("format") == CARRIED))
 
 
-class Rebuilt(NamedTuple):
+class LastRebuild(NamedTuple):
     """Since when a layer is as it is: rows count whose column `by` is at least `least`."""
 
-    by: str
-    least: Any
+    column: str
+    since: Any
 
 
-Rebuilds = Mapping[str, Rebuilt]
+Rebuilds = Mapping[str, LastRebuild]
 """By layer."""
 
 
-class Books:
+class LedgerReader:
     """The ledger's rows, of which old ones may be sums; they have the columns `ENTRY` and those asked for.
 
     Args:
@@ -122,32 +124,32 @@ class Books:
         reader: TableReader,
         *columns: str,
         before: Txn | None = None,
-        whole: bool = False,
-        carried: bool = True,
+        every_entry: bool = False,
+        include_carried: bool = True,
     ) -> None:
         self._reader = reader
         self._columns = list(dict.fromkeys([*ENTRY, *columns]))
         self._before = before
         sums = stored_sums(reader)
-        self._carried = sums.carried.to_batches() if carried else []
+        self._carried = sums.carried.to_batches() if include_carried else []
         self._sums = sums
-        self._short = None if whole else _in_short(reader, self._columns, before, sums)
+        self._short = None if every_entry else _copies_and_later(reader, self._columns, before, sums)
         _refuse_carried(before, sums)
 
     @property
-    def in_short(self) -> bool:
+    def uses_copies(self) -> bool:
         """Whether old rows are copied sums."""
         return self._short is not None
 
     @property
     def has_sums(self) -> bool:
         """Whether old rows are sums, copied or of entries that are gone."""
-        return self.in_short or self._sums.cut is not None
+        return self.uses_copies or self._sums.removed_before is not None
 
     def entries(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
         """All rows that meet the conditions, which are on columns of `ENTRY`: of a sum, on its last batch."""
         for batch in self._read(conditions, self._columns):
-            yield from self._kept(batch)
+            yield from self._without_excluded(batch)
 
     def current(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
         """As `entries`, of the layers as they are now: without the rows from before their last rebuild.
@@ -158,19 +160,19 @@ class Books:
         batches = self._read(conditions, self._columns)
         first = list(_up_to(_AT_ONCE, batches))
         # What is all at hand tells of its rebuilds by itself.
-        since = rebuilds(first) if sum(batch.num_rows for batch in first) <= _AT_ONCE else self.rebuilds()
+        since = last_rebuilds(first) if sum(batch.num_rows for batch in first) <= _AT_ONCE else self.rebuilds()
         for batch in chain(first, batches):
-            yield from self._kept(batch.filter(is_current(batch, since)))
+            yield from self._without_excluded(batch.filter(current_mask(batch, since)))
 
     def rebuilds(self) -> Rebuilds:
         """The last rebuild of each layer that was rebuilt."""
-        return rebuilds(self._read([("app_id", begins_with, REBUILD)], ENTRY))
+        return last_rebuilds(self._read([("app_id", starts_with, REBUILD)], ENTRY))
 
     def _read(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if self._short is None:
-            for when in self._sums.windows:
+            for when in self._sums.ledger_conditions:
                 for batch in self._reader.batches(LEDGER, *conditions, *when, columns=_of_ledger([*ENTRY, *columns])):
-                    yield with_sums(self._sums.left_of(batch), columns)
+                    yield as_sums(self._sums.drop_summed(batch), columns)
         for batch in (*self._carried, *(self._short or ())):
             meets = [compare(pc.field(name), value) for name, compare, value in conditions]
             found = pa.Table.from_batches([batch])
@@ -178,7 +180,7 @@ class Books:
                 found = found.filter(wanted)
             yield from found.select(list(columns)).to_batches()
 
-    def _kept(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _without_excluded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         rows = pa.Table.from_batches([batch])
         if self._before is not None:
             behind = (pc.field("app_id") == self._before.app_id) & (pc.field("batch_id") >= self._before.version)
@@ -195,24 +197,24 @@ def _up_to(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
             return
 
 
-def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+def to_dicts(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     """Rows as dictionaries; times are aware, in UTC."""
     for batch in batches:
         yield from batch.to_pylist()
 
 
-def rebuilds(batches: Iterable[pa.RecordBatch]) -> Rebuilds:
+def last_rebuilds(batches: Iterable[pa.RecordBatch]) -> Rebuilds:
     """The last rebuild of each layer, of rows that have the columns `ENTRY`."""
-    found: dict[str, Rebuilt] = {}
+    found: dict[str, LastRebuild] = {}
     for batch in batches:
         named = batch.filter(pc.starts_with(batch.column("app_id"), REBUILD))
         for row in named.select(ENTRY).to_pylist():
             layer, by = row["layer"], _RISING.get(row["layer"], "committed_at")
-            found[layer] = Rebuilt(by, max(row[by], found.get(layer, Rebuilt(by, row[by])).least))
+            found[layer] = LastRebuild(by, max(row[by], found.get(layer, LastRebuild(by, row[by])).since))
     return found
 
 
-def is_current(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
+def current_mask(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
     """Which rows tell of a layer since its last rebuild."""
     counts = pa.array([True] * batch.num_rows, pa.bool_())
     for layer, (by, least) in since.items():
@@ -222,7 +224,7 @@ def is_current(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
     return counts
 
 
-def with_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+def as_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Entries of the ledger, each as a sum of one, with these columns."""
     found = {name: batch.column(name) for name in columns if name not in _MADE_OF}
     if VERSIONS in columns:
@@ -254,8 +256,8 @@ def _of_ledger(columns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for column in columns for name in _MADE_OF.get(column, (column,))))
 
 
-def _in_short(
-    reader: TableReader, columns: Sequence[str], before: Txn | None, sums: Sums
+def _copies_and_later(
+    reader: TableReader, columns: Sequence[str], before: Txn | None, sums: StoredSums
 ) -> list[pa.RecordBatch] | None:
     """The copies and the entries since; None if there are none to go by."""
     copies = sums.copies
@@ -266,32 +268,32 @@ def _in_short(
         if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
             return None
     since = ("committed_at", ge, copies["until"][0].as_py())
-    entries, known = reader.counted(LEDGER, since, columns=_of_ledger(columns))
-    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _left(reader, sums):
+    entries, known = reader.read_with_count(LEDGER, since, columns=_of_ledger(columns))
+    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_leftover(reader, sums):
         return None
-    late = [with_sums(batch, columns) for batch in entries.to_batches()]
+    late = [as_sums(batch, columns) for batch in entries.to_batches()]
     return [*copies.select(list(columns)).to_batches(), *late]
 
 
-def _left(reader: TableReader, sums: Sums) -> int:
+def _count_leftover(reader: TableReader, sums: StoredSums) -> int:
     """How many entries the ledger still has of those that are gone."""
-    if sums.cut is None:
+    if sums.removed_before is None:
         return 0
-    early = reader.batches(LEDGER, ("committed_at", lt, sums.cut), columns=list(ENTRY))
-    return sum(batch.num_rows - sums.left_of(batch).num_rows for batch in early)
+    early = reader.batches(LEDGER, ("committed_at", lt, sums.removed_before), columns=list(ENTRY))
+    return sum(batch.num_rows - sums.drop_summed(batch).num_rows for batch in early)
 
 
-def _refuse_carried(before: Txn | None, sums: Sums) -> None:
+def _refuse_carried(before: Txn | None, sums: StoredSums) -> None:
     """A batch cannot be left out of a sum.
 
     Raises:
         LakeError: its entry is gone.
     """
-    if before is None or sums.cut is None:
+    if before is None or sums.removed_before is None:
         return
     same = sums.carried.filter(pc.field("app_id") == before.app_id)
     if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
         raise LakeError(
             f"{same['layer'][0].as_py()}: batch {before.version} is to be made once more, but {LEDGER} begins at "
-            f"{sums.cut:%Y-%m-%d %H:%M:%SZ}, by maintain.retention: put the newer checkpoint back"
+            f"{sums.removed_before:%Y-%m-%d %H:%M:%SZ}, by maintain.retention: put the newer checkpoint back"
         )

@@ -18,16 +18,16 @@ from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER
 from sessionlake.delta.schemas.tables import arrow_schema
-from sessionlake.delta.storage.reading import Condition, TableReader, begins_with
+from sessionlake.delta.storage.reading import Condition, TableReader, starts_with
 from sessionlake.delta.storage.txn import REBUILD, Txn
-from sessionlake.ledger.books import Books
+from sessionlake.ledger.books import LedgerReader
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_OF_REBUILD: Condition = ("app_id", begins_with, REBUILD)
+_OF_REBUILD: Condition = ("app_id", starts_with, REBUILD)
 _NEVER = datetime.fromtimestamp(0, UTC)
 RECOVERED = "recovered"
 """The `source` of an entry that was made of what a table holds: of a batch, or of all batches before it together."""
@@ -110,16 +110,16 @@ class Ledger:
     def _earliest(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
         """Just behind the entries that this one is after."""
         if entry.txn.app_id.startswith(REBUILD):
-            books = Books(self._lake.reader(spark))
+            books = LedgerReader(self._lake.reader(spark))
             return _behind(chain(books.entries(("layer", eq, entry.layer)), books.entries(_OF_REBUILD)))
         if entry.layer not in self._rebuilt:
-            self._rebuilt[entry.layer] = rebuilt_by(self._lake.reader(spark), entry.layer)
+            self._rebuilt[entry.layer] = earliest_after_rebuild(self._lake.reader(spark), entry.layer)
         return self._rebuilt[entry.layer]
 
 
-def rebuilt_by(reader: TableReader, layer: str) -> datetime:
+def earliest_after_rebuild(reader: TableReader, layer: str) -> datetime:
     """Just behind the last rebuild of the layer, which may be in the future; long ago, if it never was rebuilt."""
-    return _behind(Books(reader).entries(("layer", eq, layer), _OF_REBUILD))
+    return _behind(LedgerReader(reader).entries(("layer", eq, layer), _OF_REBUILD))
 
 
 def _behind(entries: Iterator[pa.RecordBatch]) -> datetime:

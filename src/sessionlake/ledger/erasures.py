@@ -21,7 +21,7 @@ from sessionlake.delta.commit import replace_claimed
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES, FORGET_CLAIM
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.delta.storage.session_rows import BLANKED
+from sessionlake.delta.storage.session_rows import ERASED_VALUES
 from sessionlake.errors import LakeError
 
 if TYPE_CHECKING:
@@ -73,17 +73,17 @@ class Erasure:
         """How many rows went, by table."""
         return {table: told["rows"] for table, told in self.report.get("tables", {}).items() if told["rows"]}
 
-    def is_of(self, topic: str, session: str) -> bool:
+    def is_for(self, topic: str, session: str) -> bool:
         """Whether it is this session's."""
-        return self.session_hash == hashed(self.salt, topic, session)
+        return self.session_hash == session_hash_of(self.salt, topic, session)
 
 
-def hashed(salt: str, topic: str, session: str) -> str:
+def session_hash_of(salt: str, topic: str, session: str) -> str:
     """What a receipt knows a session by."""
     return hashlib.sha256(bytes.fromhex(salt) + topic.encode() + b"\0" + session.encode()).hexdigest()
 
 
-def erasures(reader: TableReader) -> list[Erasure]:
+def read_receipts(reader: TableReader) -> list[Erasure]:
     """All receipts, in the order in which they were begun.
 
     Raises:
@@ -98,9 +98,9 @@ def erasures(reader: TableReader) -> list[Erasure]:
     return sorted(found, key=lambda erasure: (erasure.begun_at, erasure.receipt))
 
 
-def store(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
+def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
     """Puts a receipt among the others, in the place of an earlier state of it. `CLAIM` must be held."""
-    others = [other for other in erasures(lake.reader(spark)) if other.receipt != erasure.receipt]
+    others = [other for other in read_receipts(lake.reader(spark)) if other.receipt != erasure.receipt]
     _replace(spark, lake, [*others, erasure])
 
 
@@ -109,20 +109,20 @@ def _replace(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> No
     replace_claimed(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
 
 
-def withdraw(spark: SparkSession, lake: Lake, receipt: str) -> None:
+def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:
     """Removes the receipt of an erasure that was given up before anything was erased. `CLAIM` must be held."""
-    known = erasures(lake.reader(spark))
+    known = read_receipts(lake.reader(spark))
     left = [one for one in known if one.receipt != receipt]
     if len(left) < len(known):
         _replace(spark, lake, left)
 
 
-def salt_of(known: Iterable[Erasure]) -> str:
+def lake_salt(known: Iterable[Erasure]) -> str:
     """The lake's salt; a new one if there is none yet."""
     return next((erasure.salt for erasure in known), None) or secrets.token_hex(_SALT_BYTES)
 
 
-def blanked(messages: DataFrame, known: Iterable[Erasure]) -> DataFrame:
+def erase_forgotten(messages: DataFrame, known: Iterable[Erasure]) -> DataFrame:
     """Messages as `bronze.messages` has them, those of forgotten sessions as erased ones."""
     from pyspark.sql import functions as F
 
@@ -132,7 +132,7 @@ def blanked(messages: DataFrame, known: Iterable[Erasure]) -> DataFrame:
     for salt, hashes in by_salt.items():
         whole = F.concat(F.lit(bytearray.fromhex(salt)), F.encode("topic", "UTF-8"), F.lit(bytearray(1)), "key")
         gone = F.coalesce(F.sha2(whole, 256).isin(hashes), F.lit(col=False))
-        held = {name: None if value is None else bytearray(value) for name, value in BLANKED.items()}
+        held = {name: None if value is None else bytearray(value) for name, value in ERASED_VALUES.items()}
         messages = messages.withColumns(
             {name: F.when(gone, F.lit(value)).otherwise(F.col(name)) for name, value in held.items()}
         )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.ledger.absent import AbsentOffsets, covered
+from sessionlake.ledger.absent import AbsentOffsets, count_covered
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.ledger.progress import ends
+from sessionlake.ledger.progress import last_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,10 +37,10 @@ class OffsetLog:
     def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
         """Reads the layer's ledger, up to, and without, the batch `before`."""
         reader = lake.reader(spark)
-        return cls(ends(reader, layer, before), AbsentOffsets(reader))
+        return cls(last_offsets(reader, layer, before), AbsentOffsets(reader))
 
     @property
-    def ends(self) -> Mapping[tuple[str, int], int]:
+    def last_offsets(self) -> Mapping[tuple[str, int], int]:
         """Last offset taken in, by topic and partition."""
         return self._ends
 
@@ -70,16 +70,16 @@ class OffsetLog:
     def _refuse_gaps(self, items: Iterable[OffsetRange], layer: str) -> None:
         """Raises if offsets before or inside the ranges are missing that are not known to hold no message."""
         wanted = {(item.topic, item.partition): (self._start(item), item.last + 1) for item in items}
-        known = self._absent.within(wanted)
+        known = self._absent.overlapping(wanted)
         for item in items:
             runs, start = known[item.topic, item.partition], self._start(item)
             place = f"{layer}: topic {item.topic}, partition {item.partition}"
-            if item.first - start > covered(runs, start, item.first):
+            if item.first - start > count_covered(runs, start, item.first):
                 raise OffsetHoleError(
                     f"{place}: offsets {start} to {item.first - 1} are missing; they were deleted before they "
                     "were read. If the topic is compacted, set kafka.allow_offset_gaps: true"
                 )
-            inside = item.missing - covered(runs, item.first, item.last + 1)
+            inside = item.missing - count_covered(runs, item.first, item.last + 1)
             if inside > 0:
                 raise OffsetHoleError(
                     f"{place}: {inside} of the offsets {item.first} to {item.last} are missing. "

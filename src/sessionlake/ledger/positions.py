@@ -20,7 +20,7 @@ from sessionlake.delta.commit import replace_claimed
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, POSITIONS
 from sessionlake.delta.schemas.tables import COUNTS
-from sessionlake.delta.storage.reading import TableReader, begins_with
+from sessionlake.delta.storage.reading import TableReader, starts_with
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import ClaimedError, LakeError
 from sessionlake.ledger.books import (
@@ -29,9 +29,9 @@ from sessionlake.ledger.books import (
     SUMS,
     TABLE_VERSIONS,
     VERSIONS,
-    Books,
-    is_current,
-    rebuilds,
+    LedgerReader,
+    current_mask,
+    last_rebuilds,
     stored_sums,
 )
 from sessionlake.ledger.retained import CLAIM
@@ -86,12 +86,12 @@ _KEY = ("layer", "app_id", "current")
 _SUMMED = pa.schema([*(field for field in SCHEMA if field.name in {*_KEY, *_COLUMNS}), ("current", pa.bool_())])
 
 
-def advance(spark: SparkSession, lake: Lake) -> bool:
+def update_sums(spark: SparkSession, lake: Lake) -> bool:
     """Brings the sums up to the ledger, if there is enough to be summed; whether it did.
 
     Of two that do so at once, either's are as good.
     """
-    books = Books(lake.reader(spark), *_COLUMNS, carried=False)
+    books = LedgerReader(lake.reader(spark), *_COLUMNS, include_carried=False)
     times = [batch.column("committed_at") for batch in books.entries()]
     latest = pc.max(pa.chunked_array(times, _TIME)).as_py()
     if latest is None:
@@ -103,7 +103,7 @@ def advance(spark: SparkSession, lake: Lake) -> bool:
         # What is carried forward is no copy, and may be others' by now.
         reader = lake.reader(spark)
         known = stored_sums(reader).carried
-        own = summed(Books(reader, *_COLUMNS, carried=False).entries, until)
+        own = sum_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).entries, until)
         sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
         replace_claimed(spark, lake, POSITIONS, sums)
         return True
@@ -115,12 +115,12 @@ def carry_forward(spark: SparkSession, lake: Lake, cut: datetime) -> None:
 
     The retention's claim must be held: see `retained.CLAIM`. Copies are made anew when they are due.
     """
-    replace_claimed(spark, lake, POSITIONS, carried_to(lake.reader(spark), cut))
+    replace_claimed(spark, lake, POSITIONS, carried_sums(lake.reader(spark), cut))
 
 
-def carried_to(reader: TableReader, cut: datetime) -> pa.Table:
+def carried_sums(reader: TableReader, cut: datetime) -> pa.Table:
     """The sums that stand for all entries from before a moment, those that are gone already among them."""
-    sums = summed(Books(reader, *_COLUMNS, whole=True).entries, cut)
+    sums = sum_entries(LedgerReader(reader, *_COLUMNS, every_entry=True).entries, cut)
     carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
 
@@ -136,17 +136,19 @@ def drop_carried(spark: SparkSession, lake: Lake, layers: Collection[str]) -> No
         replace_claimed(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
 
 
-def require_true(reader: TableReader) -> bool:
+def verify_sums(reader: TableReader) -> bool:
     """Whether there are sums that are gone by; they are compared with the ledger, of which all is read.
 
     Raises:
         LakeError: they are not what it says.
     """
     known = stored_sums(reader).copies
-    if known is None or not Books(reader).in_short:
+    if known is None or not LedgerReader(reader).uses_copies:
         return False
-    made = summed(Books(reader, *_COLUMNS, whole=True, carried=False).entries, known["until"][0].as_py())
-    if _told(known) != _told(made):
+    made = sum_entries(
+        LedgerReader(reader, *_COLUMNS, every_entry=True, include_carried=False).entries, known["until"][0].as_py()
+    )
+    if _comparable(known) != _comparable(made):
         raise LakeError(
             f"{POSITIONS} does not hold the sums of {LEDGER}: remove the table, which is made anew from the ledger, "
             "and report this as a fault of sessionlake"
@@ -154,7 +156,7 @@ def require_true(reader: TableReader) -> bool:
     return True
 
 
-def summed(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
+def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
     """The rows of `ops.positions`.
 
     Args:
@@ -162,10 +164,10 @@ def summed(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) ->
         until: rows count that were committed before.
     """
     before = ("committed_at", lt, until)
-    since = rebuilds(entries(before, ("app_id", begins_with, REBUILD)))
+    since = last_rebuilds(entries(before, ("app_id", starts_with, REBUILD)))
     held, rows = [_SUMMED.empty_table()], 0
     for batch in entries(before):
-        flagged = pa.Table.from_batches([batch]).append_column("current", is_current(batch, since))
+        flagged = pa.Table.from_batches([batch]).append_column("current", current_mask(batch, since))
         held.append(flagged.select(_SUMMED.names).cast(_SUMMED))
         rows += batch.num_rows
         if rows >= _AT_ONCE:
@@ -214,6 +216,6 @@ def _earlier(times: pa.Array, until: datetime) -> pa.BooleanArray:
     return pc.less(times, pa.scalar(until, times.type))
 
 
-def _told(sums: pa.Table) -> list[str]:
+def _comparable(sums: pa.Table) -> list[str]:
     names = [name for name in sums.schema.names if name not in {"until", "format"}]
     return sorted(str(row) for row in sums.select(names).to_pylist())

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER, SILVER_TABLES
-from sessionlake.delta.storage.reading import Condition, TableReader, begins_with
+from sessionlake.delta.storage.reading import Condition, TableReader, starts_with
 from sessionlake.delta.storage.txn import REBUILD, Txn
-from sessionlake.ledger.books import Books, is_current, rows_of
+from sessionlake.ledger.books import LedgerReader, current_mask, to_dicts
 from sessionlake.protocol.types import Row, TopicPartition
 
 _PLACE = ["layer", "topic", "partition"]
@@ -32,7 +32,7 @@ class Span(NamedTuple):
     messages: int
 
 
-def spans(reader: TableReader, layer: str | None = None, before: Txn | None = None) -> list[Span]:
+def offset_spans(reader: TableReader, layer: str | None = None, before: Txn | None = None) -> list[Span]:
     """What each layer, as it is now, has taken in of each topic-partition, in that order.
 
     Args:
@@ -40,7 +40,7 @@ def spans(reader: TableReader, layer: str | None = None, before: Txn | None = No
         before: a batch that is left out, with all behind it: it is made again.
     """
     found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
-    books = Books(reader, "offsets", before=before)
+    books = LedgerReader(reader, "offsets", before=before)
     for batch in books.current(*_of(layer)):
         sums = [("first", "min"), ("last", "max"), ("messages", "sum")]
         for row in _ranges(batch).group_by(_PLACE).aggregate(sums).to_pylist():
@@ -51,25 +51,25 @@ def spans(reader: TableReader, layer: str | None = None, before: Txn | None = No
     return sorted(Span(*place, *span) for place, span in found.items())
 
 
-def ends(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
-    """The last offset of each topic-partition that the layer, as it is now, has taken in; `before` as for `spans`."""
-    return {(span.topic, span.partition): span.last for span in spans(reader, layer, before)}
+def last_offsets(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
+    """Returns the last offset that the layer has read of each topic-partition since its last rebuild."""
+    return {(span.topic, span.partition): span.last for span in offset_spans(reader, layer, before)}
 
 
-def has_taken_in(reader: TableReader, layer: str, topic: str, partition: int, offset: int) -> bool:
+def has_read(reader: TableReader, layer: str, topic: str, partition: int, offset: int) -> bool:
     """Whether the layer, as it is now, has taken in a message that bronze has."""
     place = layer, topic, partition
-    return any(span[:3] == place and span.first <= offset <= span.last for span in spans(reader, layer))
+    return any(span[:3] == place and span.first <= offset <= span.last for span in offset_spans(reader, layer))
 
 
 def last_batch(reader: TableReader, layer: str, app_id: str | None = None) -> int | None:
     """The number of the layer's last batch, of an application id if one is given; None before the first."""
     own: list[Condition] = [] if app_id is None else [("app_id", eq, app_id)]
-    found = [pc.max(batch.column("batch_id")).as_py() for batch in Books(reader).entries(*_of(layer), *own)]
+    found = [pc.max(batch.column("batch_id")).as_py() for batch in LedgerReader(reader).entries(*_of(layer), *own)]
     return max((number for number in found if number is not None), default=None)
 
 
-def began_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
+def first_offsets_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
     """The first offset of each topic-partition that the layer has taken in since a moment."""
     found: dict[TopicPartition, int] = {}
     for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]):
@@ -79,7 +79,7 @@ def began_since(reader: TableReader, layer: str, moment: datetime) -> dict[Topic
     return found
 
 
-def latest_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
+def last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
     """When the layer's last batch since a moment was committed that had messages of each topic-partition."""
     found: dict[TopicPartition, datetime] = {}
     columns = ["layer", "offsets", "committed_at"]
@@ -100,13 +100,13 @@ def first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int 
     return min((number for number in found if number is not None), default=None)
 
 
-def last_merged(reader: TableReader) -> int:
+def last_merged_batch(reader: TableReader) -> int:
     """The last of silver's batches that the merged tables have; -1 before the first."""
-    merges = Books(reader, "source_to").entries(*_of(SILVER_TABLES))
-    return max((row["source_to"] for row in rows_of(merges)), default=-1)
+    merges = LedgerReader(reader, "source_to").entries(*_of(SILVER_TABLES))
+    return max((row["source_to"] for row in to_dicts(merges)), default=-1)
 
 
-class ChangesTakenIn(NamedTuple):
+class ChangesRead(NamedTuple):
     """Which changes gold has taken in since it was emptied.
 
     Attributes:
@@ -118,10 +118,10 @@ class ChangesTakenIn(NamedTuple):
     renumbered: int | None
 
 
-def changes_taken_in(reader: TableReader) -> ChangesTakenIn | None:
+def changes_read(reader: TableReader) -> ChangesRead | None:
     """Which of silver's changes gold has, by the ledger; None before its first batch, or behind its being emptied."""
-    books = Books(reader, "source_to")
-    rebuilds = list(rows_of(books.entries(("app_id", begins_with, REBUILD))))
+    books = LedgerReader(reader, "source_to")
+    rebuilds = list(to_dicts(books.entries(("app_id", starts_with, REBUILD))))
     emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
     since: list[Condition] = [("committed_at", gt, max(emptied.values()))] if emptied else []
     ends = [pc.max(batch.column("source_to")).as_py() for batch in books.entries(*_of(GOLD), *since)]
@@ -135,19 +135,19 @@ def changes_taken_in(reader: TableReader) -> ChangesTakenIn | None:
         if all(row["committed_at"] > moment for moment in emptied.values())
     )
     renumbered = max(kept, default=None)
-    return ChangesTakenIn(last if renumbered is None else max(last, renumbered), renumbered)
+    return ChangesRead(last if renumbered is None else max(last, renumbered), renumbered)
 
 
 def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
     """The ledger's rows of the layer's batches behind one of them, in order."""
     behind: list[Condition] = [*_of(layer), ("batch_id", gt, batch)]
-    found = list(rows_of(Books(reader, *columns, "batches").entries(*behind)))
+    found = list(to_dicts(LedgerReader(reader, *columns, "batches").entries(*behind)))
     if any(row["batches"] > 1 for row in found):  # sums that are of them, too
-        found = list(rows_of(Books(reader, *columns, whole=True).entries(*behind)))
+        found = list(to_dicts(LedgerReader(reader, *columns, every_entry=True).entries(*behind)))
     return sorted(found, key=itemgetter("batch_id"))
 
 
-def covering(
+def find_entry(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None = None
 ) -> Row | None:
     """The layer's ledger row, since it was rebuilt, whose offset ranges include the message.
@@ -155,20 +155,20 @@ def covering(
     Args:
         near: about when it was committed: that is where it is looked for first.
     """
-    if not has_taken_in(reader, layer, topic, partition, offset):
+    if not has_read(reader, layer, topic, partition, offset):
         return None
-    since = Books(reader).rebuilds()
+    since = LedgerReader(reader).rebuilds()
     place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
     inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
-    for window in windows(near):
+    for window in search_windows(near):
         for batch in reader.batches(LEDGER, *_of(layer), *window):
-            kept = batch.filter(is_current(batch, since))
+            kept = batch.filter(current_mask(batch, since))
             for row in kept.take(_ranges(kept).filter(inside)["row"].unique()).to_pylist():
                 return dict(row)
     return None
 
 
-def windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
+def search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
     """Where to look for an entry: about a moment, then further and further from it, at last in the whole ledger."""
     if near is not None:
         for reach in _REACHES:

@@ -31,7 +31,7 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOTS,
 )
 from sessionlake.delta.storage.expired import Expired
-from sessionlake.delta.storage.reading import Condition, TableReader, among, is_null
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, milliseconds_of
@@ -61,14 +61,14 @@ _SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int3
 _OF_HEADS = pa.schema([("table", pa.string()), ("limit", pa.int64()), *_HEAD, ("format", pa.int32())])
 _KEYS = {"table": "", "topic": "", "partition": -1, "session_id": ""}
 """What tells rows apart, and what is there in the place of one that a row has not."""
-_UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), bounded=("table",))
+_UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), pruned_by=("table",))
 
-REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
+TABLES_REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
 """Tables that have their limits together, noted of the first. Who looks for a whole table looks in the index first."""
 _PLACE = ("topic", "partition")
 
 
-def expired(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
+def expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
     """The rows of a table up to its limits.
 
     Args:
@@ -82,7 +82,7 @@ def expired(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expi
     if table == CHANGES:
         return Expired(SESSION, "_position", limits, most)
     if table == PROGRESS:
-        return Expired((*SESSION, "first_offset"), "_batch", limits, most, spares="beneath")
+        return Expired((*SESSION, "first_offset"), "_batch", limits, most, spared_by="beneath")
     return Expired(SESSION, "position", limits, most)
 
 
@@ -112,12 +112,12 @@ class Retained:
         return self.removed + self.pending
 
     @property
-    def since(self) -> str:
+    def summary(self) -> str:
         """From when on nothing is gone, for people."""
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
-def retained(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, Retained]:
+def read_retained(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, Retained]:
     """What is gone, by table.
 
     Args:
@@ -128,11 +128,11 @@ def retained(reader: TableReader, tables: Collection[str] | None = None) -> dict
     """
     if tables is not None and not tables:
         return {}
-    return _retained(reader, [] if tables is None else [("table", among, list(tables))], _SCHEMA)
+    return _retained(reader, [] if tables is None else [("table", is_in, list(tables))], _SCHEMA)
 
 
-def heads(reader: TableReader) -> dict[str, Retained]:
-    """As `retained`, without the limits, which are many."""
+def read_heads(reader: TableReader) -> dict[str, Retained]:
+    """As `read_retained`, without the limits, which are many."""
     return _retained(reader, [("limit", is_null, None)], _OF_HEADS)
 
 
@@ -157,7 +157,7 @@ def _limits(rows: pa.Table, table: str) -> pa.Table:
     return rows.filter((pc.field("table") == table) & pc.field("limit").is_valid()).select(LIMITS.names)
 
 
-def moved_last(reader: TableReader, found: Retained) -> pa.Table:
+def limits_moved_last(reader: TableReader, found: Retained) -> pa.Table:
     """The limits of a table that were changed when its head was written last; columns as `LIMITS`."""
     rows = reader.table(RETAINED, ("table", eq, found.table), ("limit", ge, 0), ("batch", eq, found.batch))
     return _limits(rows.cast(_SCHEMA), found.table)
@@ -172,17 +172,17 @@ def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
     return lake.read(spark, RETAINED).where((F.col("table") == table) & F.col("limit").isNotNull())
 
 
-def cut_of(reader: TableReader, table: str) -> Retained | None:
+def read_head(reader: TableReader, table: str) -> Retained | None:
     """What is gone of a table, without the limits."""
-    return by_table(heads(reader)).get(table)
+    return by_table(read_heads(reader)).get(table)
 
 
 def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
     """What is gone, by every table that rows are removed from: some lose theirs with another's."""
-    return {part: found for table, found in known.items() for part in REMOVED_TOGETHER.get(table, (table,))}
+    return {part: found for table, found in known.items() for part in TABLES_REMOVED_TOGETHER.get(table, (table,))}
 
 
-def note(spark: SparkSession, lake: Lake, found: Retained) -> None:
+def record_retained(spark: SparkSession, lake: Lake, found: Retained) -> None:
     """Notes how much is gone of a table, and the limits that are moved; others of it stay. `CLAIM` must be held."""
     lake.ensure(spark, [RETAINED])
     head = {"table": found.table, "format": FORMAT} | {name: getattr(found, name) for name, _ in _HEAD}
@@ -203,7 +203,9 @@ def _keyed(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def forget(spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None) -> None:
+def clear_retained(
+    spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None
+) -> None:
     """Takes note that tables are whole again: all of their rows were written anew. `CLAIM` must be held.
 
     Args:
@@ -211,7 +213,7 @@ def forget(spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Colle
     """
     from pyspark.sql import functions as F
 
-    known = sorted(heads(lake.reader(spark)).keys() & {*tables})
+    known = sorted(read_heads(lake.reader(spark)).keys() & {*tables})
     if known and topics is None:
         delete_claimed(spark, lake, RETAINED, F.col("table").isin(known))
     elif known and topics:
@@ -227,13 +229,13 @@ class Beginning:
         highest_ms: stream time that messages had come to with it, ms; `NOT_COUNTED`: none of them said any.
     """
 
-    last: int
+    last_removed: int
     highest_ms: int
 
 
 def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
     """Where bronze begins, of the topic-partitions of which messages are gone."""
-    found = retained(reader, [MESSAGES]).get(MESSAGES)
+    found = read_retained(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
     highest = pc.fill_null(milliseconds_of(found.limits["highest_timestamp"]), NOT_COUNTED)
@@ -242,12 +244,13 @@ def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
     return {(topic, partition): Beginning(last, time) for topic, partition, last, time in rows}
 
 
-def begins(place: TopicPartition, at: Beginning) -> str:
+def describe_beginning(place: TopicPartition, at: Beginning) -> str:
     """Where a topic-partition begins, in words for people."""
-    return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {at.last + 1}, by maintain.retention"
+    first = at.last_removed + 1
+    return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {first}, by maintain.retention"
 
 
-def floor_of(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
+def last_removed_position(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
     """The last position of a session's changes that are gone; None if none is.
 
     Args:

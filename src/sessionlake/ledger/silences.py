@@ -16,20 +16,20 @@ from sessionlake.protocol.silence import Silence, decode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-NO_MESSAGE: Condition = ("topic", is_null, None)
+IS_SILENCE: Condition = ("topic", is_null, None)
 """Of a row that tells of silences."""
 
 
-def silences(reader: TableReader) -> list[Silence]:
+def read_silences(reader: TableReader) -> list[Silence]:
     """All that bronze tells of."""
-    return [*decode(row["value"] for row in reader.rows(MESSAGES, NO_MESSAGE, columns=["value"]))]
+    return [*decode(row["value"] for row in reader.rows(MESSAGES, IS_SILENCE, columns=["value"]))]
 
 
-def silences_of(bronze: DataFrame) -> list[Silence]:
+def silences_in(bronze: DataFrame) -> list[Silence]:
     """All that rows of `bronze.messages` tell of."""
     return [*decode(bytes(row["value"]) for row in bronze.where("topic IS NULL").select("value").collect())]
 
 
-def messages_of(bronze: DataFrame) -> DataFrame:
+def without_silences(bronze: DataFrame) -> DataFrame:
     """The rows of `bronze.messages` that are messages."""
     return bronze.where("topic IS NOT NULL")

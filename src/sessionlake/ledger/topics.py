@@ -44,7 +44,7 @@ class TopicState(StrEnum):
     """Not read any more, by the rule `forget`."""
 
 
-WAITED_FOR = frozenset({TopicState.ACTIVE, TopicState.INACTIVE})
+READ_STATES = frozenset({TopicState.ACTIVE, TopicState.INACTIVE})
 """States in which every further message is going to be read."""
 
 
@@ -87,17 +87,17 @@ class Topic:
     lost: int | None = None
 
     @property
-    def beyond(self) -> int:
+    def free_offset(self) -> int:
         """An offset beyond every one that the generation has, in any partition."""
         return max((max(p.next_offset, p.first_offset) for p in self.partitions), default=self.offset_shift)
 
 
 def read_topics(spark: SparkSession | None, lake: Lake) -> list[Topic]:
     """All rows of `ops.topics`, by topic and generation; none before bronze has run."""
-    return topics_of(lake.reader(spark).rows(TOPICS))
+    return parse_topics(lake.reader(spark).rows(TOPICS))
 
 
-def topics_of(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
+def parse_topics(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
     """Rows of the table, as a reader gives them, by topic and generation."""
     topics = []
     for row in rows:
@@ -112,12 +112,12 @@ def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic], txn: 
     replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, arrow_schema(TOPICS)), txn)
 
 
-def latest(topics: Iterable[Topic]) -> dict[str, Topic]:
+def latest_generations(topics: Iterable[Topic]) -> dict[str, Topic]:
     """Each topic's last generation."""
     return {row.topic: row for row in sorted(topics, key=lambda row: row.generation)}
 
 
-def jumps(topics: Iterable[Topic]) -> Jumps:
+def offset_jumps(topics: Iterable[Topic]) -> Jumps:
     """Offsets `[left, arrived)` that no message has, since a generation ended and the next began beyond it."""
     ends: dict[TopicPartition, int] = {}
     found: Jumps = defaultdict(list)

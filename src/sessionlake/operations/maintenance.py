@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
-from sessionlake.delta.schemas.properties import RETENTION, interval, span_of
+from sessionlake.delta.schemas.properties import RETENTION, interval_text, parse_interval
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import advance
+from sessionlake.ledger.positions import update_sums
 from sessionlake.operations.retention.removal import Retention
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
@@ -179,7 +179,7 @@ class Maintenance:
         wrong_retention = self._wrong_retention(table)
         compacted = self._compact(table)
         if table == LEDGER:
-            advance(self._spark, self._lake)
+            update_sums(self._spark, self._lake)
         waits = wrong_retention or _blocked_by(reading)
         vacuumed = None if waits else self._vacuum(table, reading, only_if_worth=only_if_worth)
         reasons = "; ".join(filter(None, (removed.waits, waits)))
@@ -188,8 +188,8 @@ class Maintenance:
     def _vacuum(self, table: str, reading: Sequence[Reader], *, only_if_worth: bool) -> Vacuumed | None:
         storage = self._lake.storage
         since = min((reader.oldest_needed for reader in reading if reader.oldest_needed is not None), default=None)
-        kept = Kept(self._settings.maintain.keep, since, self._settings.maintain.versions)
-        if only_if_worth and not storage.has_expired(self._spark, table, kept):
+        kept = HistoryToKeep(self._settings.maintain.keep, since, self._settings.maintain.versions)
+        if only_if_worth and not storage.needs_vacuum(self._spark, table, kept):
             return None
         return storage.vacuum(self._spark, table, kept)
 
@@ -210,9 +210,12 @@ class Maintenance:
         """
         storage = self._lake.storage
         wanted = self._settings.maintain.keep
-        if span_of(storage.set_missing(self._spark, table, storage.log).get(RETENTION)) >= wanted:
+        if (
+            parse_interval(storage.set_changed_properties(self._spark, table, storage.log_properties).get(RETENTION))
+            >= wanted
+        ):
             return ""
-        return f"its property {RETENTION} is not yet {interval(wanted)}: the next start of its layer sets it"
+        return f"its property {RETENTION} is not yet {interval_text(wanted)}: the next start of its layer sets it"
 
 
 def readers(settings: Settings, table: str) -> list[Reader]:

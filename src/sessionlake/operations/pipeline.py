@@ -259,7 +259,7 @@ class Pipeline:
         self._on_failure(error)
 
     def _start(self, part: str) -> LayerQuery:
-        with storage_of(self._settings).remembering():
+        with storage_of(self._settings).caching():
             return self._checked_start(part)
 
     def _checked_start(self, part: str) -> LayerQuery:
@@ -307,7 +307,7 @@ def run_to_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
         **{processor.layer: partial(processors.start, name=processor.name) for processor in settings.processors},
     }
     try:
-        with storage_of(settings).remembering():
+        with storage_of(settings).caching():
             require_startable(spark, settings, part)
             query = start[part](spark, settings, once=True)
         if not _wait_for_end(query, settings, stop):

@@ -121,7 +121,7 @@ class _Groups:
             keys += [key] * len(found)
             records += found
             errors += [error] * len(found)
-        if any(errors):  # the batch is not committed
+        if any(errors):  # one error is enough, since the batch is not committed
             place = next(i for i, error in enumerate(errors) if error)
             keys, records, errors = keys[place : place + 1], [None], errors[place : place + 1]
         columns = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, Writes, described
+from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
@@ -128,7 +128,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = offset_log(spark, lake, settings, config.layer, first_batch)
-    times = StreamTimesLog.begin(spark, settings, config.layer, log.ends)
+    times = StreamTimesLog.begin(spark, settings, config.layer, log.last_offsets)
     stream = fold_shards(packed(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
@@ -167,11 +167,11 @@ def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
 def table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchema:
     """Returns the definition of a processor's output table."""
     return TableSchema(
-        described(output.ddl, HEAD_COMMENTS | output.comments),
+        with_comments(output.ddl, HEAD_COMMENTS | output.comments),
         f"Records of the processor {config.name}",
         written_by="processors.job",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "_offset", "_batch"),
+        statistics_columns=("topic", "session_id", "_offset", "_batch"),
         writes=Writes.APPEND,
     )
 
@@ -208,7 +208,7 @@ class _ProcessorBatch:
             refuse_failures(config.name, reports)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
-            require_continued(config.layer, partitions, self._log.ends)
+            require_continued(config.layer, partitions, self._log.last_offsets)
             with committing(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=config.layer,

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from sessionlake.build import code_version
 from sessionlake.delta.commit import merge
-from sessionlake.delta.lake import PASSING_REMOVALS, Lake
-from sessionlake.delta.schemas.definition import TableSchema, described
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
+from sessionlake.delta.schemas.definition import TableSchema, with_comments
 from sessionlake.delta.schemas.names import LEDGER, REFERENCE
-from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, SKIPPING, names_listed
+from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, STATISTICS_COLUMNS, split_names
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD, Txn
@@ -29,7 +29,7 @@ from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.retained import heads
+from sessionlake.ledger.retained import read_heads
 from sessionlake.processors.by_class import ByClass
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
@@ -74,9 +74,14 @@ class KeyedTable:
         )
         self.columns = (*self.computation.columns, (BATCH, "bigint"))
         by = self.computation.by
-        columns = described(self.columns, {**self.computation.comments, BATCH: BATCH_COMMENT})
+        columns = with_comments(self.columns, {**self.computation.comments, BATCH: BATCH_COMMENT})
         schema = TableSchema(
-            columns, self.computation.comment, written_by="processors.keyed", cluster_by=by[:2], skipping=by, feed=True
+            columns,
+            self.computation.comment,
+            written_by="processors.keyed",
+            cluster_by=by[:2],
+            statistics_columns=by,
+            change_feed=True,
         )
         self.lake = Lake(settings, {config.into: schema})
 
@@ -103,7 +108,7 @@ class KeyedTable:
         """Returns the key columns of the existing table; None if there is no table."""
         if not self.lake.exists(spark, self._config.into):
             return None
-        return names_listed(self.lake.storage.properties(spark, self._config.into).get(SKIPPING, ""))
+        return split_names(self.lake.storage.properties(spark, self._config.into).get(STATISTICS_COLUMNS, ""))
 
     # -- which declaration a product's rows were computed by
 
@@ -179,7 +184,7 @@ class KeyedTable:
         if entry.get(CHANGE_FEED) == "true":
             options = {"readChangeFeed": "true"}
         elif entry.get(APPEND_ONLY) is not None or (config.source in TABLES and TABLES[config.source].append_only):
-            options = PASSING_REMOVALS
+            options = SKIP_REMOVALS
         else:
             raise LakeError(
                 f"{config.where}.source: {config.source} does not record which of its rows change",
@@ -195,8 +200,8 @@ class KeyedTable:
             LakeError: Retention has removed some of them.
         """
         config = self._config
-        if (cut := heads(self.lake.reader(spark)).get(config.source)) is not None and cut.gone:
-            raise LakeError(f"{cut.since}", why=f"Processor {config.name} needs all rows of a key")
+        if (cut := read_heads(self.lake.reader(spark)).get(config.source)) is not None and cut.gone:
+            raise LakeError(f"{cut.summary}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
     def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
@@ -290,7 +295,7 @@ class _KeyedBatch:
         count, outputs = source.count(), list[TableOutput]()
         if count:
             others = tuple(name for name, _ in self.table.columns if name not in same)
-            upsert = Upsert(self.table.keys, others, bounded=by[:1], deletes=True)
+            upsert = Upsert(self.table.keys, others, pruned_by=by[:1], deletes=True)
             commit = merge(spark, lake, config.into, source, upsert, txn)
             outputs.append(TableOutput(config.into, commit.version, count))
         entry = LedgerEntry(
@@ -334,16 +339,15 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
     lake, last = table.lake, last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = config_hash_of(settings, config)
-    entry = json.dumps({"sessionlake": code_version(), "config": by})
+    metadata = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
     columns = lake.storage.columns(spark, config.into) != dict(table.columns)
     if found or columns:  # without a difference nothing is written, so that readers of the table see no change
-        lake.overwrite(spark, config.into, numbered, txn, entry, columns=columns)
+        lake.overwrite(spark, config.into, numbered, txn, metadata, columns=columns)
     output = TableOutput(config.into, lake.latest_version(spark, config.into), found.rows)
     Ledger(lake).write(spark, LedgerEntry(config.layer, txn, config.source, started, outputs=(output,), config_hash=by))
-    table.archive_unusable_checkpoint(
-        spark
-    )  # after the rows: a new stream would not remove rows of keys that the source no longer has
+    # After the rows are written: a new stream would not remove rows of keys that the source no longer has.
+    table.archive_unusable_checkpoint(spark)
     table.store_logic(spark)
     return found.rows, found
 

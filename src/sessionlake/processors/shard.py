@@ -145,9 +145,7 @@ class _ShardBatch:
         spans = self._life_spans()
         applied = _MessagesByLife(self._applied_messages())
         for key in sorted({*self._due_sessions(), *self._sessions_with_messages()}):
-            with suppress(
-                ProcessorStoppedError
-            ):  # the batch is not committed: what becomes of the rest does not matter
+            with suppress(ProcessorStoppedError):  # then the batch is not committed, so the rest does not matter
                 self._process_session(key, spans.get(key, []), applied)
         self.memory.due = self._next_due()
 
@@ -190,7 +188,7 @@ class _ShardBatch:
         policy = self._owner.on_error or rules.on_violation
         return Life(self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results)
 
-    # -- what the batch brings
+    # -- messages of the batch
 
     def _life_spans(self) -> dict[str, list[_LifeInBatch]]:
         """Returns, by session key, the session's lives in the batch, in order."""
@@ -229,7 +227,7 @@ class _ShardBatch:
     def _sessions_with_messages(self) -> set[str]:
         return set(self._keys.unique().to_pylist())
 
-    # -- what time brings
+    # -- sessions that are due
 
     def _due_sessions(self) -> list[str]:
         """Returns the keys of sessions that must be processed because time has passed."""

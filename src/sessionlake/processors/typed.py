@@ -64,7 +64,7 @@ def change_of(row: Mapping[str, Any]) -> Change:
 def types_module(settings: Settings) -> str:
     """Returns the source text of a module with `Values`, `Change`, `values_of` and `change_of`."""
     declared = ((column.name, column.sql) for column in settings.capture.declared)
-    changes = TABLES[CHANGES].resolved(settings)
+    changes = TABLES[CHANGES].columns_for(settings)
     return _MODULE.format(values=_fields(declared), changes=_fields(changes), table=CHANGES)
 
 

@@ -37,7 +37,9 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
         return f"{config.into} is not compared: {config.source} has rows that it has not read yet. {first}"
     work = ByProduct(config, table.lake.storage.columns(spark, config.source))
     truth = work.recompute_in_sql(table.read_source(spark, now))
-    return compare_rows(config.into, work.keys, work.product.results, table.lake.read_near(spark, config.into), truth)
+    return compare_rows(
+        config.into, work.keys, work.product.results, table.lake.read_small_in_memory(spark, config.into), truth
+    )
 
 
 def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, now: int) -> bool:

@@ -23,8 +23,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.progress import has_taken_in
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.progress import has_read
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming import manifest
@@ -126,7 +126,7 @@ def decide(
         raise UsageError(f"{_told(place)}: decided already: {known}; --withdraw takes it back")
     # Where silver stopped, a processor that is past the place has judged it by other rules: it would not stop there.
     layers = [SILVER] if SILVER in stopped else _layers(settings)
-    passed = [layer for layer in layers if has_taken_in(reader, layer, topic, partition, offset)]
+    passed = [layer for layer in layers if has_read(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
         _require_whole(unfinished_batch(settings, layer), layer, topic, partition, offset)
@@ -178,7 +178,7 @@ def withdraw(
 
 def _followed(reader: TableReader) -> dict[DecisionKey, Decision]:
     """The decisions that batches of silver have taken."""
-    rows = rows_of(Books(reader, "decisions").entries(("layer", operator.eq, SILVER)))
+    rows = to_dicts(LedgerReader(reader, "decisions").entries(("layer", operator.eq, SILVER)))
     told = (item for row in rows for item in row["decisions"] or ())
     return {_key_of(item): Decision(item["decision"]) for item in told}
 
@@ -197,7 +197,7 @@ def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey
                 "--once` first"
             )
         waits = layer in stopped and _place_of(stopped[layer]) == place
-        if not waits and has_taken_in(reader, layer, topic, partition, offset):
+        if not waits and has_read(reader, layer, topic, partition, offset):
             raise UsageError(f"{_told(place)}: {layer} has passed it: the decision cannot be withdrawn")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.delta.commit import append
-from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
@@ -89,7 +89,7 @@ def start(
     decided = binding_decisions(lake.reader(spark))
     first_batch = begin.first_batch if begin else 0
     log = offset_log(spark, lake, settings, LAYER, first_batch)
-    times = StreamTimesLog.begin(spark, settings, LAYER, log.ends)
+    times = StreamTimesLog.begin(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatch(lake, settings, decided, first_batch, log, times, on_batch)
     frame = folded(spark, lake, settings, decided, begin)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
@@ -141,7 +141,7 @@ def packed(
     """
     from pyspark.sql import functions as F
 
-    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **PASSING_REMOVALS}
+    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
     elif last_planned(settings.checkpoint(layer)) is None:
@@ -157,7 +157,7 @@ def packed(
 def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
     """See `Storage.first_read`."""
     try:
-        return lake.storage.first_read(spark, MESSAGES)
+        return lake.storage.first_read_options(spark, MESSAGES)
     except LakeError as error:
         name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(f"{layer}: {error}. `sessionlake rebuild {name}` begins it with all that bronze has") from error
@@ -198,7 +198,7 @@ class _SilverBatch:
             self._refuse_violations(reports)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
-            require_continued(LAYER, partitions, self._log.ends)
+            require_continued(LAYER, partitions, self._log.last_offsets)
             with committing(self._settings, LAYER, txn.version, config_hash(self._settings, SILVER), ranges):
                 outputs, rows = self._append(folded, reports, txn)
                 entry = LedgerEntry(
@@ -281,7 +281,7 @@ def row_ddl(settings: Settings, table: str) -> str:
     from sessionlake.delta.schemas.tables import TABLES
 
     added = {"key", "value"}
-    return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)
+    return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].columns_for(settings) if name not in added)
 
 
 def total(reports: list[ShardReport]) -> list[PartitionCounts]:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.offset_ranges import enclosing, within
-from sessionlake.delta.storage.reading import TableReader, TooLargeError, of_keys
+from sessionlake.delta.storage.offset_ranges import enclosing_ranges, offsets_condition
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.silver.fold.schemas import ShardReport
 from sessionlake.spark.frames import Rows, as_frame
 
@@ -38,8 +38,8 @@ def whole(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardRe
 
 
 def _with_messages_at_hand(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Table:
-    near = of_keys(rows, _PLACE, bronze.schema(MESSAGES))
-    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], at_most=at_most)
+    near = key_conditions(rows, _PLACE, bronze.schema(MESSAGES))
+    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=at_most)
     return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
 
 
@@ -52,6 +52,6 @@ def with_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[ShardRep
     """
     from pyspark.sql import functions as F
 
-    where = within(enclosing(item for report in reports for item in report.quarantined))
+    where = offsets_condition(enclosing_ranges(item for report in reports for item in report.quarantined))
     raw = bronze.where(where).select(*_PLACE, *_RAW)
     return F.broadcast(rows).join(raw, [*_PLACE]).select(*_COLUMNS)

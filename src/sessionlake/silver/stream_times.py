@@ -24,8 +24,8 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING, LaneTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import SCHEMA, StreamTimes
-from sessionlake.ledger.retained import beginnings, begins
-from sessionlake.ledger.silences import silences
+from sessionlake.ledger.retained import beginnings, describe_beginning
+from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.settings.model import Settings
@@ -78,7 +78,7 @@ class StreamTimesLog:
         missing = {name: ends[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted}
         known |= _of_bronze(spark, Lake(settings), missing)
         if missing or last_planned(settings.checkpoint(layer)) is None:  # all of bronze is looked through for them
-            for silence in silences(Lake(settings).reader(spark)):
+            for silence in read_silences(Lake(settings).reader(spark)):
                 if silence.behind <= ends.get(silence.place, BEGINNING):  # it comes before what is behind
                     known[silence.place] = max(known[silence.place], silence.until)
         log = cls(layer, folder, StreamTimes())
@@ -156,10 +156,10 @@ def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, in
         return {}
     gone = {place: at for place, at in beginnings(lake.reader(spark)).items() if place in ends}
     for place, at in gone.items():
-        if at.last > ends[place]:
+        if at.last_removed > ends[place]:
             raise LakeError(
-                f"{begins(place, at)}: stream time up to offset {ends[place]} cannot be told. The checkpoint is older "
-                "than the tables: put the newer one back"
+                f"{describe_beginning(place, at)}: stream time up to offset {ends[place]} cannot be told. The "
+                "checkpoint is older than the tables: put the newer one back"
             )
     wanted = spark.createDataFrame(
         [(*name, end) for name, end in ends.items()], "topic string, partition int, end long"

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.lake import PASSING_REMOVALS, Lake
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.silences import silences, silences_of
+from sessionlake.ledger.silences import read_silences, silences_in
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -43,7 +43,7 @@ def unread_silences(
     """
     lake = Lake(settings)
     last = last_batch(lake.reader(spark), layer)
-    if last is None or not any(one.behind == ends.get(one.place) for one in silences(lake.reader(spark))):
+    if last is None or not any(one.behind == ends.get(one.place) for one in read_silences(lake.reader(spark))):
         return frozenset()
     following = handover.next_version(settings, layer, last)
     if following > lake.latest_version(spark, MESSAGES):
@@ -56,9 +56,9 @@ def _read(spark: SparkSession, lake: Lake, version: int, checkpoint: str) -> fro
     found: set[Silence] = set()
 
     def gather(rows: DataFrame, _: Txn) -> None:
-        found.update(silences_of(rows))
+        found.update(silences_in(rows))
 
-    options = {"startingVersion": version, **PASSING_REMOVALS}
+    options = {"startingVersion": version, **SKIP_REMOVALS}
     frame = lake.stream(spark, MESSAGES, lake.settings.silver.max_bytes_per_trigger, options)
     shutil.rmtree(checkpoint, ignore_errors=True)
     query = LayerQuery("unread silences", checkpoint)

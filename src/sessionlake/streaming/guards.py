@@ -24,8 +24,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError, LossError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.retained import cut_of
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.retained import read_head
 from sessionlake.settings.model import Integrity, Settings
 from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.generations import Generations
@@ -52,7 +52,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     checkpoint = settings.checkpoint(layer)
     if Generations(checkpoint, layer).current.app_id is not None:
         return
-    entries = list(rows_of(Books(lake.reader(spark)).current(("layer", eq, layer))))
+    entries = list(to_dicts(LedgerReader(lake.reader(spark)).current(("layer", eq, layer))))
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
     # A rebuild may have filled the tables; it leaves a handover. Gold's rebuild empties them instead: then data is
     # from a later batch.
@@ -76,14 +76,14 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     Raises:
         LakeError: A topic was set to class `once` after retention had removed changes of it.
     """
-    found = cut_of(reader, CHANGES)
+    found = read_head(reader, CHANGES)
     if found is None:
         return
     rules = RuleBook(settings.capture)
-    for (topic,) in sorted(reader.counts(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
+    for (topic,) in sorted(reader.count_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
         if rules.of(topic).integrity is Integrity.ONCE:
             raise LakeError(
-                f"topic {topic} has class once, but {found.since}",
+                f"topic {topic} has class once, but {found.summary}",
                 why="Under class once, a session is computed from its first change on",
                 fix="Set the class of the topic back to what it was",
             )

@@ -12,12 +12,12 @@ from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, POSI
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, LossError
-from sessionlake.ledger.books import Books, rows_of, stored_sums
-from sessionlake.ledger.entries import rebuilt_by
-from sessionlake.ledger.erasures import erasures
-from sessionlake.ledger.progress import last_batch, spans
-from sessionlake.ledger.retained import heads
-from sessionlake.ledger.silences import NO_MESSAGE
+from sessionlake.ledger.books import LedgerReader, stored_sums, to_dicts
+from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.erasures import read_receipts
+from sessionlake.ledger.progress import last_batch, offset_spans
+from sessionlake.ledger.retained import read_heads
+from sessionlake.ledger.silences import IS_SILENCE
 from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import parse_failure
@@ -61,10 +61,10 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     """
     lake = Lake(settings)
     has_ledger = lake.exists(spark, LEDGER)
-    cut = heads(lake.reader(spark)).get(LEDGER) if has_ledger else None
-    if cut is not None and cut.removed and stored_sums(lake.reader(spark)).cut is None:
+    cut = read_heads(lake.reader(spark)).get(LEDGER) if has_ledger else None
+    if cut is not None and cut.removed and stored_sums(lake.reader(spark)).removed_before is None:
         raise LossError(
-            f"{cut.since}, and {POSITIONS} is gone",
+            f"{cut.summary}, and {POSITIONS} is gone",
             why="It has the only sums of the removed entries",
             fix="Restore it from a backup",
         )
@@ -132,7 +132,7 @@ def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
     """
     refuse_lost_tables(spark, lake, BRONZE, [TOPICS])
     known = {row.topic for row in read_topics(spark, lake)}
-    refuse_unknown_topics(known, (span.topic for span in spans(lake.reader(spark), BRONZE)))
+    refuse_unknown_topics(known, (span.topic for span in offset_spans(lake.reader(spark), BRONZE)))
 
 
 def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
@@ -275,7 +275,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         LossError: A table is gone or has too few rows. The error names it.
     """
     reader, booked = lake.reader(spark), Counter[str]()
-    for row in rows_of(Books(reader, "outputs").current()):
+    for row in to_dicts(LedgerReader(reader, "outputs").current()):
         for output in row["outputs"]:
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
@@ -283,7 +283,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             raise LossError(f"{table} is gone", fix=repair_hint(table))
     gone = removed_rows(reader)
     for table in tables:
-        silent = sum(part.num_rows for part in reader.batches(table, NO_MESSAGE)) if table == MESSAGES else 0
+        silent = sum(part.num_rows for part in reader.batches(table, IS_SILENCE)) if table == MESSAGES else 0
         rows, removed = reader.count(table) - silent, gone.get(table, 0)
         # A batch can be in its tables before it is in the ledger. So extra rows are no loss; missing rows are.
         if rows < booked[table] - removed:
@@ -297,10 +297,10 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
 
 def removed_rows(reader: TableReader) -> Counter[str]:
     """Returns how many rows of each table retention or forgetting has removed. Both are recorded before the removal."""
-    found = Counter({table: cut.gone for table, cut in heads(reader).items()})
-    known = erasures(reader)
+    found = Counter({table: cut.gone for table, cut in read_heads(reader).items()})
+    known = read_receipts(reader)
     if known:
-        since = rebuilt_by(reader, SILVER)
+        since = earliest_after_rebuild(reader, SILVER)
         for erasure in known:
             if erasure.begun_at >= since:  # tables that were rebuilt later never contained these rows
                 found.update(erasure.removed)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER
-from sessionlake.delta.storage.commits import LoggedCommit, set_back
+from sessionlake.delta.storage.commits import LoggedCommit, unrepaired_restore
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LossError
-from sessionlake.ledger.books import VERSIONS, Books, rows_of
+from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.losses import RESTORE_OR_MOVE, repair_hint
 
@@ -40,11 +40,11 @@ def refuse_restored(spark: SparkSession | None, lake: Lake, tables: Iterable[str
         table for table in existing if not _only_batches(table, lake.latest_version(spark, table), known, entries)
     ]
     found = {table: _latest_commits(spark, lake, table) for table in suspects}
-    with_ledger = LEDGER in found and set_back(found[LEDGER])
+    with_ledger = LEDGER in found and unrepaired_restore(found[LEDGER])
     for table in (table for table in tables if table in found):
         commits = found[table]
         last, left = commits[-1].version, _left_at(spark, lake, table, commits[-1].version, known)
-        why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else set_back(commits)
+        why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else unrepaired_restore(commits)
         if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
@@ -78,7 +78,7 @@ _Versions = dict[str, list[tuple[datetime, int]]]
 def versions_after_batches(reader: TableReader) -> _Versions:
     """Returns for each table when batches were committed since its layer was rebuilt, and the version each left."""
     found: _Versions = {}
-    for row in rows_of(Books(reader, VERSIONS).current()):
+    for row in to_dicts(LedgerReader(reader, VERSIONS).current()):
         for left in row[VERSIONS] or ():
             found.setdefault(left["table"], []).append((left["committed_at"], left["version"]))
     return found
@@ -86,8 +86,8 @@ def versions_after_batches(reader: TableReader) -> _Versions:
 
 def _entries(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if old ones are known only as sums."""
-    books = Books(reader, "batches")
-    return None if books.has_sums else sum(row["batches"] for row in rows_of(books.entries()))
+    books = LedgerReader(reader, "batches")
+    return None if books.has_sums else sum(row["batches"] for row in to_dicts(books.entries()))
 
 
 def _only_batches(table: str, latest: int, known: _Versions, entries: int | None) -> bool:

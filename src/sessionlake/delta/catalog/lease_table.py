@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.catalog.leases import Lease
-from sessionlake.delta.schemas.ddl import text
+from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.delta.schemas.tables import TABLES, arrow_schema
 from sessionlake.delta.storage.commits import LAST_COMMIT
-from sessionlake.delta.storage.conflicts import conflicts
-from sessionlake.delta.storage.interface import Storage, writing
+from sessionlake.delta.storage.conflicts import conflict_errors
+from sessionlake.delta.storage.interface import Storage, delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
@@ -65,9 +65,11 @@ class SparkLeases:
         """Replaces the partition of its name; True if Delta has made the commit."""
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
-        with _own_pool(spark), interpreted(spark), suppress(*conflicts()):
+        with _own_pool(spark), interpreted(spark), suppress(*conflict_errors()):
             row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             # Replacing a partition reads no file, as an UPDATE or a MERGE would.
-            replacing = writing(row, LEASES, txn, "overwrite").option("replaceWhere", f"name = {text(lease.name)}")
+            replacing = delta_writer(row, LEASES, txn, "overwrite").option(
+                "replaceWhere", f"name = {sql_string(lease.name)}"
+            )
             self._storage.save(replacing, LEASES)
         return spark.conf.get(LAST_COMMIT, None) is not None

@@ -64,7 +64,7 @@ class Lease:
     expires_at: datetime
     settled: bool
 
-    def held(self, now: datetime) -> bool:
+    def is_held(self, now: datetime) -> bool:
         """Whether nobody else may take it."""
         return self.holder is not None and now < self.expires_at
 
@@ -77,7 +77,7 @@ class Lease:
 
     def refusal(self, settings: Settings) -> ClaimedError:
         """What is told to one that wants it, too."""
-        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_told(self.expires_at)}"
+        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
         return claimed_error(settings, self._holder, self.name, fix)
 
 
@@ -113,15 +113,15 @@ class Moment:
         """This one."""
         return cls(datetime.now(UTC), time.monotonic())
 
-    def since(self, before: Moment) -> timedelta:
+    def longest_since(self, before: Moment) -> timedelta:
         """How long it is ago, by the clock by which it is longer."""
         return max(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
-    def surely_since(self, before: Moment) -> timedelta:
+    def shortest_since(self, before: Moment) -> timedelta:
         """As `since`, by the clock by which it is shorter."""
         return min(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
-    def earlier(self, wall: datetime) -> Moment:
+    def at_wall(self, wall: datetime) -> Moment:
         """The moment at which the clock that can be set showed this, if both have gone alike since."""
         return Moment(wall, self.steady - (self.wall - wall).total_seconds())
 
@@ -145,7 +145,7 @@ class Claim:
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
-        self.name, self.overtook = name, False
+        self.name, self.took_over = name, False
         self._renewed, self._lease = self._acquire(Holder.this_process(doing))
 
     @property
@@ -161,7 +161,7 @@ class Claim:
         """
         if self._lost is not None:
             raise self._lost
-        if self._clock().since(self._renewed) >= LENGTH / _TRUSTED:
+        if self._clock().longest_since(self._renewed) >= LENGTH / _TRUSTED:
             self.renew()
 
     def renew(self) -> None:
@@ -202,7 +202,7 @@ class Claim:
     def _acquire(self, mine: Holder) -> tuple[Moment, Lease]:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read(self.name)
-            if before is not None and before.held(begun.wall):
+            if before is not None and before.is_held(begun.wall):
                 raise before.refusal(self._settings)
             none = Lease(self.name, 0, 0, "", None, "", begun.wall, begun.wall, begun.wall, settled=True)
             found = self._write(
@@ -217,9 +217,9 @@ class Claim:
                 settled=False,
             )
             if found is not None and found.claim == self._id:
-                self.overtook = before is not None and (before.holder is not None or not before.settled)
+                self.took_over = before is not None and (before.holder is not None or not before.settled)
                 if before is not None and before.holder is not None:
-                    _tell_taken_over(before)
+                    _warn_taken_over(before)
                 return begun, found
         raise ClaimedError(f"{self.name}: several processes try to have it in {self._settings.place}: run it again")
 
@@ -234,8 +234,8 @@ class Claim:
         else:
             then = f"another process {found.doing} now ({found})"
         return ClaimedError(
-            f"{self.name}: this process did not renew its lease before {_told(self._lease.expires_at)}, and {then}: "
-            "nothing more is written here; what was committed stays, and is gone on from there"
+            f"{self.name}: this process did not renew its lease before {_utc_text(self._lease.expires_at)}, and "
+            f"{then}: nothing more is written here; what was committed stays, and is gone on from there"
         )
 
 
@@ -244,14 +244,14 @@ def _changed(before: Lease, **changed: object) -> Lease:
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
 
-def _told(moment: datetime) -> str:
+def _utc_text(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
-def _tell_taken_over(before: Lease) -> None:
+def _warn_taken_over(before: Lease) -> None:
     _LOG.warning(
         "%s: taken over from a process that %s and stands still, or is gone (%s); it last renewed its lease at %s",
-        before.name, before.doing, before, _told(before.renewed_at),
+        before.name, before.doing, before, _utc_text(before.renewed_at),
     )  # fmt: skip
 
 
@@ -260,7 +260,7 @@ _HELD: dict[str, list[Claim]] = {}
 
 
 @contextmanager
-def holding(
+def hold_lease(
     settings: Settings, table: LeaseTable, name: str, doing: str, on_takeover: Callable[[int], None] = lambda _: None
 ) -> Iterator[None]:
     """Claims a lease, and keeps it until the block is left.
@@ -278,7 +278,7 @@ def holding(
     keeper.start()
     settled = False
     try:
-        if claim.overtook:
+        if claim.took_over:
             on_takeover(claim.token)
         yield
         settled = True
@@ -320,7 +320,7 @@ def _require_if_known(claim: Claim) -> None:
         pass
 
 
-def require_held(table: str) -> None:
+def require_leases(table: str) -> None:
     """Returns if all that this process has claimed by a table of leases is its own still.
 
     Args:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from sessionlake.protocol.types import Row
 
 # The tables whose rows are remembered: small, or asked for again and again with the same condition.
-_REMEMBERED = frozenset({LEDGER, POSITIONS, TOPICS, ERASURES, RETAINED, DECISIONS})
+_CACHED_TABLES = frozenset({LEDGER, POSITIONS, TOPICS, ERASURES, RETAINED, DECISIONS})
 # Up to so many bytes, all rows of a table are read at the first question.
 _SMALL_BYTES = 2 << 20
 
 
 @dataclass
-class Remembered:
+class CachedTable:
     """What is remembered of one table that exists.
 
     Attributes:
@@ -59,21 +59,21 @@ class Remembered:
         self.rows, self.is_small = [], None
 
 
-Memory = dict[str, Remembered]
+TableCache = dict[str, CachedTable]
 """By the table's name in SQL."""
 
-_here: ContextVar[Memory | None] = ContextVar("memory", default=None)
-_all: dict[int, Memory] = {}
+_here: ContextVar[TableCache | None] = ContextVar("memory", default=None)
+_all: dict[int, TableCache] = {}
 """Those of all threads, by `id`: two may be equal."""
 
 
 @contextmanager
-def remembering() -> Iterator[None]:
+def cache_tables() -> Iterator[None]:
     """Remembers until the block is left, in this thread; inside another such block, until that one is."""
     if _here.get() is not None:
         yield
         return
-    memory: Memory = {}
+    memory: TableCache = {}
     token = _here.set(memory)
     _all[id(memory)] = memory
     try:
@@ -83,7 +83,7 @@ def remembering() -> Iterator[None]:
         _here.reset(token)
 
 
-def remembered(identifier: str) -> Remembered | None:
+def cached_table(identifier: str) -> CachedTable | None:
     """What is remembered of a table; None if nothing is, or it is not known to be there."""
     memory = _here.get()
     return None if memory is None else memory.get(identifier)
@@ -93,23 +93,23 @@ def note_exists(identifier: str) -> None:
     """Remembers that a table is there, if anything is remembered now."""
     memory = _here.get()
     if memory is not None:
-        memory.setdefault(identifier, Remembered())
+        memory.setdefault(identifier, CachedTable())
 
 
-def forget_rows(identifier: str) -> None:
+def drop_rows(identifier: str) -> None:
     """Drops the rows of a table that was committed to, by whichever thread."""
     for memory in tuple(_all.values()):
         if (known := memory.get(identifier)) is not None:
             known.forget_rows()
 
 
-def forget(identifier: str) -> None:
+def drop_table(identifier: str) -> None:
     """Drops all that is remembered of a table."""
     for memory in tuple(_all.values()):
         memory.pop(identifier, None)
 
 
-class RememberingReader(TableReader):
+class CachingReader(TableReader):
     """Reads tables, those that are small once, while anything is remembered.
 
     Args:
@@ -121,81 +121,85 @@ class RememberingReader(TableReader):
     def __init__(
         self, asked: TableReader, identifier: Callable[[str], str], surely_empty: Callable[[str], bool]
     ) -> None:
-        self._asked, self._identifier, self._surely_empty = asked, identifier, surely_empty
+        self._source, self._identifier, self._is_known_empty = asked, identifier, surely_empty
 
     def exists(self, table: str) -> bool:
-        return self._asked.exists(table)
+        return self._source.exists(table)
 
     def schema(self, table: str) -> pa.Schema:
-        return self._asked.schema(table)
+        return self._source.schema(table)
 
     def size(self, table: str) -> TableSize:
-        return self._asked.size(table)
+        return self._source.size(table)
 
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        return self._asked.files(table, *conditions)
+        return self._source.files(table, *conditions)
 
     def count(self, table: str) -> int:
-        whole = self._held(table, ())
-        return self._asked.count(table) if whole is None else whole.num_rows
+        whole = self._cached_rows(table, ())
+        return self._source.count(table) if whole is None else whole.num_rows
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        return self._of(table, conditions).batches(table, *conditions, columns=columns)
+        return self._reader_for(table, conditions).batches(table, *conditions, columns=columns)
 
     def table(
         self,
         table: str,
         *conditions: Condition,
         columns: Sequence[str] | None = None,
-        of: pa.Table | None = None,
-        at_most: int | None = None,
+        sessions: pa.Table | None = None,
+        max_bytes: int | None = None,
     ) -> pa.Table:
-        return self._of(table, conditions).table(table, *conditions, columns=columns, of=of, at_most=at_most)
+        return self._reader_for(table, conditions).table(
+            table, *conditions, columns=columns, sessions=sessions, max_bytes=max_bytes
+        )
 
-    def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
-        return self._of(table, ()).some(table, at_most, columns)
+    def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
+        return self._reader_for(table, ()).sample(table, max_rows, columns)
 
     def any(self, table: str, *conditions: Condition) -> bool:
-        return self._of(table, conditions).any(table, *conditions)
+        return self._reader_for(table, conditions).any(table, *conditions)
 
-    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        return self._of(table, conditions).counts(table, by, *conditions)
+    def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        return self._reader_for(table, conditions).count_by(table, by, *conditions)
 
     def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        return self._of(table, conditions).highest(table, of, by, *conditions)
+        return self._reader_for(table, conditions).highest(table, of, by, *conditions)
 
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        whole, known = self._held(table, ()), self._known(table)
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
+        whole, known = self._cached_rows(table, ()), self._cached_table(table)
         if whole is not None:
             found, rows = _filtered(whole, conditions), whole.num_rows
         elif known is None:
-            return self._asked.counted(table, *conditions, columns=columns)
+            return self._source.read_with_count(table, *conditions, columns=columns)
         else:
             told = next(((held, n) for asked, held, n in known.rows if asked == conditions and n is not None), None)
             commits = known.commits
-            found, rows = told or self._asked.counted(table, *conditions)
+            found, rows = told or self._source.read_with_count(table, *conditions)
             if told is None and found.nbytes <= _SMALL_BYTES and commits == known.commits:
                 known.rows.append((conditions, found, rows))
         return (found if columns is None else found.select(list(columns))), rows
 
-    def _of(self, table: str, conditions: Sequence[Condition]) -> TableReader:
+    def _reader_for(self, table: str, conditions: Sequence[Condition]) -> TableReader:
         """What answers a question about rows that meet these conditions."""
-        held = self._held(table, conditions)
-        return self._asked if held is None else _Held(self._asked, held)
+        held = self._cached_rows(table, conditions)
+        return self._source if held is None else _RowsReader(self._source, held)
 
-    def _known(self, table: str) -> Remembered | None:
-        return remembered(self._identifier(table)) if table in _REMEMBERED and self.exists(table) else None
+    def _cached_table(self, table: str) -> CachedTable | None:
+        return cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
 
-    def _held(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
+    def _cached_rows(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
         """The rows that meet these conditions, and perhaps others; None if they are to be asked for."""
-        known = self._known(table)
+        known = self._cached_table(table)
         if known is None:
             return None
         if known.is_small is None:
             commits = known.commits
-            whole = self.schema(table).empty_table() if self._surely_empty(table) else self._read(table, ())
+            whole = self.schema(table).empty_table() if self._is_known_empty(table) else self._read(table, ())
             if commits != known.commits:
                 return whole
             known.is_small = whole is not None
@@ -211,29 +215,29 @@ class RememberingReader(TableReader):
 
     def _read(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
         try:
-            return self._asked.table(table, *conditions, at_most=_SMALL_BYTES)
+            return self._source.table(table, *conditions, max_bytes=_SMALL_BYTES)
         except TooLargeError:
             return None
 
 
-class _Held(TableReader):
+class _RowsReader(TableReader):
     """Answers questions about one table, out of rows that are in memory."""
 
     def __init__(self, asked: TableReader, rows: pa.Table) -> None:
-        self._asked, self._rows = asked, rows
+        self._source, self._rows = asked, rows
 
     def exists(self, table: str) -> bool:
-        return self._asked.exists(table)
+        return self._source.exists(table)
 
     def schema(self, table: str) -> pa.Schema:
         del table
         return self._rows.schema
 
     def size(self, table: str) -> TableSize:
-        return self._asked.size(table)
+        return self._source.size(table)
 
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        return self._asked.files(table, *conditions)
+        return self._source.files(table, *conditions)
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
@@ -242,8 +246,10 @@ class _Held(TableReader):
         found = _filtered(self._rows, conditions)
         yield from (found if columns is None else found.select(list(columns))).to_batches()
 
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        return self._asked.counted(table, *conditions, columns=columns)
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
+        return self._source.read_with_count(table, *conditions, columns=columns)
 
 
 def _filtered(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:

@@ -11,30 +11,31 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.delta.catalog import memory
-from sessionlake.delta.catalog.history import at_least, files_stay, first_read, last_vacuum
+from sessionlake.delta.catalog.history import file_retention, first_read_options, last_vacuum, minimum_retention
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.catalog.leases import holding, require_held, token_of
-from sessionlake.delta.schemas.ddl import clustering, creating
+from sessionlake.delta.catalog.leases import hold_lease, require_leases, token_of
+from sessionlake.delta.schemas.ddl import cluster_statement, create_statements
 from sessionlake.delta.schemas.definition import TableSchema
-from sessionlake.delta.schemas.names import BESIDE_BATCHES, CLAIMED_TABLES, LEASES
-from sessionlake.delta.schemas.properties import RETENTION, interval
+from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
+from sessionlake.delta.schemas.properties import RETENTION, interval_text
 from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
-from sessionlake.delta.storage.conflicts import conflicts, repeated
-from sessionlake.delta.storage.expired import Chosen
-from sessionlake.delta.storage.interface import PURGED, Limits, Staged, Storage
+from sessionlake.delta.storage.conflicts import conflict_errors, retry_on_conflict
+from sessionlake.delta.storage.expired import RowSelection
+from sessionlake.delta.storage.interface import PURGED, StagedRows, Storage
+from sessionlake.delta.storage.limits import Limits
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.delta.storage.spark_writes import (
     StagedFrame,
-    blanked_by_spark,
-    counted_by_spark,
-    merged_by_spark,
-    removed_by_spark,
-    staged_by_spark,
+    count_with_spark,
+    erase_with_spark,
+    merge_with_spark,
+    remove_with_spark,
+    stage_with_spark,
 )
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
-from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.protocol.names import quote
@@ -64,7 +65,7 @@ _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
 
 
-class Catalog(Storage):
+class CatalogStorage(Storage):
     """Tables named `<catalog>.<schema>.<table>`."""
 
     limits = Limits(
@@ -77,9 +78,9 @@ class Catalog(Storage):
         rewritten_rows=0,
         index_bytes=0,
     )
-    needs_session = True
-    keeps_functions = True
-    log: Mapping[str, str] = {}  # the platform's own matter
+    needs_spark = True
+    functions_persist = True
+    log_properties: Mapping[str, str] = {}  # the platform's own matter
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -94,10 +95,10 @@ class Catalog(Storage):
     def _schema(self, schema: str) -> str:
         return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.name_of(schema))}"
 
-    def function(self, schema: str, name: str) -> tuple[str, str]:
+    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
 
-    def view(self, spark: SparkSession, name: str) -> str:
+    def prepare_view(self, spark: SparkSession, name: str) -> str:
         """The view's three-level name: its schema is there, since gold's tables are in it."""
         del spark
         return self.identifier(name)
@@ -109,21 +110,24 @@ class Catalog(Storage):
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
         """Claims by a lease. Delta skips what an earlier holder that has not ended in order may yet commit."""
         session = _required(spark, self._settings)
-        written = (*BESIDE_BATCHES.get(name, ()), *((table, CLAIMED_APP) for table in CLAIMED_TABLES.get(name, ())))
+        written = (
+            *WRITTEN_OUTSIDE_BATCHES.get(name, ()),
+            *((table, CLAIMED_APP) for table in CLAIMED_TABLES.get(name, ())),
+        )
 
         def retire(token: int) -> None:
             for table, app_id in written:
                 if self.exists(session, table):
-                    self._retire(session, table, Txn.before(app_id, token))
+                    self._retire(session, table, Txn.before_holder(app_id, token))
 
-        with holding(self._settings, SparkLeases(session, self), name, doing, retire):
+        with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire):
             yield
 
     def _retire(self, spark: SparkSession, table: str, txn: Txn) -> None:
-        repeated(lambda: self.append(spark, table, self.read(spark, table, {}).limit(0), txn))
+        retry_on_conflict(lambda: self.append(spark, table, self.read(spark, table, {}).limit(0), txn))
 
     def require_claims(self) -> None:
-        require_held(self.identifier(LEASES))
+        require_leases(self.identifier(LEASES))
 
     def token(self, name: str) -> int:
         return token_of(self.identifier(LEASES), name)
@@ -136,12 +140,12 @@ class Catalog(Storage):
 
     # -- tables
 
-    def remembering(self) -> AbstractContextManager[None]:
-        return memory.remembering()
+    def caching(self) -> AbstractContextManager[None]:
+        return memory.cache_tables()
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
         name = self.identifier(table)
-        if memory.remembered(name) is not None:
+        if memory.cached_table(name) is not None:
             return True
         session = _required(spark, self._settings)
         with interpreted(session):
@@ -163,7 +167,7 @@ class Catalog(Storage):
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """Reads SHOW TBLPROPERTIES: DESCRIBE DETAIL, which tells of files as well, costs a Spark job."""
-        known = memory.remembered(self.identifier(table))
+        known = memory.cached_table(self.identifier(table))
         found = None if known is None else known.properties
         if found is None:
             session = _required(spark, self._settings)
@@ -176,7 +180,7 @@ class Catalog(Storage):
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         super().set_property(spark, table, key, value)
-        known = memory.remembered(self.identifier(table))
+        known = memory.cached_table(self.identifier(table))
         if known is not None and known.properties is not None:
             known.properties[key] = value
 
@@ -195,17 +199,17 @@ class Catalog(Storage):
         within = self._schema(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
-        wanted = schema.properties(at_least(table, self._settings.maintain.keep))
+        wanted = schema.properties(minimum_retention(table, self._settings.maintain.keep))
         columns = schema.definitions_for(self._settings)
-        for statement in creating(self.identifier(table), schema, columns, wanted):
+        for statement in create_statements(self.identifier(table), schema, columns, wanted):
             spark.sql(statement)
         memory.note_exists(self.identifier(table))
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
-        spark.sql(clustering(self.identifier(table), keys))
+        spark.sql(cluster_statement(self.identifier(table), keys))
 
     def drop(self, spark: SparkSession, table: str) -> None:
-        memory.forget(self.identifier(table))
+        memory.drop_table(self.identifier(table))
         spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
@@ -269,12 +273,12 @@ class Catalog(Storage):
 
     def reader(self, spark: SparkSession | None) -> TableReader:
         asked = SparkReader(self, _required(spark, self._settings))
-        return memory.RememberingReader(asked, self.identifier, asked.surely_empty)
+        return memory.CachingReader(asked, self.identifier, asked.is_known_empty)
 
     # -- writing
 
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
-        return staged_by_spark(self, _required(spark, self._settings), table, rows)
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
+        return stage_with_spark(self, _required(spark, self._settings), table, rows)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends by Spark's writer, which reads the rows once."""
@@ -284,26 +288,26 @@ class Catalog(Storage):
         super().replace(_required(spark, self._settings), table, rows, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
-        return merged_by_spark(self, spark, table, source, upsert, txn)
+        return merge_with_spark(self, spark, table, source, upsert, txn)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
         try:
             writer.saveAsTable(self.identifier(table))
         finally:
-            memory.forget_rows(self.identifier(table))
+            memory.drop_rows(self.identifier(table))
 
-    def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
-        return first_read(self.delta(spark, table), table)
+    def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
+        return first_read_options(self.delta(spark, table), table)
 
     # -- upkeep
 
     @contextmanager
-    def exclusive(self, table: str) -> Iterator[None]:
+    def commit_lock(self, table: str) -> Iterator[None]:
         """Holds nobody off: commits to a catalog's tables see each other."""
         try:
             yield
         finally:
-            memory.forget_rows(self.identifier(table))
+            memory.drop_rows(self.identifier(table))
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
         """Runs OPTIMIZE if there are many small files; the platform decides which files it merges."""
@@ -312,18 +316,18 @@ class Catalog(Storage):
             return None
         try:
             spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
-        except conflicts():
+        except conflict_errors():
             return None
         return Compacted(before, self._files(spark, table)[0])
 
-    def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
-        return counted_by_spark(self, spark, table, chosen)
+    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
+        return count_with_spark(self, spark, table, chosen)
 
-    def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
-        removed_by_spark(self, spark, table, chosen)
+    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+        remove_with_spark(self, spark, table, chosen)
 
-    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        blanked_by_spark(self, spark, table, rows)
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+        erase_with_spark(self, spark, table, rows)
 
     def purge_vectors(self, table: str) -> int:
         raise UsageError(
@@ -331,7 +335,7 @@ class Catalog(Storage):
             f"`ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL"
         )
 
-    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         """Runs VACUUM for all files that the latest version does not name; the platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
@@ -339,7 +343,7 @@ class Catalog(Storage):
             spark.sql(f"VACUUM {self.identifier(table)} RETAIN 0 HOURS").collect()
         return self._vacuumed(spark, table)
 
-    def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
+    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         """True once a day: only VACUUM itself tells what it has to do."""
         del kept
         if table not in self._vacuums:
@@ -347,14 +351,14 @@ class Catalog(Storage):
             self._vacuums[table] = _LONG_AGO if last is None else last["timestamp"].astimezone(UTC)
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
-    def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
+    def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
         """Runs VACUUM; the platform removes log entries.
 
         How long files stay is the table's property: VACUUM goes by that, whatever it is told, and so does whoever else
         vacuums the table.
         """
-        span = files_stay(self.delta(spark, table), table, kept)
-        self.set_missing(spark, table, {RETENTION: interval(span)})
+        span = file_retention(self.delta(spark, table), table, kept)
+        self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
         with conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)}").collect()
         return self._vacuumed(spark, table)

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.folders.table_files import folder_of, opened
-from sessionlake.delta.folders.version_checksums import note
+from sessionlake.delta.folders.table_files import folder_of, open_table
+from sessionlake.delta.folders.version_checksums import write_checksum
 from sessionlake.delta.schemas.properties import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.local.paths import log_path
 
@@ -59,7 +59,7 @@ def sync_created(folder: Path) -> None:
     sync(folder.parent, folder.parent.parent)
 
 
-def settle(delta: DeltaTable, version: int) -> None:
+def finish_commit(delta: DeltaTable, version: int) -> None:
     """Notes what spares readers work behind a commit: its checksum, and the log put together, if that is due.
 
     Args:
@@ -67,17 +67,17 @@ def settle(delta: DeltaTable, version: int) -> None:
         version: of the latest commit.
     """
     folder = folder_of(delta)
-    note(folder, version)
+    write_checksum(folder, version)
     interval = int(delta.metadata().configuration.get(CHECKPOINTS) or CHECKPOINT_INTERVAL)
     if version - _last_checkpoint(folder) < interval:
         return
     try:
-        put_together(opened(folder))
+        write_checkpoint(open_table(folder))
     except Exception as error:  # noqa: BLE001 - whatever it is, the commit is there
         _LOG.warning("%s: its log could not be put together, which is tried again: %s", folder, error)
 
 
-def put_together(delta: DeltaTable) -> None:
+def write_checkpoint(delta: DeltaTable) -> None:
     """Writes the checkpoint of the table's version, and returns when it is on the disk."""
     delta.create_checkpoint()
     log = folder_of(delta) / "_delta_log"
@@ -93,7 +93,7 @@ def _last_checkpoint(folder: Path) -> int:
         return -1
 
 
-def discard(folder: Path, paths: Iterable[str], after: int | None) -> None:
+def discard_uncommitted(folder: Path, paths: Iterable[str], after: int | None) -> None:
     """Removes files that no version of the table names: a commit that has failed may be there all the same.
 
     Where that cannot be told, they stay until VACUUM takes what no version names.
@@ -107,7 +107,7 @@ def discard(folder: Path, paths: Iterable[str], after: int | None) -> None:
     left, commits = list(paths), list[str]()
     if left and after is not None:
         try:
-            behind = range(after + 1, opened(folder).version() + 1)
+            behind = range(after + 1, open_table(folder).version() + 1)
             commits = [(folder / "_delta_log" / f"{n:020}.json").read_text(encoding="utf-8") for n in behind]
         except (OSError, DeltaError) as error:
             _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)

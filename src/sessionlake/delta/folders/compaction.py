@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.folders.commits import discard
-from sessionlake.delta.folders.file_rows import rows_of
-from sessionlake.delta.folders.log import Placed, corrected, rearranged
-from sessionlake.delta.folders.parquet import SMALL, gathered
-from sessionlake.delta.folders.table_files import TableFile, opened
+from sessionlake.delta.folders.commits import discard_uncommitted
+from sessionlake.delta.folders.file_rows import read_files
+from sessionlake.delta.folders.log import TimedFile, commit_corrected_stats, commit_replacement
+from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
+from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.upkeep import identifier
-from sessionlake.delta.folders.writable import Writable, obstacle, writable
-from sessionlake.delta.storage.conflicts import conflicts
+from sessionlake.delta.folders.writable import Writable, open_writable, spark_only_reason
+from sessionlake.delta.storage.conflicts import conflict_errors
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.upkeep import Compacted
 from sessionlake.spark.interpreted import conf
@@ -62,13 +62,13 @@ class LiveFile:
     modified: int
 
 
-def crowded(sizes: Sequence[int]) -> int | None:
+def size_to_merge_below(sizes: Sequence[int]) -> int | None:
     """The size below which files should be merged, if there are enough of them of one tier."""
     tiers = [_tier(size) for size in sizes]
     return next((bound for n, bound in enumerate(_BOUNDS) if tiers.count(n) >= _ENOUGH[n]), None)
 
 
-def crowded_run(files: Sequence[LiveFile]) -> list[LiveFile]:
+def find_mergeable_run(files: Sequence[LiveFile]) -> list[LiveFile]:
     """Files that should be merged into one, and stand next to each other in the order in which they came.
 
     A file that takes their place, as modified when the last of them was, then leaves that order as it is.
@@ -107,23 +107,23 @@ def _tier(size: int) -> int:
 
 def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
-    delta = opened(folder)
-    if obstacle(delta) is None:
-        if not corrected(writable(delta)):
+    delta = open_table(folder)
+    if spark_only_reason(delta) is None:
+        if not commit_corrected_stats(open_writable(delta)):
             return None
         delta.update_incremental()
-        if not (table := writable(delta)).marks_rows:
+        if not (table := open_writable(delta)).uses_vectors:
             return _merge_run(table)
     before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
-    bound = crowded(before)
+    bound = size_to_merge_below(before)
     if bound is None:
         return None
     try:
         with conf(spark, _optimizing(bound)):
             spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
-    except conflicts():
+    except conflict_errors():
         return None
-    return Compacted(len(before), opened(folder).get_add_actions().num_rows)
+    return Compacted(len(before), open_table(folder).get_add_actions().num_rows)
 
 
 def _optimizing(bound: int) -> dict[str, str]:
@@ -138,7 +138,7 @@ def _optimizing(bound: int) -> dict[str, str]:
         f"{clustering}.threshold": str(bound),
         f"{clustering}.targetCubeSize": str(LARGEST),
         "parquet.block.size": str(ROW_GROUP),
-        "spark.sql.parquet.compression.codec": SMALL,
+        "spark.sql.parquet.compression.codec": COMPACT_CODEC,
     }
 
 
@@ -146,23 +146,23 @@ def _merge_run(table: Writable) -> Compacted | None:
     """Makes one file of small ones that are next to each other."""
     folder, files = table.folder, {file.add["path"]: file for file in table.files}
     known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
-    run = crowded_run([*known])
+    run = find_mergeable_run([*known])
     if not run:
         return None
     former = [files[one.path] for one in run]
-    merged = table.writer(SMALL).files(gathered(rows_of(former, table.schema)))
+    merged = table.writer(COMPACT_CODEC).files(gather_batches(read_files(former, table.schema)))
     name = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{name}")
-    if not replace(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes=False):
+    if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes=False):
         return None
     fault_point(f"after:compact:{name}")
     return Compacted(len(files), len(files) - len(run) + len(merged))
 
 
-def replace(
-    table: Writable, former: Sequence[TableFile], files: Sequence[Placed], operation: str, *, changes: bool
+def replace_files(
+    table: Writable, former: Sequence[TableFile], files: Sequence[TimedFile], operation: str, *, changes: bool
 ) -> bool:
-    """Commits files in the place of others, whatever is appended meanwhile: see `rearranged`.
+    """Commits files in the place of others, whatever is appended meanwhile: see `commit_replacement`.
 
     Returns:
         False if any of these is no part of the table any more; the new ones are gone then, too.
@@ -170,11 +170,11 @@ def replace(
     before, done = table.version, False
     try:
         for _ in range(_ATTEMPTS):
-            found = rearranged(table, former, files, operation, changes=changes)
+            found = commit_replacement(table, former, files, operation, changes=changes)
             if found is not False:
                 done = found is True
                 break
-            table = writable(opened(table.folder))
+            table = open_writable(open_table(table.folder))
     finally:
-        discard(table.folder, [] if done else [file.path for file, _ in files], before)
+        discard_uncommitted(table.folder, [] if done else [file.path for file, _ in files], before)
     return done

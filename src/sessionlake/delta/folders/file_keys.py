@@ -80,7 +80,7 @@ class FileKeys:
             self._searches += 1
             gone = [name for name in self._kept if name[0].parent in folders and name[0] not in there]
             for name in gone:
-                self._give_up(name)
+                self._evict(name)
 
     def parts(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
         """The keys of a file: read, if they are not known."""
@@ -142,13 +142,13 @@ class FileKeys:
         if lacking > 0:
             return False
         for name in gone:
-            self._give_up(name)
+            self._evict(name)
         for known in without:
             self._bytes -= known.nbytes - known.size
             known.footer = None
         return True
 
-    def _give_up(self, name: _Name) -> None:
+    def _evict(self, name: _Name) -> None:
         self._bytes -= self._kept.pop(name).nbytes
 
 

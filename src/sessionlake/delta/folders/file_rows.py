@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sessionlake.delta.folders.parquet import conformed
+from sessionlake.delta.folders.parquet import conform_batch
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.protocol.types import Int64s
 
@@ -29,9 +29,9 @@ class Footer:
         listed: columns of texts that are stored as numbers into a list.
     """
 
-    content: pq.FileMetaData
-    first: Int64s
-    listed: frozenset[str]
+    metadata: pq.FileMetaData
+    first_rows: Int64s
+    dictionary_columns: frozenset[str]
 
     @classmethod
     def of(cls, content: pq.FileMetaData) -> Footer:
@@ -47,7 +47,7 @@ class Footer:
     @property
     def nbytes(self) -> int:
         """Of memory, about."""
-        return int(_PARSED * self.content.serialized_size + self.first.nbytes)
+        return int(_PARSED * self.metadata.serialized_size + self.first_rows.nbytes)
 
 
 def _listed(content: pq.FileMetaData) -> frozenset[str]:
@@ -67,22 +67,22 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
         footer: the file's, if it is known.
     """
     footer = footer or Footer.read(path)
-    texts = [name for name in columns if name in footer.listed]  # all but the few rows are left as numbers
+    texts = [name for name in columns if name in footer.dictionary_columns]  # all but the few rows are left as numbers
     with (
         pa.OSFile(str(path)) as file,
         pq.ParquetFile(
-            file, metadata=footer.content, read_dictionary=texts, coerce_int96_timestamp_unit="us"
+            file, metadata=footer.metadata, read_dictionary=texts, coerce_int96_timestamp_unit="us"
         ) as content,
     ):
         schema = content.schema_arrow
         present = [schema.field(name) for name in columns if name in schema.names]
         if not present:
             return pa.table({})
-        group = np.searchsorted(footer.first, rows, side="right") - 1
+        group = np.searchsorted(footer.first_rows, rows, side="right") - 1
         read = np.unique(group)
-        sizes = np.diff(footer.first)[read]
-        skipped = np.zeros(len(footer.first), np.int64)
-        skipped[read] = footer.first[read] - (np.cumsum(sizes) - sizes)
+        sizes = np.diff(footer.first_rows)[read]
+        skipped = np.zeros(len(footer.first_rows), np.int64)
+        skipped[read] = footer.first_rows[read] - (np.cumsum(sizes) - sizes)
         wanted, place = rows - skipped[group], 0
         plain = pa.schema([field.with_type(pa.string()) if field.name in texts else field for field in present])
         parts = list[pa.RecordBatch]()
@@ -91,7 +91,7 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
         ):
             here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
             if len(here):
-                parts.append(conformed(batch.take(pa.array(here - place)), plain))
+                parts.append(conform_batch(batch.take(pa.array(here - place)), plain))
             place += batch.num_rows
         return pa.Table.from_batches(parts, plain)
 
@@ -104,14 +104,14 @@ def column_of(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.Chu
     return column if column.type == wanted.type else column.cast(wanted.type)
 
 
-def rows_of(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of files, in that order, with the columns of a schema; nulls of one that is younger than a file."""
     for file in files:
-        stays, place = np.ones(file.held, np.bool_), 0
-        stays[file.gone] = False
+        stays, place = np.ones(file.row_count, np.bool_), 0
+        stays[file.deleted_rows] = False
         # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
         with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as content:
             for batch in content.iter_batches(columns=schema.names):
                 kept = pa.array(stays[place : place + batch.num_rows])
                 place += batch.num_rows
-                yield conformed(batch, schema).filter(kept)
+                yield conform_batch(batch, schema).filter(kept)

@@ -39,7 +39,7 @@ def parse(stats: str | None) -> dict[str, Any]:
     return json.loads(stats or "{}", parse_float=Decimal)
 
 
-def correct(stats: str | None, rows: int) -> str | None:
+def corrected_stats(stats: str | None, rows: int) -> str | None:
     """The same statistics as every reader decodes them alike; None if they are so already.
 
     Earlier versions escaped characters beyond U+FFFF, and wrote infinities, which are no JSON. Other writers may do so,

@@ -16,7 +16,7 @@ _CHANGES = re.compile(rb'"dataChange":\s*true')
 def last_commit(folder: Path) -> Commit:
     """The table's latest commit."""
     newest = max(_entries(folder), default=None)
-    return NO_COMMIT if newest is None else commit_of(newest)
+    return NO_COMMIT if newest is None else read_commit(newest)
 
 
 def latest_version(folder: Path) -> int:
@@ -29,7 +29,7 @@ def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
     return [_logged(file) for file in sorted(_entries(folder))[-count:]]
 
 
-def written_at(folder: Path, version: int) -> float | None:
+def committed_at(folder: Path, version: int) -> float | None:
     """When a version was committed, in seconds since the epoch; None if the log does not have it."""
     try:
         return (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime
@@ -37,7 +37,7 @@ def written_at(folder: Path, version: int) -> float | None:
         return None
 
 
-def commit_of(file: Path) -> Commit:
+def read_commit(file: Path) -> Commit:
     """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows.
 
     One that has removed files has only moved rows.

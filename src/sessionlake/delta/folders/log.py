@@ -13,11 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.folders.commits import settle, sync, sync_files
-from sessionlake.delta.folders.file_statistics import correct, encode
+from sessionlake.delta.folders.commits import finish_commit, sync, sync_files
+from sessionlake.delta.folders.file_statistics import corrected_stats, encode
 from sessionlake.delta.folders.parquet import WrittenFile
 from sessionlake.delta.folders.table_files import Action, TableFile
-from sessionlake.delta.folders.writable import READER_FEATURES, VECTORS, Writable, features_of, obstacle, writable
+from sessionlake.delta.folders.writable import (
+    READER_FEATURES,
+    VECTORS,
+    Writable,
+    features_of,
+    open_writable,
+    spark_only_reason,
+)
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.local.paths import log_path
 
@@ -27,25 +34,25 @@ if TYPE_CHECKING:
 _ATTEMPTS = 20
 _FEATURES_OF = {DELETION_VECTORS: VECTORS, CHANGE_FEED: "changeDataFeed", APPEND_ONLY: "appendOnly"}
 """What a property needs that is switched on."""
-Placed = tuple[WrittenFile, int]
+TimedFile = tuple[WrittenFile, int]
 """A file, and the time (ms) that a stream's first read of the table orders it by."""
 
 
-def property_set(delta: DeltaTable, key: str, value: str) -> bool:
+def set_property(delta: DeltaTable, key: str, value: str) -> bool:
     """Gives the table a property; False if that is left to Spark, as for tables that only Spark can write."""
     for _ in range(_ATTEMPTS):
-        if obstacle(delta):
+        if spark_only_reason(delta):
             return False
         feature = _FEATURES_OF.get(key) if value == "true" else None
         wanted = features_of(delta) | ({feature} if feature else set[str]())
         info = {"operation": "SET TBLPROPERTIES", "operationParameters": {"properties": encode({key: value}).decode()}}
-        if committed(writable(delta), info, redescribed(delta, wanted, {key: value})):
+        if write_commit(open_writable(delta), info, metadata_actions(delta, wanted, {key: value})):
             return True
         delta.update_incremental()
     return False
 
 
-def redescribed(delta: DeltaTable, features: set[str], properties: Mapping[str, str]) -> list[Action]:
+def metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[str, str]) -> list[Action]:
     """Protocol, if it changes, and metadata with these features and properties.
 
     delta-rs would list features besides that the table does not use, which all who read it then had to know.
@@ -69,16 +76,16 @@ def redescribed(delta: DeltaTable, features: set[str], properties: Mapping[str, 
     return [*actions, {"metaData": metadata}]
 
 
-def appended(table: Writable, files: Sequence[WrittenFile], txn: Action) -> bool:
+def commit_append(table: Writable, files: Sequence[WrittenFile], txn: Action) -> bool:
     """Commits files in the table's folder; False if another commit has come behind the table's version.
 
     Args:
-        txn: see `transaction`.
+        txn: see `txn_action`.
     """
-    return committed(table, _written("Append", files), [txn, *(added(file, now_ms()) for file in files)], files)
+    return write_commit(table, _written("Append", files), [txn, *(add_action(file, now_ms()) for file in files)], files)
 
 
-def overwritten(
+def commit_overwrite(
     table: Writable, former: Sequence[TableFile], files: Sequence[WrittenFile], txn: Action | None, metadata: str = ""
 ) -> bool:
     """Commits files in the place of others; False if another commit has come behind the table's version.
@@ -86,14 +93,14 @@ def overwritten(
     Args:
         former: the others, as the version has them.
         files: in the table's folder.
-        txn: see `transaction`.
+        txn: see `txn_action`.
         metadata: kept with the commit, as Spark's `userMetadata`.
     """
     now = now_ms()
     info = _written("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
     actions = [] if txn is None else [txn]
-    actions += [removed(file, now) for file in former]
-    return committed(table, info, [*actions, *(added(file, now) for file in files)], files)
+    actions += [remove_action(file, now) for file in former]
+    return write_commit(table, info, [*actions, *(add_action(file, now) for file in files)], files)
 
 
 def _written(mode: str, files: Sequence[WrittenFile]) -> Action:
@@ -101,10 +108,10 @@ def _written(mode: str, files: Sequence[WrittenFile]) -> Action:
     return {"operation": "WRITE", "operationParameters": {"mode": mode}, "operationMetrics": metrics}
 
 
-def rearranged(
+def commit_replacement(
     table: Writable,
     former: Sequence[TableFile],
-    files: Sequence[Placed],
+    files: Sequence[TimedFile],
     operation: str,
     others: Iterable[Action] = (),
     *,
@@ -124,23 +131,23 @@ def rearranged(
     if not {file.key for file in former} <= {file.key for file in table.files}:
         return None
     now = now_ms()
-    actions = [*others, *(removed(file, now, changes=changes) for file in former)]
-    actions += [added(file, at, changes=changes) for file, at in files]
+    actions = [*others, *(remove_action(file, now, changes=changes) for file in former)]
+    actions += [add_action(file, at, changes=changes) for file, at in files]
     # A DELETE that names no condition is taken for one of all rows.
     parameters = {"predicate": '["some rows"]'} if changes else {}
     info = {"operation": operation, "operationParameters": parameters}
-    return committed(table, info, actions, [file for file, _ in files])
+    return write_commit(table, info, actions, [file for file, _ in files])
 
 
-def corrected(table: Writable) -> bool:
+def commit_corrected_stats(table: Writable) -> bool:
     """Gives entries of files correct statistics that earlier versions wrote wrong: no file is touched.
 
     Returns:
         False if another commit has come in between, so that it is to be done again.
     """
-    found = ((file, correct(file.add.get("stats"), file.held)) for file in table.files)
+    found = ((file, corrected_stats(file.add.get("stats"), file.row_count)) for file in table.files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
-    return not actions or committed(table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions)
+    return not actions or write_commit(table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions)
 
 
 _NO_PARTITION: Action = {"partitionValues": {}}
@@ -151,39 +158,39 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def transaction(app: str, batch: int) -> Action:
+def txn_action(app: str, batch: int) -> Action:
     """The application's commit of this number: it is not made twice."""
     return {"txn": {"appId": app, "version": batch, "lastUpdated": now_ms()}}
 
 
-def added(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
+def add_action(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
     """A file that is part of the table from now on (ms)."""
-    return {"add": named(file) | {"modificationTime": now, "dataChange": changes, "stats": file.stats}}
+    return {"add": file_fields(file) | {"modificationTime": now, "dataChange": changes, "stats": file.stats}}
 
 
-def named(file: WrittenFile) -> Action:
+def file_fields(file: WrittenFile) -> Action:
     """A file, as actions name it."""
     return {"path": log_path(file.path), "size": file.size} | _NO_PARTITION
 
 
-def marked_file(file: TableFile, vector: Action) -> Action:
+def marked_add_action(file: TableFile, vector: Action) -> Action:
     """A file of whose rows a vector says which are gone from now on."""
     known = {name: file.add[name] for name in ("path", "size", "modificationTime")} | _NO_PARTITION
     stats = encode(file.stats | {"tightBounds": False}).decode()
     return {"add": known | {"dataChange": True, "stats": stats, "deletionVector": vector}}
 
 
-def removed(file: TableFile, now: int, *, changes: bool = True) -> Action:
+def remove_action(file: TableFile, now: int, *, changes: bool = True) -> Action:
     """A file that is no part of the table from now on (ms)."""
     known = {name: file.add[name] for name in ("path", "size", "deletionVector") if name in file.add}
     rest = {"dataChange": changes, "extendedFileMetadata": True} | _NO_PARTITION
     return {"remove": known | rest | {"deletionTimestamp": now}}
 
 
-def committed(
+def write_commit(
     table: Writable, info: Action, actions: Iterable[Action], files: Iterable[WrittenFile] = (), *others: Path
 ) -> bool:
-    """Writes the commit behind the table's version, and then what `settle` does.
+    """Writes the commit behind the table's version, and then what `finish_commit` does.
 
     What it names is on the disk before it, and it before this returns: see `durable`.
 
@@ -211,5 +218,5 @@ def committed(
     finally:
         unnamed.unlink(missing_ok=True)
     sync(log)
-    settle(table.delta, version)
+    finish_commit(table.delta, version)
     return True

@@ -18,12 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.deletion_vectors import write_vectors
-from sessionlake.delta.folders.file_rows import rows_of
-from sessionlake.delta.folders.log import added, committed, marked_file, named, now_ms, removed, transaction
-from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, conformed, gathered
-from sessionlake.delta.folders.rows_by_key import FoundRows, Lookup, held_rows
+from sessionlake.delta.folders.file_rows import read_files
+from sessionlake.delta.folders.log import (
+    add_action,
+    file_fields,
+    marked_add_action,
+    now_ms,
+    remove_action,
+    txn_action,
+    write_commit,
+)
+from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, conform_batch, gather_batches
+from sessionlake.delta.folders.rows_by_key import FoundRows, Lookup, read_found_rows
 from sessionlake.delta.folders.table_files import Action, TableFile
-from sessionlake.delta.folders.writable import Writable, has_vectors, writable
+from sessionlake.delta.folders.writable import Writable, has_vectors, open_writable
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -38,7 +46,7 @@ _NO_ROWS = np.empty(0, np.int64)
 _FEED, _CHANGE = "_change_data", pa.field("_change_type", pa.string())
 
 
-def merged_by_marking(
+def merge_by_marking(
     delta: DeltaTable,
     source: pa.Table,
     upsert: Upsert,
@@ -63,23 +71,23 @@ def merged_by_marking(
         LakeError: a file's vector is not what the log says, or only Spark may write to the table.
         TooLargeError: what the source is combined with is too large.
     """
-    table = writable(delta)
+    table = open_writable(delta)
     folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
-    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.feeds)
+    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.has_change_feed)
     former = {one.file: one.rows for one in merged.former}
     absorbed = _absorbed(table, [] if marks else former) if merged else []
-    moved = [rows_of([replace(file, gone=_gone(file, former))], schema) for file in absorbed]
+    moved = [read_files([replace(file, deleted_rows=_gone(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
-    written = next(iter(table.writer().files(gathered(rows))), None)
-    told = _feed(folder, merged.changes(), schema) if table.feeds and merged else None
+    written = next(iter(table.writer().files(gather_batches(rows))), None)
+    told = _feed(folder, merged.changes(), schema) if table.has_change_feed and merged else None
     now = now_ms()
     files, vectors = [one for one in (written, told) if one], list[Path]()
-    changes = [removed(file, now) for file in absorbed]
+    changes = [remove_action(file, now) for file in absorbed]
     changes += _replaced({file: former[file] for file in former if file not in absorbed}, vectors, now)
-    changes += [] if written is None else [added(written, now)]
-    changes += [] if told is None else [{"cdc": named(told) | {"dataChange": False}}]
+    changes += [] if written is None else [add_action(written, now)]
+    changes += [] if told is None else [{"cdc": file_fields(told) | {"dataChange": False}}]
     info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
-    if committed(table, info, [transaction(app, batch), *changes], files, *vectors):
+    if write_commit(table, info, [txn_action(app, batch), *changes], files, *vectors):
         return True
     for path in (*(folder / one.path for one in files), *vectors):
         path.unlink(missing_ok=True)
@@ -98,7 +106,7 @@ def _absorbed(table: Writable, rewritten: Iterable[TableFile]) -> list[TableFile
 
 def _gone(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
     """All rows of a file that do not stay, by number."""
-    return np.union1d(file.gone, former[file]) if file in former else file.gone
+    return np.union1d(file.deleted_rows, former[file]) if file in former else file.deleted_rows
 
 
 @dataclass(frozen=True)
@@ -138,10 +146,12 @@ class _Merged:
         found = lookup.find(files, source, upsert.keys, schema)
         source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
         former = _former(found, source, upsert)
-        given = np.concatenate([_NO_ROWS, *(one.source for one in former)])
+        given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
         gone = _removes(source, upsert)[given]
         read = schema.names if whole else [*upsert.keys, *_others(upsert, schema)]
-        held = held_rows(former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read]))
+        held = read_found_rows(
+            former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read])
+        )
         updated = _updated(held.filter(pa.array(~gone)), source.take(pa.array(given[~gone])), upsert, schema)
         return cls(former, gone, held, updated, _inserted(source, upsert, found))
 
@@ -174,8 +184,8 @@ def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> lis
     if upsert.updates:
         return list(found)
     gone = _removes(source, upsert)
-    own = ((one, gone[one.source]) for one in found)
-    return [replace(one, rows=one.rows[mine], source=one.source[mine]) for one, mine in own if mine.any()]
+    own = ((one, gone[one.key_places]) for one in found)
+    return [replace(one, rows=one.rows[mine], key_places=one.key_places[mine]) for one, mine in own if mine.any()]
 
 
 def _removes(source: pa.Table, upsert: Upsert) -> Bools:
@@ -199,7 +209,7 @@ def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema)
     """
     columns: dict[str, Any] = {name: given[name] for name in (*upsert.keys, *upsert.columns)}
     columns |= {name: held[name] for name in _others(upsert, schema)}
-    for i, name in enumerate(upsert.kept):
+    for i, name in enumerate(upsert.optional_columns):
         new = given[name].cast(schema.field(name).type)
         columns[name] = pc.if_else(pc.list_element(given[WRITTEN], i), new, columns[name])
     return pa.table(columns)
@@ -208,20 +218,20 @@ def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema)
 def _inserted(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> pa.Table:
     new = ~_removes(source, upsert) & upsert.inserts
     for one in found:
-        new[one.source] = False
-    return source.select([*upsert.keys, *upsert.columns, *upsert.kept]).filter(pa.array(new))
+        new[one.key_places] = False
+    return source.select([*upsert.keys, *upsert.columns, *upsert.optional_columns]).filter(pa.array(new))
 
 
 def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
     """Writes the file from which readers of the change feed take what a commit has changed; None if that is nothing."""
     own, told = folder / _FEED, schema.append(_CHANGE)
     own.mkdir(exist_ok=True)
-    files = FileWriter(str(own), told, ()).files(gathered(_batches(changes, told)))
+    files = FileWriter(str(own), told, ()).files(gather_batches(_batches(changes, told)))
     return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
 
 
 def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    return (conformed(batch, schema) for part in parts for batch in part.to_batches())
+    return (conform_batch(batch, schema) for part in parts for batch in part.to_batches())
 
 
 def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
@@ -230,7 +240,7 @@ def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
     Of each row, that is done as often as the table is larger than a MERGE by a factor of `_CROWD`.
     """
     for size in range(_LARGEST_TIER):
-        tier = [file for file in files if _CROWD**size <= file.held < _CROWD ** (size + 1)]
+        tier = [file for file in files if _CROWD**size <= file.row_count < _CROWD ** (size + 1)]
         if len(tier) >= _CROWD:
             return tier[:_CROWD]
     return []
@@ -244,10 +254,10 @@ def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int)
         now: the moment of the commit (ms).
     """
     every = {file: _gone(file, marked) for file in marked}
-    left = {file: rows for file, rows in every.items() if len(rows) < file.held}
-    actions = [removed(file, now) for file in every]
+    left = {file: rows for file, rows in every.items() if len(rows) < file.row_count}
+    actions = [remove_action(file, now) for file in every]
     if left:
         vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])
         written.append(path)
-        actions += [marked_file(file, vector) for file, vector in zip(left, vectors, strict=True)]
+        actions += [marked_add_action(file, vector) for file, vector in zip(left, vectors, strict=True)]
     return actions

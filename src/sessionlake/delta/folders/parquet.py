@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame
 
-QUICK, SMALL = "snappy", "zstd"
+FAST_CODEC, COMPACT_CODEC = "snappy", "zstd"
 """What files are compressed with: fresh ones, which are merged soon, and those that are merged, and stay."""
-WRITTEN = "path string, size bigint, stats string"
+WRITTEN_COLUMNS = "path string, size bigint, stats string"
 _GATHERED_BYTES = 32 << 20
 _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
 
@@ -68,7 +68,7 @@ class FileWriter:
     folder: str
     schema: pa.Schema
     indexed: tuple[str, ...]
-    codec: str = QUICK
+    codec: str = FAST_CODEC
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Writes the task's rows."""
@@ -80,12 +80,12 @@ class FileWriter:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                rows = conformed(batch, _encoded_as(batch.schema, self.schema) if writer is None else writer.schema)
+                rows = conform_batch(batch, _encoded_as(batch.schema, self.schema) if writer is None else writer.schema)
                 writer = writer or pq.ParquetWriter(
                     target,
                     rows.schema,
                     compression=self.codec,
-                    use_dictionary=dictionaries(rows.schema),
+                    use_dictionary=dictionary_columns(rows.schema),
                     store_schema=False,  # a reader is to have texts, however they came
                 )
                 writer.write_batch(rows)
@@ -106,7 +106,7 @@ class FileWriter:
         return [WrittenFile(**told) for batch in self(batches) for told in batch.to_pylist()]
 
 
-def columns_of(delta: DeltaTable) -> dict[str, str]:
+def column_types(delta: DeltaTable) -> dict[str, str]:
     """Names of a table's columns, and their types in Spark SQL."""
     from pyspark.sql.types import StructType
 
@@ -114,13 +114,13 @@ def columns_of(delta: DeltaTable) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
-def written_by_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
+def write_with_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
     """Writes rows that tasks have as Arrow (one job)."""
-    files = rows.then(writer, WRITTEN).collect()
+    files = rows.then(writer, WRITTEN_COLUMNS).collect()
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
 
 
-def written_by_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
+def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
     """Writes rows that Spark has as its own (one job): to carry them to Python would cost more than its writer does.
 
     Args:
@@ -130,14 +130,14 @@ def written_by_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWr
     folder = Path(writer.folder)
     into = folder / f"staged-{uuid.uuid4()}"
     try:
-        conforming(rows, columns).write.parquet(str(into))
+        conform_frame(rows, columns).write.parquet(str(into))
         written = [_adopted(file, folder, writer.indexed) for file in sorted(into.glob("*.parquet"))]
         return [file for file in written if file is not None]
     finally:
         shutil.rmtree(into, ignore_errors=True)
 
 
-def conforming(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     """The rows with a table's columns, in its order and of its types.
 
     Raises:
@@ -163,12 +163,12 @@ def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile 
         return None
     for number in range(footer.num_row_groups):
         known.add_group(footer.row_group(number))
-    path = f"part-{uuid.uuid4()}.{QUICK}.parquet"
+    path = f"part-{uuid.uuid4()}.{FAST_CODEC}.parquet"
     file.rename(folder / path)
     return WrittenFile(path, (folder / path).stat().st_size, known.to_json())
 
 
-def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with a table's columns, in its order and of its types."""
     held = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = [_typed(held.get(field.name), field.type, batch.num_rows) for field in schema]
@@ -181,7 +181,7 @@ def _typed(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
     return values if values.type == kind else values.cast(kind)
 
 
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Larger batches of the same rows: each becomes a row group."""
     held, size = list[pa.RecordBatch](), 0
     for batch in batches:
@@ -194,7 +194,7 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
-def dictionaries(schema: pa.Schema) -> list[str]:
+def dictionary_columns(schema: pa.Schema) -> list[str]:
     """Columns whose values repeat so often that a dictionary saves more than it costs to make."""
     return [
         field.name

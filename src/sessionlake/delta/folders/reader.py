@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.folders.table_files import TableFile, live, opened
-from sessionlake.delta.folders.writable import has_vectors, reads_otherwise
+from sessionlake.delta.folders.table_files import TableFile, live_files, open_table
+from sessionlake.delta.folders.writable import has_vectors, needs_delta_reader
 from sessionlake.delta.storage.far_times import FarTime, micros_of
-from sessionlake.delta.storage.reading import Condition, FilesRead, TableReader, TableSize, among, expression, is_null
+from sessionlake.delta.storage.reading import Condition, FilesRead, TableReader, TableSize, expression, is_in, is_null
 from sessionlake.errors import LakeError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class FolderReader(TableReader):
         return is_table(self._path(table))
 
     def schema(self, table: str) -> pa.Schema:
-        return pa.schema(opened(self._path(table)).schema().to_arrow())
+        return pa.schema(open_table(self._path(table)).schema().to_arrow())
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
@@ -55,7 +55,9 @@ class FolderReader(TableReader):
             with self._opened(table) as delta:
                 yield from _rows(delta, conditions, columns)
 
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
         with self._opened(table) as delta:
             schema = pa.schema(delta.schema().to_arrow())
             wanted = pa.schema([schema.field(name) for name in columns or schema.names])
@@ -68,11 +70,11 @@ class FolderReader(TableReader):
 
     def files(self, table: str, *conditions: Condition) -> FilesRead:
         with self._opened(table) as delta:
-            if reads_otherwise(delta):
+            if needs_delta_reader(delta):
                 every = frozenset(pa.table(delta.get_add_actions())["path"].to_pylist())
                 return FilesRead(every, len(every))
-            files = live(delta, read_vectors=False)
-            return FilesRead(frozenset(file.add["path"] for file in _left_open(files, conditions)), len(files))
+            files = live_files(delta, read_vectors=False)
+            return FilesRead(frozenset(file.add["path"] for file in _candidate_files(files, conditions)), len(files))
 
     @contextmanager
     def _opened(self, table: str) -> Iterator[DeltaTable]:
@@ -84,7 +86,7 @@ class FolderReader(TableReader):
         from deltalake.exceptions import DeltaError
 
         try:
-            yield opened(self._path(table))
+            yield open_table(self._path(table))
         except DeltaError as error:
             said = str(error).partition("\n")[0]  # behind it is where in delta-rs
             raise LakeError(
@@ -95,7 +97,7 @@ class FolderReader(TableReader):
 
 def _count(delta: DeltaTable) -> int:
     """How many rows the table's files have, without those that deletion vectors mark."""
-    return delta.count() - sum(len(file.gone) for file in (live(delta) if has_vectors(delta) else ()))
+    return delta.count() - sum(len(file.deleted_rows) for file in (live_files(delta) if has_vectors(delta) else ()))
 
 
 def _rows(
@@ -107,7 +109,7 @@ def _rows(
 
     schema, wanted = pa.schema(delta.schema().to_arrow()), expression(conditions)
     names = schema.names if columns is None else [*columns]
-    if has_vectors(delta) or reads_otherwise(delta):
+    if has_vectors(delta) or needs_delta_reader(delta):
         # delta-rs finds rows beside vectors in a quarter of the time that Arrow takes.
         read = pa.schema([schema.field(name) for name in dict.fromkeys([*names, *(name for name, _, _ in conditions)])])
         for batch in pa.RecordBatchReader.from_stream(delta.scan(columns=read.names, predicate=_predicate(conditions))):
@@ -116,13 +118,13 @@ def _rows(
         return
     # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
     form = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-    paths = [str(file.path) for file in _left_open(live(delta, read_vectors=False), conditions)]
+    paths = [str(file.path) for file in _candidate_files(live_files(delta, read_vectors=False), conditions)]
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
     dataset = FileSystemDataset.from_paths(paths, schema, form, LocalFileSystem())
     yield from dataset.to_batches(columns=names, filter=wanted)
 
 
-def _left_open(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:
+def _candidate_files(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:
     """The files that may have rows which meet all conditions."""
     return [file for file in files if all(_may_meet(file, *condition) for condition in conditions)]
 
@@ -130,7 +132,7 @@ def _left_open(files: Sequence[TableFile], conditions: Sequence[Condition]) -> l
 def _may_meet(file: TableFile, name: str, compare: Callable[[Any, Any], Any], value: Any) -> bool:
     if compare is is_null:
         return bool(file.stats.get("nullCount", {}).get(name, 1))
-    if compare is among:
+    if compare is is_in:
         given = [one for one in value if one is not None]
         return bool(given) and file.may_have({name: (min(given), max(given))})
     if compare in (operator.gt, operator.ge):
@@ -153,7 +155,7 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
     told += [
         f"{_quoted(name)} IN ({', '.join(map(_literal, values))})"
         for name, compare, values in conditions
-        if compare is among and values and all(isinstance(value, str | int | datetime) for value in values)
+        if compare is is_in and values and all(isinstance(value, str | int | datetime) for value in values)
     ]
     told += [f"{_quoted(name)} IS NULL" for name, compare, _ in conditions if compare is is_null]
     return " AND ".join(told) or None

@@ -11,27 +11,27 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.folders.commits import discard, put_together
-from sessionlake.delta.folders.compaction import replace
-from sessionlake.delta.folders.file_rows import rows_of
-from sessionlake.delta.folders.log import Placed, rearranged, redescribed
-from sessionlake.delta.folders.parquet import SMALL, gathered
-from sessionlake.delta.folders.table_files import TableFile, opened
-from sessionlake.delta.folders.writable import VECTORS, Writable, features_of, used_features, writable
+from sessionlake.delta.folders.commits import discard_uncommitted, write_checkpoint
+from sessionlake.delta.folders.compaction import replace_files
+from sessionlake.delta.folders.file_rows import read_files
+from sessionlake.delta.folders.log import TimedFile, commit_replacement, metadata_actions
+from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
+from sessionlake.delta.folders.table_files import TableFile, open_table
+from sessionlake.delta.folders.writable import VECTORS, Writable, features_of, open_writable, used_features
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
-from sessionlake.delta.storage.expired import Chosen
+from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.errors import LakeError
 
 _ATTEMPTS = 20
 
 
-def count(folder: Path, chosen: Chosen) -> int:
+def count(folder: Path, chosen: RowSelection) -> int:
     """How many rows are chosen."""
-    table = writable(opened(folder))
+    table = open_writable(open_table(folder))
     return sum(_count(file, chosen, table.schema) for file in _concerned(table, chosen))
 
 
-def remove(folder: Path, chosen: Chosen) -> None:
+def remove(folder: Path, chosen: RowSelection) -> None:
     """Removes them; nobody else may merge or remove files of the table meanwhile.
 
     Raises:
@@ -40,20 +40,20 @@ def remove(folder: Path, chosen: Chosen) -> None:
     rewrite(folder, chosen, lambda batch: batch.filter(pc.invert(chosen.mask(batch))))
 
 
-def rewrite(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+def rewrite(folder: Path, chosen: RowSelection, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
     """Writes the files anew that have chosen rows, each batch as the function returns it, as `remove` does."""
-    table = writable(opened(folder))
-    writer = table.writer(SMALL)
+    table = open_writable(open_table(folder))
+    writer = table.writer(COMPACT_CODEC)
     gone = [file for file in _concerned(table, chosen) if _count(file, chosen, table.schema)]
-    left: list[Placed] = []
+    left: list[TimedFile] = []
     try:
         for file in gone:
-            parts = writer.files(gathered(map(change, rows_of([file], table.schema))))
+            parts = writer.files(gather_batches(map(change, read_files([file], table.schema))))
             left += [(part, file.add["modificationTime"]) for part in parts]
     except BaseException:
-        discard(folder, [written.path for written, _ in left], None)
+        discard_uncommitted(folder, [written.path for written, _ in left], None)
         raise
-    if gone and not replace(table, gone, left, "DELETE", changes=True):
+    if gone and not replace_files(table, gone, left, "DELETE", changes=True):
         raise LakeError(f"{folder}: other commits have replaced files while rows were removed; repeat the command")
 
 
@@ -69,8 +69,8 @@ def purge_vectors(folder: Path) -> int:
         LakeError: other commits were in the way, again and again.
     """
     for _ in range(_ATTEMPTS):
-        table = writable(opened(folder))
-        marked = [file for file in table.files if len(file.gone)]
+        table = open_writable(open_table(folder))
+        marked = [file for file in table.files if len(file.deleted_rows)]
         if _without_vectors(table, marked):
             return len(marked)
     raise LakeError(f"{folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
@@ -80,26 +80,26 @@ def _without_vectors(table: Writable, marked: list[TableFile]) -> bool:
     features = used_features(table.delta) - {VECTORS}
     if not marked and features == features_of(table.delta):
         return True
-    done, placed = False, list[Placed]()
+    done, placed = False, list[TimedFile]()
     try:
         for file in marked:
-            parts = table.writer(SMALL).files(gathered(rows_of([file], table.schema)))
+            parts = table.writer(COMPACT_CODEC).files(gather_batches(read_files([file], table.schema)))
             placed += [(part, file.add["modificationTime"]) for part in parts]
-        actions = redescribed(table.delta, features, {DELETION_VECTORS: "false"})
-        done = bool(rearranged(table, marked, placed, "REORG", actions, changes=False))
+        actions = metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
+        done = bool(commit_replacement(table, marked, placed, "REORG", actions, changes=False))
     finally:
-        discard(table.folder, [] if done else [part.path for part, _ in placed], table.version)
+        discard_uncommitted(table.folder, [] if done else [part.path for part, _ in placed], table.version)
     if done:
-        put_together(opened(table.folder))  # at which readers begin that would not know the log before it
+        write_checkpoint(open_table(table.folder))  # at which readers begin that would not know the log before it
     return done
 
 
-def _count(file: TableFile, chosen: Chosen, schema: pa.Schema) -> int:
+def _count(file: TableFile, chosen: RowSelection, schema: pa.Schema) -> int:
     read = pa.schema([schema.field(name) for name in chosen.columns])
-    return sum(pc.sum(chosen.mask(batch)).as_py() or 0 for batch in rows_of([file], read))
+    return sum(pc.sum(chosen.mask(batch)).as_py() or 0 for batch in read_files([file], read))
 
 
-def _concerned(table: Writable, chosen: Chosen) -> list[TableFile]:
+def _concerned(table: Writable, chosen: RowSelection) -> list[TableFile]:
     """The files whose least values leave it open whether they have such rows."""
-    ends = {name: (None, value) for name, value in chosen.most.items()}
+    ends = {name: (None, value) for name, value in chosen.upper_bounds.items()}
     return [file for file in table.files if file.may_have(ends)]

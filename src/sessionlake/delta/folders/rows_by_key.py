@@ -30,7 +30,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _KeySearch:
     """Keys that are asked for, row by row.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Asked:
     tail: pa.Array
 
     @classmethod
-    def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _Asked:
+    def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _KeySearch:
         number = np.zeros(rows.num_rows, np.int64)
         for name in names[:-1]:
             code, values = dictionary_codes(rows[name])
@@ -55,19 +55,19 @@ class _Asked:
         heads = Keys.of(rows.take(pa.array(first)), names[:-1], schema)
         return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
-    def settled(self, seen: Sequence[_Seen]) -> Iterator[FoundRows]:
+    def resolve(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
         """Of each file the rows that are there and have one of the keys."""
         tails = [chunk for one in seen for chunk in one.tail.chunks]
         if tails:
-            at, place = self._told_apart(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
+            at, place = self._find_pairs(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
         else:
             at = place = _NO_ROWS
-        first = np.cumsum([0, *(len(one.near) for one in seen)])
+        first = np.cumsum([0, *(len(one.candidates) for one in seen)])
         ends = np.searchsorted(at, first)
         for one, before, begin, end in zip(seen, first, ends, ends[1:], strict=False):
-            yield one.with_those(at[begin:end] - before, place[begin:end])
+            yield one.resolved_rows(at[begin:end] - before, place[begin:end])
 
-    def _told_apart(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
+    def _find_pairs(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
         """Which of some rows have one of the keys, and which.
 
         Args:
@@ -91,7 +91,7 @@ class FoundRows:
 
     file: TableFile
     rows: Int64s
-    source: Int64s
+    key_places: Int64s
     footer: Footer
 
     def read(self, columns: Sequence[str]) -> pa.Table:
@@ -100,7 +100,7 @@ class FoundRows:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _FileMatch:
     """What a file's index tells.
 
     Attributes:
@@ -110,23 +110,23 @@ class _Seen:
         tail: the last column of their keys.
     """
 
-    found: FoundRows
-    near: Int64s
+    exact: FoundRows
+    candidates: Int64s
     head: Int64s
     tail: pa.ChunkedArray
 
-    def with_those(self, at: Int64s, place: Int64s) -> FoundRows:
+    def resolved_rows(self, at: Int64s, place: Int64s) -> FoundRows:
         """The rows that are there, together with those of `near` that have whole keys.
 
         Args:
             at: which of them.
             place: of each, the place of its key among those asked for.
         """
-        rows = np.concatenate([self.found.rows, self.near[at]])
-        source = np.concatenate([self.found.source, place])
-        there = np.flatnonzero(~_among(rows, self.found.file.gone))
+        rows = np.concatenate([self.exact.rows, self.candidates[at]])
+        source = np.concatenate([self.exact.key_places, place])
+        there = np.flatnonzero(~_among(rows, self.exact.file.deleted_rows))
         there = there[np.argsort(rows[there])]
-        return replace(self.found, rows=rows[there], source=source[there])
+        return replace(self.exact, rows=rows[there], key_places=source[there])
 
 
 class KeyIndexes:
@@ -157,21 +157,23 @@ class KeyIndexes:
         if not rows.num_rows:
             return []
         self._known.begin_search(files)
-        asked = _Asked.of(rows, names, schema)
+        asked = _KeySearch.of(rows, names, schema)
         ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
-        seen, found, near = list[_Seen](), list[FoundRows](), 0
+        seen, found, near = list[_FileMatch](), list[FoundRows](), 0
         for file in files:
             if file.may_have(ends):
                 one = self._in_file(file, asked, names, schema)
                 if one is not None:
                     seen.append(one)
-                    near += len(one.near)
+                    near += len(one.candidates)
             if near >= _COMPARED:
-                found += asked.settled(seen)
+                found += asked.resolve(seen)
                 seen, near = [], 0
-        return [one for one in (*found, *asked.settled(seen)) if len(one.rows)]
+        return [one for one in (*found, *asked.resolve(seen)) if len(one.rows)]
 
-    def _in_file(self, file: TableFile, asked: _Asked, names: Sequence[str], schema: pa.Schema) -> _Seen | None:
+    def _in_file(
+        self, file: TableFile, asked: _KeySearch, names: Sequence[str], schema: pa.Schema
+    ) -> _FileMatch | None:
         """None of a file that has nothing of the keys."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
         for first, index in self._known.parts(file.path, names, schema):
@@ -187,7 +189,7 @@ class KeyIndexes:
         if len(candidates):
             tail = read_rows(file.path, candidates, [last.name], footer)[last.name].cast(last.type)
         found = FoundRows(file, exact, np.concatenate(source), footer)
-        return _Seen(found, candidates, np.concatenate(heads), tail)
+        return _FileMatch(found, candidates, np.concatenate(heads), tail)
 
 
 def _among(rows: Int64s, some: Int64s) -> Bools:
@@ -236,14 +238,14 @@ class Lookup:
         if self.combine is None or not found:
             return source
         keys = pa.table([source[name].cast(schema.field(name).type) for name in names], list(names))
-        rows = self.combine(source, held_rows(found, keys, schema, self.most))
+        rows = self.combine(source, read_found_rows(found, keys, schema, self.most))
         at, asked = KeyIndex.of(rows.select(list(names)), schema).find(Keys.of(source, names, schema))
         if not len(at) == rows.num_rows == source.num_rows:
             raise LakeError(f"{source.num_rows} rows were combined into {rows.num_rows}, and not into one for each key")
         return rows.take(pa.array(at[np.argsort(asked)]))
 
 
-def held_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
+def read_found_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
     """The rows that were found.
 
     Args:
@@ -263,7 +265,7 @@ def held_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, mos
         if most is not None and size > most:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
         parts.append(pa.table([column_of(rows, column, len(one.rows)) for column in others], schema=others))
-    given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.source for one in found)])))
+    given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.key_places for one in found)])))
     rest = pa.concat_tables(parts)
     rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest
     columns = [given[f.name].cast(f.type) if f.name in known else rest[f.name] for f in schema]

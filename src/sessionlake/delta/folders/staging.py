@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sessionlake.delta.folders.commits import discard
-from sessionlake.delta.folders.log import appended, overwritten, transaction
-from sessionlake.delta.folders.parquet import WrittenFile, columns_of, written_by_arrow, written_by_spark
-from sessionlake.delta.folders.table_files import TableFile, opened
-from sessionlake.delta.folders.writable import Writable, writable
+from sessionlake.delta.folders.commits import discard_uncommitted
+from sessionlake.delta.folders.log import commit_append, commit_overwrite, txn_action
+from sessionlake.delta.folders.parquet import WrittenFile, column_types, write_with_arrow, write_with_spark
+from sessionlake.delta.folders.table_files import TableFile, open_table
+from sessionlake.delta.folders.writable import Writable, open_writable
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -34,9 +34,9 @@ class StagedFiles:
         delta: the table, of any version.
     """
 
-    def __init__(self, place: Place, files: Sequence[WrittenFile], delta: DeltaTable | None = None) -> None:
+    def __init__(self, place: TableLocation, files: Sequence[WrittenFile], delta: DeltaTable | None = None) -> None:
         self._place, self._files = place, list(files)
-        self._delta = opened(place.folder) if delta is None else delta
+        self._delta = open_table(place.folder) if delta is None else delta
         self._after: int | None = None
 
     def count(self) -> int:
@@ -55,11 +55,11 @@ class StagedFiles:
 
         Spark may rename its commit over one that came first. To other tables all commits are written here: none waits.
         """
-        place, action = self._place, transaction(txn.on(self._place.table), txn.version)
-        known = writable(self._delta)
-        waits = APPEND_ONLY not in known.configuration or known.marks_rows
-        with place.exclusive(place.table) if waits else nullcontext():
-            self._commit(txn, lambda table: appended(table, self._files, action))
+        place, action = self._place, txn_action(txn.app_id_for(self._place.table), txn.version)
+        known = open_writable(self._delta)
+        waits = APPEND_ONLY not in known.configuration or known.uses_vectors
+        with place.commit_lock(place.table) if waits else nullcontext():
+            self._commit(txn, lambda table: commit_append(table, self._files, action))
 
     def replace(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
         """Makes them the table, once, in the place of files that were there: see `log_commits.overwritten`.
@@ -73,16 +73,16 @@ class StagedFiles:
             LakeError: some of those are gone.
         """
         place = self._place
-        action = None if txn is None else transaction(txn.on(place.table), txn.version)
+        action = None if txn is None else txn_action(txn.app_id_for(place.table), txn.version)
 
         def overwrite(table: Writable) -> bool:
             there = {file.path: file for file in table.files}
             gone = [*there] if former is None else [file.path for file in former]
             if not there.keys() >= {*gone}:
                 raise LakeError(f"{place.folder}: other commits have replaced its rows meanwhile; repeat the command")
-            return overwritten(table, [there[path] for path in gone], self._files, action, metadata)
+            return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
 
-        with place.exclusive(place.table):
+        with place.commit_lock(place.table):
             self._commit(txn, overwrite)
 
     def _commit(self, txn: Txn | None, write: Callable[[Writable], bool]) -> None:
@@ -93,18 +93,18 @@ class StagedFiles:
             if txn is not None and has_commit(delta, place.table, txn):
                 return
             self._after = delta.version() if self._after is None else self._after
-            if write(writable(delta)):
+            if write(open_writable(delta)):
                 self._files = []
                 return
         raise LakeError(f"{place.folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
 
     def discard(self) -> None:
         """Removes what has not been committed."""
-        discard(self._place.folder, [file.path for file in self._files], self._after)
+        discard_uncommitted(self._place.folder, [file.path for file in self._files], self._after)
 
 
 @contextmanager
-def written(place: Place, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
+def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
     """Files with the rows, which are gone behind the block if they are not part of the table by then.
 
     Args:
@@ -113,16 +113,16 @@ def written(place: Place, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles
     Raises:
         LakeError: the rows have a column that the table has not, or the table can only be written to by Spark.
     """
-    table = writable(delta)
+    table = open_writable(delta)
     writer = table.writer()
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
             raise LakeError(f"{place.folder} has no column {', '.join(sorted(unknown))}, which rows to be written have")
         files = writer.files(rows.to_batches())
     elif isinstance(rows, Mapped):
-        files = written_by_arrow(rows, writer)
+        files = write_with_arrow(rows, writer)
     else:
-        files = written_by_spark(rows, columns_of(table.delta), writer)
+        files = write_with_spark(rows, column_types(table.delta), writer)
     staged = StagedFiles(place, files, delta)
     try:
         yield staged
@@ -131,15 +131,15 @@ def written(place: Place, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles
 
 
 @dataclass(frozen=True)
-class Place:
+class TableLocation:
     """Where a table is, and how others are held off it: see `Storage.exclusive`."""
 
     folder: Path
     table: str
-    exclusive: Callable[[str], AbstractContextManager[None]]
+    commit_lock: Callable[[str], AbstractContextManager[None]]
 
 
 def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:
     """Whether a commit of this transaction, or of a later one, is in the table's version."""
-    known = delta.transaction_version(txn.on(table))
+    known = delta.transaction_version(txn.app_id_for(table))
     return known is not None and known >= txn.version

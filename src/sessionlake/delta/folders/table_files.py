@@ -33,7 +33,7 @@ _PAUSE_SECONDS = 0.01
 _CUT = timedelta(milliseconds=1)  # less than that is left out of a time in statistics, even of the greatest
 
 
-def opened(folder: Path, version: int | None = None) -> DeltaTable:
+def open_table(folder: Path, version: int | None = None) -> DeltaTable:
     """The table in a folder, as delta-rs has it; of its latest version, or of this one.
 
     Who lists the log while a commit comes may find the commit's checksum and not the commit: the next look finds both.
@@ -65,7 +65,7 @@ class TableFile:
     folder: Path
     add: Action
     stats: Action
-    gone: Int64s
+    deleted_rows: Int64s
 
     @cached_property
     def path(self) -> Path:
@@ -75,7 +75,7 @@ class TableFile:
     @property
     def key(self) -> tuple[str, str]:
         """What the protocol tells files of a version apart by: the same file with another vector is another one."""
-        return key_of(self.add)
+        return file_key(self.add)
 
     @property
     def vector(self) -> Path | None:
@@ -84,7 +84,7 @@ class TableFile:
         return vector_file(self.folder, vector) if vector else None
 
     @property
-    def held(self) -> int:
+    def row_count(self) -> int:
         """How many rows it has, with those that are gone."""
         return int(self.stats["numRecords"])
 
@@ -124,7 +124,7 @@ def _moment(text: str, zone: tzinfo | None) -> datetime:
     return moment
 
 
-def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
+def live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
     """The files of the table's version.
 
     Args:
@@ -134,14 +134,14 @@ def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
         LakeError: a file's deletion vector is not what the log says.
     """
     folder = folder_of(delta)
-    adds = list(adds_of(folder, delta.version()))
+    adds = list(read_add_actions(folder, delta.version()))
     gone = _gone(delta, folder, adds) if read_vectors else {}
     found, none = list[TableFile](), np.empty(0, np.int64)
     for add in adds:
         stats = parse(add.get("stats"))
         file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
-        if read_vectors and len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
-            raise LakeError(f"{file.path}: {len(file.gone)} rows are marked, and the log says otherwise")
+        if read_vectors and len(file.deleted_rows) != (add.get("deletionVector") or {}).get("cardinality", 0):
+            raise LakeError(f"{file.path}: {len(file.deleted_rows)} rows are marked, and the log says otherwise")
         if read_vectors and not isinstance(stats.get("numRecords"), int):
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
@@ -165,7 +165,7 @@ def folder_of(delta: DeltaTable) -> Path:
     return path_of(delta.table_uri)
 
 
-def adds_of(folder: Path, version: int) -> Iterable[Action]:
+def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
     """The log's `add` of each file of a version."""
     log, found = folder / "_delta_log", dict[tuple[str, str], Action]()
     checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet") if file.is_file())
@@ -173,17 +173,17 @@ def adds_of(folder: Path, version: int) -> Iterable[Action]:
     if base >= 0:
         held = pq.read_table(log / f"{base:020}.checkpoint.parquet", columns=["add"])["add"]
         adds = (_as_json(add) for add in held.drop_null().to_pylist() if add["path"] is not None)
-        found = {key_of(add): add for add in adds}
+        found = {file_key(add): add for add in adds}
     for number in range(base + 1, version + 1):
         with (log / f"{number:020}.json").open("rb") as lines:
             actions = [decode(line) for line in lines]
         for gone in (action["remove"] for action in actions if "remove" in action):
-            found.pop(key_of(gone), None)
-        found |= {key_of(action["add"]): action["add"] for action in actions if "add" in action}
+            found.pop(file_key(gone), None)
+        found |= {file_key(action["add"]): action["add"] for action in actions if "add" in action}
     return found.values()
 
 
-def key_of(action: Action) -> tuple[str, str]:
+def file_key(action: Action) -> tuple[str, str]:
     """What an `add` or `remove` names: a file, and its vector, if it has one."""
     vector = action.get("deletionVector") or {}
     return action["path"], "".join(str(vector.get(name, "")) for name in ("storageType", "pathOrInlineDv", "offset"))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.json import decode
 
-from sessionlake.delta.folders.commits import put_together, sync
+from sessionlake.delta.folders.commits import sync, write_checkpoint
 from sessionlake.delta.folders.deletion_vectors import vector_file
-from sessionlake.delta.folders.history import written_at
-from sessionlake.delta.folders.table_files import Action, live, opened
-from sessionlake.delta.folders.writable import has_vectors, obstacle
-from sessionlake.delta.storage.upkeep import Kept, Vacuumed
+from sessionlake.delta.folders.history import committed_at
+from sessionlake.delta.folders.table_files import Action, live_files, open_table
+from sessionlake.delta.folders.writable import has_vectors, spark_only_reason
+from sessionlake.delta.storage.upkeep import HistoryToKeep, Vacuumed
 from sessionlake.local.paths import file_of
 from sessionlake.protocol.names import quote
 from sessionlake.spark.interpreted import conf
@@ -43,29 +43,29 @@ _VACUUM = {
 
 def lost_files(folder: Path) -> list[str]:
     """Files of the latest version that are gone, those of deletion vectors, too, within the folder."""
-    files = live(opened(folder), read_vectors=False)
+    files = live_files(open_table(folder), read_vectors=False)
     named = {path for file in files for path in (file.path, file.vector) if path is not None}
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
-def worth_removing(folder: Path, kept: Kept) -> bool:
+def has_expired(folder: Path, kept: HistoryToKeep) -> bool:
     """Whether enough of a table's log is not to be kept."""
     before = _log_kept_since(kept)
     versions = (file for file in _log(folder).glob("*.json") if file.stem.isdigit())
-    passed = (file for file in versions if kept.since is None or int(file.stem) < kept.since)
+    passed = (file for file in versions if kept.first_unread is None or int(file.stem) < kept.first_unread)
     return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
 
 
-def _log_kept_since(kept: Kept) -> float:
-    return time.time() - min(kept.span, kept.versions or kept.span).total_seconds()
+def _log_kept_since(kept: HistoryToKeep) -> float:
+    return time.time() - min(kept.file_span, kept.log_span or kept.file_span).total_seconds()
 
 
-def vacuum(spark: SparkSession, folder: Path, kept: Kept) -> Vacuumed:
+def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
     """Removes files and log entries that are not to be kept."""
-    moment = time.time() - kept.span.total_seconds()
-    needed = None if kept.since is None else written_at(folder, kept.since)
+    moment = time.time() - kept.file_span.total_seconds()
+    needed = None if kept.first_unread is None else committed_at(folder, kept.first_unread)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
-    _remove_log(folder, _log_kept_since(kept), kept.since)
+    _remove_log(folder, _log_kept_since(kept), kept.first_unread)
     return freed
 
 
@@ -101,8 +101,8 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     unnamed = _remove_unnamed(folder, before)
     _date_removed(folder, before)
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
-    delta = opened(folder)
-    if has_vectors(delta) or obstacle(delta):  # delta-rs would take vectors for files that no version names
+    delta = open_table(folder)
+    if has_vectors(delta) or spark_only_reason(delta):  # delta-rs would take vectors for files that no version names
         held = _held(folder)
         with conf(spark, _VACUUM):
             spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
@@ -138,9 +138,9 @@ def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
 
 def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
     """Removes all that the latest version does not need; of the log, what a stream goes on with stays (`since`)."""
-    for version in sorted({opened(folder).version()} | ({since} if since is not None else set())):
-        if written_at(folder, version) is not None:  # a stream may wait for one that is yet to come
-            put_together(opened(folder, version=version))
+    for version in sorted({open_table(folder).version()} | ({since} if since is not None else set())):
+        if committed_at(folder, version) is not None:  # a stream may wait for one that is yet to come
+            write_checkpoint(open_table(folder, version=version))
     freed = _vacuum_files(spark, folder, time.time() + _HOUR)
     _remove_log(folder, time.time() + _HOUR, since)
     return freed

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec.json import decode
 
 from sessionlake.delta.folders.file_statistics import encode
-from sessionlake.delta.folders.table_files import Action, adds_of
+from sessionlake.delta.folders.table_files import Action, read_add_actions
 
 _LOG = logging.getLogger(__name__)
 _FARTHEST = 100
@@ -33,13 +33,13 @@ _KNOWN = frozenset(
 
 
 @dataclass(frozen=True)
-class _Version:
+class _VersionSummary:
     metadata: Action | None = None
     protocol: Action | None = None
     files: int = 0
     size: int = 0
 
-    def behind(self, action: Action) -> _Version:
+    def behind(self, action: Action) -> _VersionSummary:
         """As the action leaves it."""
         if file := action.get("add"):
             return replace(self, files=self.files + 1, size=self.size + file["size"])
@@ -50,7 +50,7 @@ class _Version:
         )
 
 
-def note(folder: Path, version: int) -> None:
+def write_checksum(folder: Path, version: int) -> None:
     """Notes it of a version that is committed, if all that it follows from is there; readers do without it.
 
     Args:
@@ -63,9 +63,9 @@ def note(folder: Path, version: int) -> None:
             return
         for number in range(at + 1, version + 1):
             actions = [decode(line) for line in (log / f"{number:020}.json").read_bytes().splitlines()]
-            before = reduce(_Version.behind, actions, before)
+            before = reduce(_VersionSummary.behind, actions, before)
             if _adds_again(actions):
-                sizes = [add["size"] for add in adds_of(folder, number)]
+                sizes = [add["size"] for add in read_add_actions(folder, number)]
                 before = replace(before, files=len(sizes), size=sum(sizes))
         if before.metadata is not None and before.protocol is not None and _is_known(before.protocol):
             _write(log, version, before)
@@ -80,20 +80,20 @@ def _adds_again(actions: Iterable[Action]) -> bool:
     return named and not any("remove" in action for action in own)
 
 
-def _nearest(log: Path, version: int) -> tuple[_Version | None, int]:
+def _nearest(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
     """The nearest version before with a whole checksum, or none at all, before the first; None if that is far."""
     for number in range(version - 1, max(-1, version - _FARTHEST), -1):
         with suppress(OSError, ValueError, KeyError):  # there is none, or a power cut has left it empty
             told = decode((log / f"{number:020}.crc").read_bytes())
-            return _Version(told["metadata"], told["protocol"], told["numFiles"], told["tableSizeBytes"]), number
-    return (_Version(), -1) if version < _FARTHEST else (None, -1)
+            return _VersionSummary(told["metadata"], told["protocol"], told["numFiles"], told["tableSizeBytes"]), number
+    return (_VersionSummary(), -1) if version < _FARTHEST else (None, -1)
 
 
 def _is_known(protocol: Action) -> bool:
     return _KNOWN.issuperset(protocol.get("writerFeatures") or ())
 
 
-def _write(log: Path, version: int, found: _Version) -> None:
+def _write(log: Path, version: int, found: _VersionSummary) -> None:
     told = {
         "tableSizeBytes": found.size,
         "numFiles": found.files,

@@ -1,7 +1,7 @@
 """Which tables this package commits to by itself, and what it has to know of one before it does.
 
-Nobody else builds an `add` or a `remove`: `writable` reads a version's protocol and metadata, and its files with the
-rows that deletion vectors mark. A table that asks more of its writers is left to Spark.
+Nobody else builds an `add` or a `remove`: `open_writable` reads a version's protocol and metadata, and its files with
+the rows that deletion vectors mark. A table that asks more of its writers is left to Spark.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.folders.parquet import QUICK, FileWriter
-from sessionlake.delta.folders.table_files import TableFile, folder_of, live
-from sessionlake.delta.schemas.properties import CHANGE_FEED, DELETION_VECTORS, SKIPPING, names_listed
+from sessionlake.delta.folders.parquet import FAST_CODEC, FileWriter
+from sessionlake.delta.folders.table_files import TableFile, folder_of, live_files
+from sessionlake.delta.schemas.properties import CHANGE_FEED, DELETION_VECTORS, STATISTICS_COLUMNS, split_names
 from sessionlake.errors import LakeError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Writable:
         Raises:
             LakeError: a vector is not what the log says.
         """
-        return live(self.delta)
+        return live_files(self.delta)
 
     @property
     def version(self) -> int:
@@ -82,22 +82,22 @@ class Writable:
         return self.delta.version()
 
     @property
-    def marks_rows(self) -> bool:
+    def uses_vectors(self) -> bool:
         """True if rows that are replaced may be marked from now on."""
         return self.configuration.get(DELETION_VECTORS) == "true"
 
     @property
-    def feeds(self) -> bool:
+    def has_change_feed(self) -> bool:
         """True if commits have to tell which rows they change."""
         return self.configuration.get(CHANGE_FEED) == "true"
 
-    def writer(self, codec: str = QUICK) -> FileWriter:
+    def writer(self, codec: str = FAST_CODEC) -> FileWriter:
         """What writes files for the table.
 
         Args:
             codec: what Parquet compresses with.
         """
-        indexed = names_listed(self.configuration.get(SKIPPING, "")) or self._usually_indexed()
+        indexed = split_names(self.configuration.get(STATISTICS_COLUMNS, "")) or self._usually_indexed()
         return FileWriter(str(self.folder), self.schema, indexed, codec)
 
     def _usually_indexed(self) -> tuple[str, ...]:
@@ -106,13 +106,13 @@ class Writable:
         return tuple(flat[:_INDEXED])
 
 
-def writable(delta: DeltaTable) -> Writable:
+def open_writable(delta: DeltaTable) -> Writable:
     """The table, to be committed to.
 
     Raises:
         LakeError: it asks more of its writers than is done here.
     """
-    if why := obstacle(delta):
+    if why := spark_only_reason(delta):
         raise LakeError(
             f"{folder_of(delta)} has {why}: a commit that ignores this would damage the table, so only Spark may write "
             "to it. Undo the change to the table's properties, or copy its rows to a new table"
@@ -120,7 +120,7 @@ def writable(delta: DeltaTable) -> Writable:
     return Writable(delta, folder_of(delta), pa.schema(delta.schema().to_arrow()), delta.metadata().configuration)
 
 
-def obstacle(delta: DeltaTable) -> str | None:
+def spark_only_reason(delta: DeltaTable) -> str | None:
     """What the table asks of its writers that is not done here; None if that is nothing."""
     protocol = delta.protocol()
     if protocol.min_reader_version > _LATEST_READER or protocol.min_writer_version > _LISTED:
@@ -132,7 +132,7 @@ def obstacle(delta: DeltaTable) -> str | None:
     return "partition columns" if delta.metadata().partition_columns else None
 
 
-def reads_otherwise(delta: DeltaTable) -> bool:
+def needs_delta_reader(delta: DeltaTable) -> bool:
     """True if the table's rows are not what its files have in columns of the same names."""
     asked = {*(delta.protocol().reader_features or ())} - READER_FEATURES
     return bool(asked or "columnMapping" in _used(delta) or delta.metadata().partition_columns)

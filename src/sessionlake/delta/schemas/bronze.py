@@ -43,7 +43,7 @@ BRONZE_SCHEMAS: dict[str, TableSchema] = {
         "Raw Kafka messages, each exactly once",
         written_by="bronze.job",
         cluster_by=("topic", "partition", "offset"),
-        skipping=("topic", "partition", "offset", "timestamp", "ingested_at"),
+        statistics_columns=("topic", "partition", "offset", "timestamp", "ingested_at"),
         writes=Writes.APPEND,
     ),
     DAMAGED: TableSchema(

@@ -10,17 +10,17 @@ from sessionlake.protocol.names import quote
 _LAST_OF_BMP = "\uffff"
 
 
-def text(value: str) -> str:
+def sql_string(value: str) -> str:
     """A SQL string."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:
     """The columns as `CREATE TABLE` and `ADD COLUMNS` list them: name, type and comment."""
-    return ", ".join(f"{quote(column.name)} {column.sql} COMMENT {text(column.comment)}" for column in columns)
+    return ", ".join(f"{quote(column.name)} {column.sql} COMMENT {sql_string(column.comment)}" for column in columns)
 
 
-def creating(
+def create_statements(
     identifier: str, schema: TableSchema, columns: Iterable[Column], properties: Mapping[str, str]
 ) -> Iterator[str]:
     """The statements that create a table in a catalog, with its clustering or partitioning.
@@ -34,15 +34,15 @@ def creating(
     # Delta cuts this clause out of CREATE TABLE by counting characters, and counts those beyond U+FFFF as one.
     is_miscounted = max(identifier + listed) > _LAST_OF_BMP
     divided = f" PARTITIONED BY ({quote(schema.partition_by)})" if schema.partition_by else ""
-    with_properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in properties.items())
+    with_properties = ", ".join(f"{sql_string(key)} = {sql_string(value)}" for key, value in properties.items())
     yield (
         f"CREATE TABLE IF NOT EXISTS {identifier} ({listed}) USING delta{'' if is_miscounted else by}{divided}"
-        f" COMMENT {text(schema.comment)} TBLPROPERTIES ({with_properties})"
+        f" COMMENT {sql_string(schema.comment)} TBLPROPERTIES ({with_properties})"
     )
     if by and is_miscounted:
-        yield clustering(identifier, schema.cluster_by)
+        yield cluster_statement(identifier, schema.cluster_by)
 
 
-def clustering(identifier: str, keys: Iterable[str]) -> str:
+def cluster_statement(identifier: str, keys: Iterable[str]) -> str:
     """The statement that has a table clustered by these columns."""
     return f"ALTER TABLE {identifier} CLUSTER BY ({', '.join(map(quote, keys))})"

@@ -16,9 +16,9 @@ from sessionlake.delta.schemas.properties import (
     CHECKPOINTS,
     DELETION_VECTORS,
     RETENTION,
-    SKIPPING,
-    interval,
-    listed,
+    STATISTICS_COLUMNS,
+    interval_text,
+    join_names,
 )
 from sessionlake.settings.model import Settings
 
@@ -42,7 +42,7 @@ class Column(NamedTuple):
     comment: str
 
 
-def described(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
+def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
     """The columns with their comments.
 
     Raises:
@@ -81,8 +81,8 @@ class TableSchema:
     written_by: str
     partition_by: str | None = None
     cluster_by: tuple[str, ...] = ()
-    skipping: tuple[str, ...] = ()
-    feed: bool = False
+    statistics_columns: tuple[str, ...] = ()
+    change_feed: bool = False
     writes: Writes = Writes.MERGE
 
     @cached_property
@@ -100,7 +100,7 @@ class TableSchema:
                 whole.append(column)
         return tuple(whole)
 
-    def resolved(self, settings: Settings) -> Columns:
+    def columns_for(self, settings: Settings) -> Columns:
         """Names and Spark SQL types of the columns, with the declared ones in place."""
         return tuple((column.name, column.sql) for column in self.definitions_for(settings))
 
@@ -120,10 +120,10 @@ class TableSchema:
         Args:
             keep: how far back the table's history is to reach.
         """
-        found = _LOG | {RETENTION: interval(keep)}
+        found = _LOG | {RETENTION: interval_text(keep)}
         found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}
-        if self.skipping:
-            found[SKIPPING] = listed(self.skipping)
-        if self.feed:
+        if self.statistics_columns:
+            found[STATISTICS_COLUMNS] = join_names(self.statistics_columns)
+        if self.change_feed:
             found[CHANGE_FEED] = "true"
         return found

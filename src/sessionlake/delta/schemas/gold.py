@@ -90,7 +90,7 @@ def _metrics(comment: str, bucket: str) -> TableSchema:
         comment,
         written_by="gold.batch.products",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "window_start"),
+        statistics_columns=("topic", "session_id", "window_start"),
         writes=Writes.BOTH,
     )
 
@@ -101,7 +101,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         "Average over each point and the N-1 before it in event time",
         written_by="gold.batch.averages",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "ts"),
+        statistics_columns=("topic", "session_id", "ts"),
         writes=Writes.BOTH,
     ),
     SENSOR_AVERAGES: TableSchema(
@@ -109,7 +109,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         "Average over each point and the N-1 before it in event time, across the topic's sessions",
         written_by="gold.batch.averages",
         cluster_by=("topic", "row_id"),
-        skipping=("topic", "row_id", "ts"),
+        statistics_columns=("topic", "row_id", "ts"),
         writes=Writes.BOTH,
     ),
     RESTATEMENTS: TableSchema(
@@ -151,7 +151,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         "Every change of a published average: from what to what, and because of which messages",
         written_by="gold.batch.averages",
         cluster_by=("table", "topic"),
-        skipping=("table", "topic", "session_id", "row_id", "ts", "_batch"),
+        statistics_columns=("table", "topic", "session_id", "row_id", "ts", "_batch"),
         writes=Writes.BOTH,
     ),
     LATE_POINTS: TableSchema(
@@ -172,7 +172,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         "Every point that came too late for a table of gold with a lateness, and is not in that table",
         written_by="gold.batch.products",
         cluster_by=("table", "topic"),
-        skipping=("table", "topic", "session_id", "row_id", "ts", "_batch"),
+        statistics_columns=("table", "topic", "session_id", "row_id", "ts", "_batch"),
         writes=Writes.BOTH,
     ),
     METRICS_1M: _metrics("One row a minute of event time", "minute"),
@@ -190,7 +190,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         "Every text that a column was ever set to, when first and last in event time, and how often",
         written_by="gold.batch.products",
         cluster_by=("topic", "column"),
-        skipping=("topic", "column", "value", "last_ts"),
+        statistics_columns=("topic", "column", "value", "last_ts"),
         writes=Writes.BOTH,
     ),
     LOOKUP_FAILURES: TableSchema(

@@ -66,5 +66,5 @@ SILVER_TABLES = "silver_tables"
 GOLD = "gold"
 SILENCES_APP = "silences"
 TOPICS_APP = "topics"
-BESIDE_BATCHES = {BRONZE: ((MESSAGES, SILENCES_APP), (TOPICS, TOPICS_APP))}
+WRITTEN_OUTSIDE_BATCHES = {BRONZE: ((MESSAGES, SILENCES_APP), (TOPICS, TOPICS_APP))}
 """By the claim, tables that a layer also writes outside its batches, and the application ids of those commits."""

@@ -81,7 +81,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Offsets without a message: transaction markers, aborted records, and messages that an operator skipped",
         written_by="ledger.absent",
-        skipping=("topic", "partition", "first", "last"),
+        statistics_columns=("topic", "partition", "first", "last"),
         writes=Writes.APPEND,
     ),
     LEASES: TableSchema(
@@ -139,7 +139,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         ),
         "One row per micro-batch of each layer: what it read and what it wrote",
         written_by="ledger.entries",
-        skipping=("layer", "batch_id", "committed_at"),
+        statistics_columns=("layer", "batch_id", "committed_at"),
         writes=Writes.APPEND,
     ),
     POSITIONS: TableSchema(

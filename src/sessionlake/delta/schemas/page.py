@@ -59,7 +59,7 @@ def _table(name: str, schema: TableSchema) -> Iterator[str]:
     yield f"- Rows are: {_WRITES[schema.writes]}"
     if schema.cluster_by:
         yield f"- Clustered by: {', '.join(f'`{key}`' for key in schema.cluster_by)}"
-    if schema.feed:
+    if schema.change_feed:
         yield "- Change data feed: on"
     yield "\n| column | type | meaning |\n|---|---|---|"
     yield from map(_row, schema.definitions)

@@ -13,9 +13,9 @@ CHECKPOINTS = "delta.checkpointInterval"
 CHECKPOINT_INTERVAL = 50
 RETENTION = "delta.deletedFileRetentionDuration"
 """How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
-LOG_BY_AGE = "delta.enableExpiredLogCleanup"
+LOG_CLEANUP = "delta.enableExpiredLogCleanup"
 """Whether Delta removes log entries by their age, whoever has yet to read them."""
-SKIPPING = "delta.dataSkippingStatsColumns"
+STATISTICS_COLUMNS = "delta.dataSkippingStatsColumns"
 """Names of the columns that files have the least and the greatest value of."""
 APPEND_ONLY = "delta.appendOnly"
 """Whether Delta refuses commits that remove rows; what retention has removed rows of has it no more."""
@@ -26,22 +26,22 @@ CHANGE_FEED = "delta.enableChangeDataFeed"
 _LISTED = re.compile(r"`[^`]*`|[^,]+")
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Names of columns as Delta's properties have them."""
     return ",".join(name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else quote(name) for name in names)
 
 
-def names_listed(told: str) -> tuple[str, ...]:
-    """What `listed` wrote."""
+def split_names(told: str) -> tuple[str, ...]:
+    """What `join_names` wrote."""
     return tuple(name.strip("`") for name in _LISTED.findall(told))
 
 
-def interval(span: timedelta) -> str:
+def interval_text(span: timedelta) -> str:
     """A duration as Delta's properties have it."""
     return f"interval {int(span.total_seconds())} seconds"
 
 
-def span_of(told: str | None) -> timedelta:
-    """What a property says that `interval` wrote; zero for anything else."""
+def parse_interval(told: str | None) -> timedelta:
+    """What a property says that `interval_text` wrote; zero for anything else."""
     found = re.fullmatch(r"interval (\d+) seconds", told or "")
     return timedelta(seconds=int(found[1])) if found else timedelta(0)

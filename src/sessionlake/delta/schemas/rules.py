@@ -52,7 +52,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
         "Changes that meet a condition in the pattern of a rule",
         written_by="gold.alerts.step",
         cluster_by=("event",),
-        skipping=("event", "ts"),
+        statistics_columns=("event", "ts"),
         writes=Writes.BOTH,
     ),
     RULE_EVENTS: TableSchema(
@@ -85,7 +85,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
         "Alerts raised, cleared and retracted, with the values that decided and the version of the rule",
         written_by="gold.alerts.step",
         cluster_by=("rule",),
-        skipping=("rule", "window_end", "_batch"),
+        statistics_columns=("rule", "window_end", "_batch"),
         writes=Writes.BOTH,
     ),
 }

@@ -153,7 +153,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "Every accepted change, judged and in order; append-only",
         written_by="silver.job",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "_offset", "_ts", "_position", "_applied_at", "_batch"),
+        statistics_columns=("topic", "session_id", "_offset", "_ts", "_position", "_applied_at", "_batch"),
         writes=Writes.APPEND,
     ),
     PROGRESS: TableSchema(
@@ -169,7 +169,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "State of every session after each batch that touched it; sessions has the latest",
         written_by="silver.job",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "_batch"),
+        statistics_columns=("topic", "session_id", "_batch"),
         writes=Writes.APPEND,
     ),
     CUTS: TableSchema(
@@ -177,7 +177,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "Moments at which whole tables may be kept; a cut holds every change with a _position up to its own",
         written_by="silver.job",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "snapshot_at", "position", "_batch"),
+        statistics_columns=("topic", "session_id", "snapshot_at", "position", "_batch"),
         writes=Writes.APPEND,
     ),
     SNAPSHOTS: TableSchema(
@@ -185,7 +185,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "Whole tables of sessions: at their end, at their expiry, and after more changes than the last one has rows",
         written_by="silver.merge.merger",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "snapshot_at", "position"),
+        statistics_columns=("topic", "session_id", "snapshot_at", "position"),
         writes=Writes.APPEND,
     ),
     SNAPSHOT_INDEX: TableSchema(
@@ -197,7 +197,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "The cuts whose whole tables are in session_snapshots, including empty ones, and how many rows each has",
         written_by="silver.merge.merger",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "snapshot_at", "position", "_batch"),
+        statistics_columns=("topic", "session_id", "snapshot_at", "position", "_batch"),
         writes=Writes.APPEND,
     ),
     ROWS: TableSchema(
@@ -205,15 +205,15 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "The table of every session, as it is now",
         written_by="silver.merge.merger",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "row_id"),
-        feed=True,
+        statistics_columns=("topic", "session_id", "row_id"),
+        change_feed=True,
     ),
     SESSIONS: TableSchema(
         _SESSION,
         "One row per session: status, epoch, counts",
         written_by="silver.merge.merger",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id"),
+        statistics_columns=("topic", "session_id"),
     ),
     QUARANTINE: TableSchema(
         (
@@ -231,7 +231,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Messages that could not be used, unchanged, and why",
         written_by="silver.job",
-        skipping=("topic", "partition", "offset", "reason", "_batch"),
+        statistics_columns=("topic", "partition", "offset", "reason", "_batch"),
         writes=Writes.APPEND,
     ),
     EVENTS: TableSchema(
@@ -264,7 +264,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Every judgement of a message other than plain acceptance: duplicates, gaps, late messages, violations",
         written_by="silver.job",
-        skipping=("topic", "session_id", "offset", "_batch"),
+        statistics_columns=("topic", "session_id", "offset", "_batch"),
         writes=Writes.APPEND,
     ),
     PROCESSOR_ERRORS: TableSchema(
@@ -289,7 +289,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Calls of user-defined processors that failed, and calls that were skipped after that",
         written_by="processors.job",
-        skipping=("processor", "topic", "session_id", "_offset", "_batch"),
+        statistics_columns=("processor", "topic", "session_id", "_offset", "_batch"),
         writes=Writes.APPEND,
     ),
 }

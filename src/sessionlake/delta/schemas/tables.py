@@ -28,6 +28,6 @@ def arrow_schema(table: str) -> pa.Schema:
     return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[table].columns)))
 
 
-def own_columns(table: str) -> tuple[str, ...]:
+def fixed_columns(table: str) -> tuple[str, ...]:
     """The columns of a table of every lake, less the declared ones."""
     return tuple(name for name, _ in TABLES[table].columns if name != DECLARED)

@@ -1,4 +1,4 @@
-"""What a table's log tells of its commits, and whether one of them has set the table back. Pure."""
+"""Commits of a table as its log describes them, and a check for restores to an older version. Pure."""
 
 from __future__ import annotations
 
@@ -6,38 +6,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# What Spark and delta-rs call the number of rows that a commit wrote: a MERGE's, else an append's.
+# Names of the row counts in Spark's and delta-rs' metrics of a MERGE, and below of an append.
 _MERGED = (
     ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
     ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted"),
 )
 LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
-"""Setting of a session in which Delta puts the version of the last commit made there. Unset it before a write: it is
-absent afterwards if Delta skipped the write because the table has its transaction."""
+"""Setting in which Delta stores the version of the session's last commit. Unset it before a write.
+
+If it is still unset after the write, Delta skipped the write because the table has its transaction.
+"""
 _APPENDED = (("numOutputRows",), ("num_added_rows",))
 _RESTORE = "RESTORE"
 _NOWHERE = -2
-"""In the place of a version that a RESTORE does not name: nothing is known to be in it."""
-# By their first words, what changes no row of those that write no rows.
+"""Stands for the restored version if a RESTORE does not name one: what that version holds is unknown."""
+# First words of operations that rewrite or remove files but change no row.
 _OF_FILES = ("OPTIMIZE", "VACUUM", "REORG")
-DEFINES = ("COMPUTE", "CLUSTER", "SET", "UNSET", "ADD", "CHANGE", "DROP", "RENAME", "UPGRADE", "CREATE TABLE")
-"""First words of operations that change no file of rows, either."""
-_UPKEEP = (*_OF_FILES, *DEFINES)
+DEFINITION_OPERATIONS = (
+    "COMPUTE",
+    "CLUSTER",
+    "SET",
+    "UNSET",
+    "ADD",
+    "CHANGE",
+    "DROP",
+    "RENAME",
+    "UPGRADE",
+    "CREATE TABLE",
+)
+"""First words of operations that change only a table's definition."""
+_UPKEEP = (*_OF_FILES, *DEFINITION_OPERATIONS)
 _ALL_ROWS = {"[]", '["true"]'}
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One version of a table, and how many rows its commit wrote."""
+    """A version of a table, and how many rows its commit wrote."""
 
     version: int
     rows: int
 
     @classmethod
     def of(cls, version: int, metrics: Mapping[str, Any]) -> Commit:
-        """The commit with these operation metrics."""
-        told = next((names for names in (*_MERGED, *_APPENDED) if names[0] in metrics), ())
-        return cls(version, sum(int(metrics[name]) for name in told))
+        """Returns the commit with these operation metrics."""
+        counts = next((names for names in (*_MERGED, *_APPENDED) if names[0] in metrics), ())
+        return cls(version, sum(int(metrics[name]) for name in counts))
 
 
 NO_COMMIT = Commit(-1, 0)
@@ -45,11 +58,12 @@ NO_COMMIT = Commit(-1, 0)
 
 @dataclass(frozen=True)
 class LoggedCommit:
-    """What the log tells of a commit.
+    """A commit as the log describes it.
 
     Attributes:
-        operation: and its parameters, as Delta names them.
-        changes: whether it changes rows; None where only the operation can tell.
+        operation: Delta's name of the operation.
+        parameters: the operation's parameters, as Delta names them.
+        changes: whether the commit changes rows; None if the log does not say, and the operation decides.
     """
 
     version: int
@@ -59,45 +73,46 @@ class LoggedCommit:
 
     @property
     def changes_rows(self) -> bool:
-        """Whether the table's rows may be other ones behind it."""
+        """True if the commit may change rows."""
         return not self.operation.startswith(_UPKEEP) if self.changes is None else self.changes
 
     @property
     def replaces_all(self) -> bool:
-        """Whether nothing of what was there before it is left."""
+        """True if the commit removes all earlier rows."""
         if self.operation == "DELETE":
             return self.parameters.get("predicate", "[]") in _ALL_ROWS
         overwrites = self.parameters.get("mode") == "Overwrite" and not self.parameters.get("predicate")
         return overwrites or self.operation.startswith(("CREATE OR REPLACE", "REPLACE"))
 
     @property
-    def restored(self) -> int | None:
-        """The version that it goes back to; None if it is no RESTORE."""
+    def restored_version(self) -> int | None:
+        """The version that a RESTORE goes back to; None for other operations."""
         if self.operation != _RESTORE:
             return None
         version = self.parameters.get("version")
         return _NOWHERE if version is None else int(version)
 
 
-def set_back(commits: Sequence[LoggedCommit]) -> str | None:
-    """What has set a table back, and is not made good since; None if nothing has.
+def unrepaired_restore(commits: Sequence[LoggedCommit]) -> str | None:
+    """Describes a RESTORE to an older version that has lost commits which are still missing; None if there is none.
 
-    A RESTORE to an older version leaves out what was committed behind that one, though Delta goes on passing over the
-    transactions that wrote it. It is made good by a RESTORE to the newest of these versions, or by new rows for all.
+    A RESTORE to an older version drops the commits after that version. Delta nevertheless still skips the transactions
+    that wrote them, so they would never be written again. A RESTORE to the newest of the dropped versions repairs this,
+    and so does a commit that replaces all rows.
 
     Args:
-        commits: the table's latest ones, in order: what was before them is taken for whole.
+        commits: the table's latest commits, in order. Everything before them counts as complete.
     """
     if not commits:
         return None
     newest = present = commits[0].version - 1
-    holds: dict[int, int] = {}
-    by = None
+    content_of: dict[int, int] = {}
+    cause = None
     for commit in commits:
-        if commit.restored is not None:
-            present = holds.get(commit.restored, commit.restored)
-            by = f"version {commit.version} restored an older one, without version {newest}"
+        if commit.restored_version is not None:
+            present = content_of.get(commit.restored_version, commit.restored_version)
+            cause = f"version {commit.version} restored an older one, without version {newest}"
         elif commit.replaces_all or (commit.changes_rows and present >= newest):
             newest = present = commit.version
-        holds[commit.version] = present
-    return by if present < newest else None
+        content_of[commit.version] = present
+    return cause if present < newest else None

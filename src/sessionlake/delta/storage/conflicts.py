@@ -1,4 +1,4 @@
-"""What Spark raises when another commit has changed what a write has read: the write can be done again, or left."""
+"""Handles commit conflicts: exceptions that Delta raises if another commit has changed what a write has read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ T = TypeVar("T")
 _ATTEMPTS = 5
 
 
-def repeated(write: Callable[[], T]) -> T:
-    """Does an idempotent write until no other commit is in its way."""
+def retry_on_conflict(write: Callable[[], T]) -> T:
+    """Runs an idempotent write, and repeats it if another commit conflicts, up to five attempts in all."""
     for _ in range(_ATTEMPTS - 1):
-        with suppress(*conflicts()):
+        with suppress(*conflict_errors()):
             return write()
     return write()
 
 
-def conflicts() -> tuple[type[Exception], ...]:
-    """The classes of Delta's exceptions that say so; they have no common one."""
+def conflict_errors() -> tuple[type[Exception], ...]:
+    """Returns the exception classes for commit conflicts. Delta has no common base class for them."""
     from delta import exceptions as delta
 
     return (

@@ -1,6 +1,7 @@
-"""Which rows of a table go: those of a place or a session up to its limit. Pure, and as Spark's condition.
+"""Selects the rows of a table that are to be removed, as an Arrow mask and as a Spark condition.
 
-A limit is never moved back, and rows up to it never come again, so that what goes is the same whoever asks, and when.
+`Expired` selects rows of a topic-partition or session up to a limit. A limit never moves back, and no rows up to it are
+added later. So every process selects the same rows at any time.
 """
 
 from __future__ import annotations
@@ -21,97 +22,97 @@ if TYPE_CHECKING:
 LIMIT = "limit"
 
 
-class Chosen(Protocol):
-    """Rows of a table that something is to be done with.
+class RowSelection(Protocol):
+    """Selects rows of a table.
 
     Attributes:
-        most: columns that are at most a value in all of them.
+        upper_bounds: the highest value that each of these columns has in the selected rows.
     """
 
     @property
-    def most(self) -> Mapping[str, Any]:
-        """The most that each of these columns is."""
+    def upper_bounds(self) -> Mapping[str, Any]:
+        """The highest value that each of these columns has in the selected rows. Files are skipped by it."""
 
     @property
     def columns(self) -> list[str]:
-        """What must be read of a row to tell."""
+        """The columns that `mask` needs."""
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Which rows they are."""
+        """Returns which rows of the batch are selected."""
 
     def source(self, spark: SparkSession) -> DataFrame:
-        """What `condition` compares rows with, alias `s`."""
+        """Returns the frame, alias `s`, that `condition` joins the table with."""
 
     def condition(self) -> Column:
-        """Whether a row of the table (alias `t`) is one of them by a row of `source`."""
+        """Returns the join condition that selects rows of the table (alias `t`) by a row of `source` (alias `s`)."""
 
 
 @dataclass(frozen=True)
 class Expired:
-    """Rows whose `by` is at most the limit of their keys; those of keys without a limit stay.
+    """Selects rows whose `limited_column` is at most the limit of their keys. Rows of keys without a limit stay.
 
     Attributes:
-        keys: columns that say whose a row is; without any, there is one limit for all.
-        limits: the keys, no two the same, and `limit`.
-        most: columns that must be at most a value, too: by them, files are left out that have no such row.
-        spares: a column; where that is true, the row stays.
+        keys: columns that identify whose a row is; if empty, one limit holds for all rows.
+        limits: the distinct keys and the column `limit`.
+        upper_bounds: columns that must also be at most this value; files without such rows are skipped.
+        spared_by: boolean column; rows where it is true stay. None if no row is spared.
     """
 
     keys: tuple[str, ...]
-    by: str
+    limited_column: str
     limits: pa.Table
-    most: Mapping[str, Any]
-    spares: str | None = None
+    upper_bounds: Mapping[str, Any]
+    spared_by: str | None = None
 
     @property
     def columns(self) -> list[str]:
-        """What must be read of a row to tell."""
-        spared = () if self.spares is None else (self.spares,)
-        return list(dict.fromkeys([*self.keys, self.by, *self.most, *spared]))
+        """The columns that `mask` needs."""
+        spared = () if self.spared_by is None else (self.spared_by,)
+        return list(dict.fromkeys([*self.keys, self.limited_column, *self.upper_bounds, *spared]))
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Which rows go."""
+        """Returns which rows of the batch are selected."""
         limit = self._limits_of(batch)
-        goes = pc.less_equal(batch.column(self.by), limit)
-        for name, value in self.most.items():
+        goes = pc.less_equal(batch.column(self.limited_column), limit)
+        for name, value in self.upper_bounds.items():
             column = batch.column(name)
             goes = pc.and_kleene(goes, pc.less_equal(column, pa.scalar(value, column.type)))
-        if self.spares is not None:
-            goes = pc.and_kleene(goes, pc.invert(pc.fill_null(batch.column(self.spares), fill_value=False)))
+        if self.spared_by is not None:
+            goes = pc.and_kleene(goes, pc.invert(pc.fill_null(batch.column(self.spared_by), fill_value=False)))
         return pc.fill_null(goes, fill_value=False)
 
     def _limits_of(self, batch: pa.RecordBatch) -> Any:
-        """The limit of each row; null if it has none."""
+        """Returns the limit of each row; null if it has none."""
         limits = self.limits[LIMIT].combine_chunks()
         if not self.keys:
             return limits[0] if len(limits) else pa.scalar(None, limits.type)
-        return limits.take(pc.index_in(_named(batch, self.keys), value_set=_named(self.limits, self.keys)))
+        return limits.take(pc.index_in(_joined_keys(batch, self.keys), value_set=_joined_keys(self.limits, self.keys)))
 
     def source(self, spark: SparkSession) -> DataFrame:
-        """The limits, alias `s`."""
+        """Returns the limits as a frame, alias `s`."""
         return as_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
 
     def condition(self) -> Column:
-        """Whether a row of the table (alias `t`) goes by the row of `limits` (alias `s`) that has its keys."""
+        """Returns the join condition of the table (alias `t`) with the limits (alias `s`)."""
         from pyspark.sql import functions as F
 
-        goes = F.col(f"t.{self.by}") <= F.col(f"s.{LIMIT}")
+        goes = F.col(f"t.{self.limited_column}") <= F.col(f"s.{LIMIT}")
         for name in self.keys:
             goes &= F.col(f"t.{name}") == F.col(f"s.{name}")
-        for name, value in self.most.items():
+        for name, value in self.upper_bounds.items():
             goes &= F.col(f"t.{name}") <= F.lit(value)
-        if self.spares is not None:
-            goes &= ~F.coalesce(F.col(f"t.{self.spares}"), F.lit(col=False))
+        if self.spared_by is not None:
+            goes &= ~F.coalesce(F.col(f"t.{self.spared_by}"), F.lit(col=False))
         return goes
 
     @property
     def conditions(self) -> list[tuple[str, Any, Any]]:
-        """What rows must meet in any case: see `reading.Condition`."""
-        return [(name, le, value) for name, value in self.most.items()]
+        """Conditions that every selected row meets, for `TableReader.batches`."""
+        return [(name, le, value) for name, value in self.upper_bounds.items()]
 
 
-def _named(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:
-    """The keys of each row as one text; null where one of them is."""
+def _joined_keys(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:
+    """Returns the keys of each row joined into one text; null if any of them is null."""
     parts = [pc.cast(rows[name] if isinstance(rows, pa.Table) else rows.column(name), pa.string()) for name in keys]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined

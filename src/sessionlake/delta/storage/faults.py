@@ -1,7 +1,8 @@
-"""Named places where a test can make the process die, as a power cut would, or stand still.
+"""Named points in the code at which a test can kill or suspend the process.
 
-`SESSIONLAKE_FAULT=name` or `name#3` (the third passing) kills the process with SIGKILL there; `stop@name` stops it,
-until it is sent SIGCONT. Unset, which is always outside such tests, a fault point costs one dictionary look-up.
+`SESSIONLAKE_FAULT=name` kills the process with SIGKILL at that point; `name#3` does so the third time it is reached.
+`stop@name` suspends the process until it gets SIGCONT. Without the variable, a fault point costs one dictionary
+look-up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _passed: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Dies or stops here if the environment asks for it."""
+    """Kills or suspends the process if the environment asks for it at this point."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return

@@ -1,6 +1,6 @@
-"""What the lake asks of where its tables are: folders on a laptop, entries of a catalog on a platform.
+"""The interface of table storage: folders on a laptop, a catalog on a platform.
 
-Everything that differs between the two is behind `Storage`; no other module asks which of them it has.
+Everything that differs between the two is behind `Storage`. No other module asks which of them it has.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sessionlake.delta.schemas.ddl import text
+from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.storage.commits import Commit, LoggedCommit
-from sessionlake.delta.storage.expired import Chosen
+from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.reading import TableReader, of_keys
+from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.reading import TableReader, key_conditions
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows, as_frame
@@ -34,69 +34,44 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 PURGED = "sessionlake.purged"
-"""The table's property that names what its history was last removed for."""
+"""Table property that names what the table's history was last removed for."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Up to which size work is done in the driver, where a Spark job costs more than the work. Zero: never.
-
-    Attributes:
-        few_messages: of a batch; up to so many, bronze takes its rows to the driver, and queries generate no code.
-        few_changes: of a range of batches that is merged; up to so many, the MERGEs generate no code.
-        driver_changes: of a range of batches, up to which the driver works out what they come to.
-        driver_cuts: of a range of batches, up to which the driver makes their snapshots.
-        driver_bytes: that the driver may read for one merge; in all it takes about four times as many.
-        inline_bytes: of one payload of a fold; larger ones stay where they were made.
-        rewritten_rows: of a table, up to which the driver merges into it by writing the files anew that it touches.
-        index_bytes: that the driver may hold to know where keys are in files, some 12 a row, and the files' footers: of
-            more, it reads keys.
-    """
-
-    few_messages: int
-    few_changes: int
-    driver_changes: int
-    driver_cuts: int
-    driver_bytes: int
-    inline_bytes: int
-    rewritten_rows: int
-    index_bytes: int
+def delta_writer(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
+    """Returns Spark's writer for the rows. Delta skips the write if the table has this transaction already."""
+    return rows.write.format("delta").mode(mode).options(txnAppId=txn.app_id_for(table), txnVersion=txn.version)
 
 
-def writing(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
-    """Spark's writer of the rows, which Delta passes over if a commit of the transaction is in the table."""
-    return rows.write.format("delta").mode(mode).options(txnAppId=txn.on(table), txnVersion=txn.version)
-
-
-class Staged(Protocol):
-    """Rows that are written down, and not part of their table yet."""
+class StagedRows(Protocol):
+    """Rows that are written to files but not yet part of their table."""
 
     def count(self) -> int:
-        """How many they are."""
+        """Returns the number of rows."""
 
     def columns(self, *names: str) -> pa.Table:
-        """These columns of them, read into the driver."""
+        """Reads these columns of the rows into the driver."""
 
     def commit(self, txn: Txn) -> None:
-        """Makes them part of the table, unless a commit of the same transaction has done so before."""
+        """Makes the rows part of the table; a replay of the same transaction adds nothing."""
 
 
 class Storage(ABC):
     """Creates, reads and writes tables by their two-level names.
 
     Attributes:
-        limits: between the driver's work and the cluster's.
-        scratch: a folder for what lasts no longer than a batch, which driver and tasks see alike, if there is one.
-        needs_session: whether tables can be read only by Spark.
-        keeps_functions: whether SQL functions and views stay when the session ends.
-        log: properties of every table that say who removes its log.
+        limits: sizes up to which the driver does the work instead of the cluster.
+        scratch: folder for files that last no longer than a batch and that the driver and all tasks can read; None if
+            there is none.
+        needs_spark: True if only Spark can read the tables.
+        functions_persist: True if SQL functions and views outlive the session.
+        log_properties: properties of every table that say who removes its log.
     """
 
     limits: Limits
     scratch: Path | None = None
-    needs_session: bool
-    keeps_functions: bool
-    log: Mapping[str, str]
+    needs_spark: bool
+    functions_persist: bool
+    log_properties: Mapping[str, str]
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -105,23 +80,23 @@ class Storage(ABC):
 
     @abstractmethod
     def identifier(self, table: str) -> str:
-        """What SQL calls the table."""
+        """Returns the table's full, quoted name in SQL."""
 
     @abstractmethod
     def sql_name(self, table: str) -> str:
-        """What SQL calls a table, view or function that `sessionlake query` knows by this name: see `register`."""
+        """Returns the name in SQL of what `sessionlake query` calls by this name: a table, view or function."""
 
     @abstractmethod
-    def function(self, schema: str, name: str) -> tuple[str, str]:
-        """How SQL creates a function: what kind (`FUNCTION`, `TEMPORARY FUNCTION`), and under which name."""
+    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
+        """Returns how SQL creates a function: its kind (`FUNCTION` or `TEMPORARY FUNCTION`) and its name."""
 
     @abstractmethod
-    def view(self, spark: SparkSession, name: str) -> str:
-        """How SQL creates a view of this two-level name; its schema is there afterwards."""
+    def prepare_view(self, spark: SparkSession, name: str) -> str:
+        """Returns the name under which SQL creates a view of this two-level name, and creates its schema."""
 
     @abstractmethod
     def require_writable(self) -> None:
-        """Checks, before Spark is started, that tables can be written.
+        """Checks, before Spark starts, that tables can be written.
 
         Raises:
             MachineError: they cannot.
@@ -129,61 +104,67 @@ class Storage(ABC):
 
     @abstractmethod
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
-        """Keeps others from claiming the same until the block is left.
+        """Holds an exclusive claim until the block ends; no other process can hold a claim of this name meanwhile.
 
         Args:
-            name: of what is claimed.
-            doing: what this process does, as in "runs silver": what others are told that want it.
+            name: what is claimed, such as a layer.
+            doing: what this process does, as in "runs silver". A refused process reports it.
 
         Raises:
-            ClaimedError: another process has claimed it already, or has taken it over meanwhile.
+            ClaimedError: another process holds the claim, or has taken it over in the meantime.
         """
 
     @abstractmethod
     def require_claims(self) -> None:
-        """Returns if what this process has claimed here is its own still: to be asked before each commit.
+        """Checks that this process still holds every claim it made here. Call it before each commit.
 
         Raises:
-            ClaimedError: another process has taken it over.
+            ClaimedError: another process has taken one over.
         """
 
     @abstractmethod
     def token(self, name: str) -> int:
-        """Of a claim: greater than every holder's before; 0 where none is taken over from one that goes on later."""
+        """Returns this process's fencing token of a claim, which is higher than every earlier holder's.
+
+        It is 0 if claims are locks.
+        """
 
     @abstractmethod
     def staging(self) -> Settings:
-        """Settings of a place of its own for tables that are only built to be copied."""
+        """Returns settings for a separate place, where tables are built only to be copied."""
 
     # -- tables
 
-    def remembering(self) -> AbstractContextManager[None]:
-        """In the block, this thread may ask once what a table's properties are, and for the rows of small tables."""
+    def caching(self) -> AbstractContextManager[None]:
+        """Caches tables' properties and the rows of small tables until the block ends, for this thread.
+
+        Does nothing where reading them costs no Spark job.
+        """
         return nullcontext()
 
     @abstractmethod
     def exists(self, spark: SparkSession | None, table: str) -> bool:
-        """Whether the table has been created."""
+        """True if the table has been created."""
 
     @abstractmethod
     def tables(self, spark: SparkSession, schema: str) -> list[str]:
-        """All tables that are in a schema, whoever has made them, in order; views are none."""
+        """Returns the names of all tables in a schema, sorted. It includes tables of other tools, but no views."""
 
     @abstractmethod
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
-        """The table's columns and their Spark SQL types, in order."""
+        """Returns the table's columns with their Spark SQL types, in order."""
 
     @abstractmethod
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """The table's Delta properties."""
+        """Returns the table's Delta properties."""
 
     @abstractmethod
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        """Creates the table, which is not there."""
+        """Creates the table, which must not exist."""
 
     @abstractmethod
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
-        """Has the table's rows clustered by these columns from now on, where that can be."""
+        """Sets the columns by which new rows are clustered, if the storage supports clustering."""
 
     @abstractmethod
     def drop(self, spark: SparkSession, table: str) -> None:
@@ -191,46 +172,51 @@ class Storage(ABC):
 
     @abstractmethod
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Sees to it that SQL in this session finds the tables by the names that `sessionlake query` uses."""
+        """Lets SQL in this session find the tables by the names that `sessionlake query` uses."""
 
     @abstractmethod
     def delta(self, spark: SparkSession, table: str) -> DeltaTable:
-        """The table's Delta handle, for MERGE and history."""
+        """Returns Delta's handle of the table, for MERGE and history."""
 
     @abstractmethod
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Files that the table's present version names and that are gone; none where files cannot be seen."""
+        """Returns files that the table's latest version names and that are missing.
+
+        Empty where files cannot be listed.
+        """
 
     @abstractmethod
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
-        """The table's latest commit."""
+        """Returns the table's latest commit."""
 
     @abstractmethod
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
-        """The version of the table's latest commit."""
+        """Returns the version of the table's latest commit."""
 
     @abstractmethod
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
-        """The table's latest commits, oldest first: `count` of them, or as many as its log still has."""
+        """Returns the table's latest `count` commits, oldest first; fewer if its log has fewer."""
 
     @abstractmethod
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
-        """When the table was created; None if its log does not say so."""
+        """Returns when the table was created; None if its log does not say."""
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """Sets a Delta property, in a commit of its own."""
-        with self.exclusive(table):
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
+        """Sets a Delta property in a separate commit."""
+        with self.commit_lock(table):
+            spark.sql(
+                f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({sql_string(key)} = {sql_string(value)})"
+            )
 
-    def retain(self, spark: SparkSession, table: str) -> None:
-        """Sets how far back the table's history reaches, and who removes its log, if a start does so.
+    def set_retention(self, spark: SparkSession, table: str) -> None:
+        """Sets how far back history reaches and who removes the log.
 
-        In a catalog, where asking for a table's properties can cost a Spark job, maintenance alone does.
+        Does nothing in a catalog, where this costs a job.
         """
         del spark, table
 
-    def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
-        """Sets those of these Delta properties that the table does not have so; returns what it had."""
+    def set_changed_properties(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
+        """Sets those of these Delta properties whose value differs. Returns the table's properties from before."""
         present = self.properties(spark, table)
         for key in (key for key, value in wanted.items() if present.get(key) != value):
             self.set_property(spark, table, key, wanted[key])
@@ -238,157 +224,174 @@ class Storage(ABC):
 
     # -- reading
 
-    def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
-        """A stream's options, by which it begins in the order of the table's commits: here its files have that order.
+    def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
+        """Returns options with which a new stream reads the table in commit order; none if its files are in that order.
 
         Raises:
-            LakeError: it cannot.
+            LakeError: the commit order is lost.
         """
         del spark, table
         return {}
 
     @abstractmethod
     def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """The table as a frame."""
+        """Returns the table as a frame."""
 
     @abstractmethod
     def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """The table as a stream of its appended rows."""
+        """Returns the table as a stream of its appended rows."""
 
     @abstractmethod
     def reader(self, spark: SparkSession | None) -> TableReader:
-        """What brings rows to the driver: see `Lake.reader`."""
+        """Returns a reader that brings rows to the driver.
+
+        Raises:
+            LakeError: the tables are in a catalog, and `spark` is None.
+        """
 
     # -- writing
 
     @abstractmethod
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
-        """Writes rows down, once, until the block is left: what is not committed by then is gone."""
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
+        """Writes rows to files for the time of the block. Rows not committed by its end are removed."""
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends the rows, unless a commit of the same transaction has done so before."""
+        """Appends the rows; a replay of the same transaction appends nothing."""
         with self.stage(spark, table, rows) as staged:
             staged.commit(txn)
 
     def has_commit(self, table: str, txn: Txn) -> bool:
-        """True if the table has a commit of this transaction or a later one; False if only Delta's writer can tell."""
+        """True if the table has a commit of this transaction or a later one.
+
+        False if only Delta's writer can check that.
+        """
         del table, txn
         return False
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
-        """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""
+        """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
         frame = as_frame(spark, rows)
-        writer = frame.write.format("delta") if txn is None else writing(frame, table, txn, "append")
+        writer = frame.write.format("delta") if txn is None else delta_writer(frame, table, txn, "append")
         self.save(writer.mode("overwrite"), table)
 
     def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
-        """Replaces all rows of a table, unless a commit of the transaction has done so before: see `Lake.overwrite`."""
-        writer = writing(rows, table, txn, "overwrite")
+        """Replaces all rows of a table; a replay of the same transaction changes nothing.
+
+        Args:
+            metadata: stored with the commit, as its `userMetadata` in the table's history.
+            columns: True if the table also gets the columns of `rows`.
+        """
+        writer = delta_writer(rows, table, txn, "overwrite")
         self.save(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
 
-    def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
-        """Removes all rows of a table, as `overwrite`."""
-        with self.exclusive(table), conf(spark, txn.conf(table)):
+    def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
+        """Deletes all rows of a table; a replay of the same transaction deletes nothing."""
+        with self.commit_lock(table), conf(spark, txn.session_conf(table)):
             self.delta(spark, table).delete()
 
     @abstractmethod
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
-        """MERGEs rows into the table, unless a commit of the same transaction has done so before.
+        """MERGEs rows into the table; a replay of the same transaction changes nothing.
 
         Args:
-            spark: the batch's own session: no other write may run in it meanwhile.
+            spark: the batch's own session. No other write may run in it at the same time.
 
         Returns:
-            The table's latest commit, which is this one, unless an earlier run made it.
+            The commit; after a replay, the table's latest one.
         """
 
     def accumulate(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> Commit:
-        """MERGEs what rows come to with those that the table has of their keys: see `merge`.
+        """Combines rows with the table's rows of the same keys, and MERGEs the results as `merge` does.
 
-        Nobody else may write to those rows.
+        No other process may write rows of these keys.
 
         Args:
-            rows: one a key, of the table's columns; where the table has none of the keys, they are appended.
-            upsert: of all columns, with updates and inserts alone.
+            rows: one per key, with the table's columns. If the table has none of the keys, they are appended.
+            combine: computes the resulting rows from `rows` and the table's rows.
+            upsert: covers all columns, with updates and inserts but no deletes.
 
         Raises:
-            TooLargeError: the rows that the table has do not fit into memory.
+            TooLargeError: the table's rows of these keys do not fit into memory.
         """
         reader = self.reader(spark)
-        conditions = of_keys(rows, upsert.keys, reader.schema(table))
-        held = reader.table(table, *conditions, at_most=self.limits.driver_bytes)
+        conditions = key_conditions(rows, upsert.keys, reader.schema(table))
+        held = reader.table(table, *conditions, max_bytes=self.limits.driver_bytes)
         if held.num_rows:
             return self.merge(spark, table, combine(rows, held), upsert, txn)
-        self.make_sure(table)
+        self.require_lease(table)
         self.append(spark, table, rows.cast(held.schema), txn)
         return self.last_commit(spark, table)
 
-    def make_sure(self, table: str) -> None:
-        """Returns if this process is the one that may write, as far as can be told before Delta is asked."""
+    def require_lease(self, table: str) -> None:
+        """Checks, right before a commit, that this process is still the one that may write (see `require_claims`)."""
         self.require_claims()
         fault_point(f"sure:{table}")
 
     @abstractmethod
     def save(self, writer: DataFrameWriter, table: str) -> None:
-        """Runs a writer of Spark's on the table."""
+        """Runs one of Spark's writers on the table."""
 
     # -- upkeep
 
     @abstractmethod
-    def exclusive(self, table: str) -> AbstractContextManager[None]:
-        """Holds other commits of this machine off that the place itself cannot tell from one another.
+    def commit_lock(self, table: str) -> AbstractContextManager[None]:
+        """Excludes other commits to the table by processes of this machine, where the storage cannot detect conflicts.
 
-        Appends see to it themselves. Not to be entered again inside.
+        Appends lock by themselves. The lock is not reentrant.
         """
 
     @abstractmethod
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        """Merges small files, some at a time; None if there are few, or if another commit was in the way.
+        """Merges some small files into larger ones; None if there are few, or if another commit conflicts.
 
-        Rows stay as they are: streams and change feeds pass over the commit.
+        The rows do not change. Streams and change feeds skip the commit.
         """
 
     @abstractmethod
-    def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
-        """How many rows of a table are chosen."""
+    def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
+        """Returns how many rows of a table are selected."""
 
     @abstractmethod
-    def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
-        """Removes rows of a table that rows are only appended to, in one commit, which streams pass over.
+    def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+        """Removes rows of an append-only table in one commit, which streams skip. Call `commit.remove_rows`."""
 
-        See `Lake.stream`. `commit.remove_rows` does so only if this process may write.
+    @abstractmethod
+    def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+        """Erases the session's messages in one commit, which streams skip.
+
+        Each message keeps its offset and Kafka timestamp.
         """
-
-    @abstractmethod
-    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        """Leaves of a session's messages only where and when they were, in one commit, which streams pass over."""
 
     @abstractmethod
     def purge_vectors(self, table: str) -> int:
-        """Writes the files anew that have marked rows, so that readers without deletion vectors open the table.
+        """Rewrites the files that have deletion vectors, so that readers without that feature can open the table.
 
         Returns:
-            How many files had such rows.
+            The number of files that had deleted rows.
 
         Raises:
-            UsageError: that is for the platform to do.
+            UsageError: the table is in a catalog, whose platform does this.
         """
 
     @abstractmethod
-    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
-        """Removes all that is no part of the present version: there is no way back.
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+        """Removes all files and log entries that the latest version does not need. This cannot be undone.
 
         Args:
-            why: noted as the table's property `PURGED`.
-            since: the version that a stream goes on with: of the log, what comes from there on stays.
+            why: stored as the table's property `PURGED`.
+            since: the version at which a stream resumes; log entries from there on stay. None if no stream reads the
+                table.
         """
 
     @abstractmethod
-    def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
-        """Whether `vacuum` has enough to do to be worth it."""
+    def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
+        """True if `vacuum` has enough to remove to be worth running."""
 
     @abstractmethod
-    def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
-        """Removes files that no version needs that is to be kept, and what of the log is of no use without them."""
+    def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
+        """Removes files that no version within the retention needs.
+
+        Log entries that are useless without them go, too.
+        """

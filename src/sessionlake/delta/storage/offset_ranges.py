@@ -1,4 +1,4 @@
-"""Offsets of many topic-partitions as one condition on a table."""
+"""Ranges of offsets of many topic-partitions, and their condition on a table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ OffsetRanges = Mapping[TopicPartition, tuple[int, int]]
 """First and last offset of each topic-partition, both included."""
 
 
-def enclosing(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
-    """The range of each topic-partition that holds all of its `(topic, partition, first, last)`."""
+def enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
+    """Returns the smallest range of each topic-partition that holds all of its `(topic, partition, first, last)`."""
     found: dict[TopicPartition, tuple[int, int]] = {}
     for topic, partition, first, last in spans:
         known = found.get((topic, partition), (first, last))
@@ -24,10 +24,11 @@ def enclosing(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
     return found
 
 
-def slices(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
-    """Cuts every topic-partition's offsets into the same number of ranges, which come one after the other.
+def slice_ranges(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
+    """Cuts each topic-partition's offsets into the same number of consecutive ranges, one per slice.
 
-    About what arrived together is so in one slice, and in few files. A slice can lack a topic-partition, or all.
+    Messages that arrived at about the same time are then in one slice, and so in few files. A slice can lack some
+    topic-partitions, or all.
     """
     for i in range(number):
         cut = {
@@ -37,8 +38,10 @@ def slices(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
         yield {place: span for place, span in cut.items() if span[0] <= span[1]}
 
 
-def without(spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> Iterator[OffsetRanges]:
-    """The offsets of `spans` that are in none of the runs `[first, end)`, in as few parts as possible."""
+def subtract_runs(
+    spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[int, int]]]
+) -> Iterator[OffsetRanges]:
+    """Yields the offsets of `spans` outside the runs `[first, end)`, in as few parts as possible."""
     left: dict[TopicPartition, list[tuple[int, int]]] = {}
     for place, (first, last) in spans.items():
         cuts = [(first, first), *sorted(runs.get(place, ())), (last + 1, last + 1)]
@@ -49,8 +52,8 @@ def without(spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[in
         yield {place: parts[number] for place, parts in left.items() if len(parts) > number}
 
 
-def within(spans: OffsetRanges) -> Column:
-    """Rows of these offsets, by `topic`, `partition` and `offset`: Delta leaves out the files that hold none."""
+def offsets_condition(spans: OffsetRanges) -> Column:
+    """Returns the condition for rows of these offsets. It lets Delta skip files that hold none."""
     from pyspark.sql import functions as F
 
     return _any(
@@ -62,7 +65,7 @@ def within(spans: OffsetRanges) -> Column:
 
 
 def _any(conditions: Sequence[Column]) -> Column:
-    """Nested evenly: one behind the other, a few thousand overflow the stack of who plans the query."""
+    """Combines conditions with OR in a balanced tree: a chain of thousands overflows the stack of Spark's planner."""
     from pyspark.sql import functions as F
 
     if len(conditions) <= 1:

@@ -1,8 +1,7 @@
-"""A few rows out of the lake's tables, brought to the driver as Arrow or as dictionaries.
+"""Reads a few rows of the lake's tables into the driver, as Arrow or as dictionaries.
 
-A question about one message, or about the ledger, is answered on a laptop by delta-rs before Spark would have started;
-in a catalog Spark answers it. Both give the same rows. Of the append-only tables, only files whose statistics leave it
-open are read.
+On a laptop delta-rs reads them, faster than Spark would start. In a catalog Spark reads them. Both return the same
+rows. Files whose statistics rule out a matching row are skipped.
 """
 
 from __future__ import annotations
@@ -25,52 +24,52 @@ from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, contiguous
 from sessionlake.protocol.types import Row
 
-# A column, a comparison that both engines' expressions understand (one of the `operator` module, or one of those
-# below), and a value.
+# A condition: a column, a comparison and a value. The comparison works on Arrow's and Spark's expressions alike: it
+# comes from the module `operator`, or is one of those below.
 Condition = tuple[str, Callable[[Any, Any], Any], Any]
-# Up to so many values are named to the files.
+# A condition lists up to this many values; beyond that it has a lower and an upper bound.
 _NAMED = 1_000
 
 
-def among(column: Any, values: Sequence[Any]) -> Any:
-    """A comparison: the column's value is one of these."""
+def is_in(column: Any, values: Sequence[Any]) -> Any:
+    """Comparison: the column's value is one of these."""
     return column.isin(values)
 
 
-def begins_with(column: Any, text: str) -> Any:
-    """A comparison: the column's value begins with the text."""
+def starts_with(column: Any, text: str) -> Any:
+    """Comparison: the column's value starts with the text."""
     return pc.starts_with(column, text) if isinstance(column, pc.Expression) else column.startswith(text)
 
 
 def is_null(column: Any, _: None) -> Any:
-    """A comparison: the column has no value."""
+    """Comparison: the column is null."""
     return column.is_null() if isinstance(column, pc.Expression) else column.isNull()
 
 
 def expression(conditions: Sequence[Condition]) -> pc.Expression | None:
-    """All conditions as one of Arrow's expressions; None if there are none."""
+    """Combines all conditions into one Arrow expression; None if there are none."""
     meets = [compare(pc.field(name), _comparable(value)) for name, compare, value in conditions]
     return reduce(operator.and_, meets) if meets else None
 
 
 def _comparable(value: Any) -> Any:
-    """A condition's value as Arrow compares it."""
+    """Returns a condition's value in the form that Arrow compares."""
     if isinstance(value, list):
         return [_comparable(one) for one in value]
     return pa.scalar(micros_of(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
 
 
-def of_keys(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
-    """Conditions that hold for all rows of a table with the keys of these, and for few others.
+def key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
+    """Returns conditions that all rows with the keys of `rows` meet, and few other rows.
 
     Args:
-        schema: of the table.
+        schema: the columns of the table that is searched.
     """
     conditions: list[Condition] = []
     for name in keys:
         values = pc.unique(rows[name].cast(schema.field(name).type))
         if len(values) <= _NAMED:
-            conditions.append((name, among, values_of(values)))
+            conditions.append((name, is_in, values_of(values)))
         else:
             ends = value_of(pc.min_max(values))
             conditions += [(name, operator.ge, ends["min"]), (name, operator.le, ends["max"])]
@@ -78,12 +77,12 @@ def of_keys(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Cond
 
 
 class TooLargeError(LakeError):
-    """More was found than whoever asked can hold in memory."""
+    """A query's result is larger than its caller can hold in memory."""
 
 
 @dataclass(frozen=True)
 class TableSize:
-    """How much there is of a table at its present version, by its log."""
+    """Size of a table at its latest version, according to its log."""
 
     version: int
     rows: int
@@ -93,88 +92,93 @@ class TableSize:
 
 @dataclass(frozen=True)
 class FilesRead:
-    """Which files of a table's present version a question opens, of how many."""
+    """Which files of a table's latest version a query opens, and how many there are."""
 
     read: frozenset[str]
     total: int
 
 
 class TableReader(ABC):
-    """Reads tables; one that is not there yet has no rows."""
+    """Reads tables. A table that does not exist has no rows."""
 
     @abstractmethod
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows that meet all conditions, batch by batch; times are in UTC."""
+        """Yields the rows that meet all conditions, in record batches; times are in UTC."""
 
     @abstractmethod
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        """The rows that meet all conditions, and how many the table has in all, by its log: both of one version.
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
+        """Returns the rows that meet all conditions, and the table's total row count, both of one version.
 
-        The table must be there.
+        The table must exist. The count comes from its log.
         """
 
     @abstractmethod
     def exists(self, table: str) -> bool:
-        """Whether the table has been created."""
+        """True if the table has been created."""
 
     @abstractmethod
     def schema(self, table: str) -> pa.Schema:
-        """Columns of a table that is there."""
+        """Returns the columns of a table, which must exist."""
 
     @abstractmethod
     def size(self, table: str) -> TableSize:
-        """How much there is of a table that is there; its rows are not read."""
+        """Returns the size of a table, which must exist. Reads no rows."""
 
     @abstractmethod
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        """The files whose statistics leave it open that they have rows which meet all conditions; None if unknown.
+        """Returns the files that may have rows which meet all conditions, by their statistics; None if unknown.
 
-        The table must be there.
+        The table must exist.
         """
 
     def count(self, table: str) -> int:
-        """How many rows a table has, by its log; none if it is not there."""
+        """Returns a table's row count from its log; 0 if the table does not exist."""
         return self.size(table).rows if self.exists(table) else 0
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """The rows that meet all conditions; times are aware, in UTC, and those that are no dates are `FarTime`s."""
+        """Yields the rows that meet all conditions, with times in UTC.
+
+        A time outside datetime's range is a `FarTime`.
+        """
         for batch in self.batches(table, *conditions, columns=columns):
             yield from rows_of(batch)
 
-    def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
-        """A few rows of a table, whichever; reads little more."""
-        return list(islice(self.rows(table, columns=columns), at_most))
+    def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
+        """Returns up to `max_rows` arbitrary rows of a table, and reads little more than them."""
+        return list(islice(self.rows(table, columns=columns), max_rows))
 
     def table(
         self,
         table: str,
         *conditions: Condition,
         columns: Sequence[str] | None = None,
-        of: pa.Table | None = None,
-        at_most: int | None = None,
+        sessions: pa.Table | None = None,
+        max_bytes: int | None = None,
     ) -> pa.Table:
-        """The rows that meet all conditions, as one Arrow table. The table must be there.
+        """Returns the rows that meet all conditions as one Arrow table. The table must exist.
 
         Args:
-            of: the sessions whose rows are meant, others are dropped as they are read: by those of the columns
-                `SESSION` that it has, all of which must be read.
-            at_most: bytes in memory.
+            sessions: only rows of these sessions are returned. They are identified by those columns of `SESSION` that
+                this table has; `columns` must include them.
+            max_bytes: limit of the result's size in memory.
 
         Raises:
-            TooLargeError: it has more.
+            TooLargeError: the result is larger than `max_bytes`.
         """
-        names = [] if of is None else named_by(of)
-        sessions = None if of is None else _joined(of, names)
+        names = [] if sessions is None else session_columns(sessions)
+        wanted = None if sessions is None else _joined(sessions, names)
         found, size = [], 0
         for batch in self.batches(table, *conditions, columns=columns):
             rows = pa.Table.from_batches([batch])
-            if sessions is not None:
-                rows = rows.filter(pc.is_in(_joined(rows, names), value_set=sessions))
+            if wanted is not None:
+                rows = rows.filter(pc.is_in(_joined(rows, names), value_set=wanted))
             size += rows.nbytes
-            if at_most is not None and size > at_most:
-                raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
+            if max_bytes is not None and size > max_bytes:
+                raise TooLargeError(f"{table}: the selected rows have more than {max_bytes} bytes")
             found.append(rows)
         if found:
             return pa.concat_tables(found)
@@ -182,14 +186,14 @@ class TableReader(ABC):
         return schema.empty_table().select(schema.names if columns is None else list(columns))
 
     def any(self, table: str, *conditions: Condition) -> bool:
-        """Whether a row meets all conditions; reads no further than to the first."""
+        """True if a row meets all conditions. Reading stops at the first such row."""
         named = [name for name, _, _ in conditions]
         return any(batch.num_rows for batch in self.batches(table, *conditions, columns=named or None))
 
-    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        """How many rows that meet all conditions there are of each combination of these columns' values.
+    def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        """Counts the rows that meet all conditions for each combination of values of the columns `by`.
 
-        What is kept in memory are the combinations, whatever the number of rows.
+        Only the combinations are in memory, whatever the number of rows.
         """
         found: Counter[tuple[Any, ...]] = Counter()
         for batch in self.batches(table, *conditions, columns=by):
@@ -198,9 +202,9 @@ class TableReader(ABC):
         return found
 
     def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        """The highest value of a column, by other columns' values, of the rows that meet all conditions.
+        """Returns a column's highest value for each combination of values of the columns `by`.
 
-        What is kept in memory are the combinations, whatever the number of rows.
+        Only rows that meet all conditions count. Only the combinations are in memory, whatever the number of rows.
         """
         found: dict[tuple[Any, ...], Any] = {}
         for batch in self.batches(table, *conditions, columns=[*by, of]):
@@ -210,9 +214,9 @@ class TableReader(ABC):
         return found
 
 
-def named_by(of: pa.Table) -> list[str]:
-    """Which of the columns `SESSION` tell the sessions that are meant; see `TableReader.table`."""
-    return [name for name in SESSION if name in of.column_names]
+def session_columns(sessions: pa.Table) -> list[str]:
+    """Returns those of the columns `SESSION` that this table of sessions has."""
+    return [name for name in SESSION if name in sessions.column_names]
 
 
 def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:
@@ -221,11 +225,11 @@ def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 
 
 def by_key(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
-    """Groups of rows by their keys: the last column is the value of each."""
+    """Returns the groups as a dictionary: the last column is the value, the others are the key."""
     *keys, values = map(values_of, groups.columns)
     return dict(zip(zip(*keys, strict=True), values, strict=True))
 
 
 def counter_of(groups: pa.Table) -> Counter[tuple[Any, ...]]:
-    """Groups of rows as a counter: the last column is how many rows each has."""
+    """Returns the groups as a counter: the last column is the number of rows, the others are the key."""
     return Counter(by_key(groups))

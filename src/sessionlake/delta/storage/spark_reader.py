@@ -1,4 +1,4 @@
-"""Reads tables by Spark, wherever they are."""
+"""Reads tables with Spark, from any storage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sessionlake.delta.storage.reading import (
     TooLargeError,
     by_key,
     counter_of,
-    named_by,
+    session_columns,
 )
 from sessionlake.delta.storage.values import rows_of
 from sessionlake.protocol.names import quote
@@ -31,12 +31,12 @@ from sessionlake.spark.interpreted import interpreted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The least that a value takes as Arrow.
+# Smallest size of an Arrow value, in bytes.
 _CELL_BYTES = 8
 
 
 class SparkReader(TableReader):
-    """Reads tables by Spark, wherever they are."""
+    """Reads tables with Spark, from any storage."""
 
     def __init__(self, storage: Storage, spark: SparkSession) -> None:
         self._storage = storage
@@ -46,7 +46,7 @@ class SparkReader(TableReader):
         return self._storage.exists(self._spark, table)
 
     def schema(self, table: str) -> pa.Schema:
-        """Columns of a table as `toArrow` gives them; nothing is executed."""
+        """Returns a table's columns as `toArrow` gives them; runs no job."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         return to_arrow_schema(self._storage.read(self._spark, table, {}).schema)
@@ -54,7 +54,7 @@ class SparkReader(TableReader):
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """All at once, unless that is more than Spark lets through to the driver."""
+        """Collects all rows at once. If Spark refuses a result of that size, yields it in parts."""
         if not self.exists(table):
             return
         try:
@@ -73,24 +73,24 @@ class SparkReader(TableReader):
         table: str,
         *conditions: Condition,
         columns: Sequence[str] | None = None,
-        of: pa.Table | None = None,
-        at_most: int | None = None,
+        sessions: pa.Table | None = None,
+        max_bytes: int | None = None,
     ) -> pa.Table:
-        """Spark is asked for no more rows than can fit, and refuses those that are too wide."""
-        if at_most is None or not self.exists(table):
-            return super().table(table, *conditions, columns=columns, of=of)
+        """Collects the rows. With `max_bytes`, Spark returns at most as many rows as can fit."""
+        if max_bytes is None or not self.exists(table):
+            return super().table(table, *conditions, columns=columns, sessions=sessions)
         try:
             with interpreted(self._spark):
-                frame = self._of(self._where(table, conditions), of)
+                frame = self._of(self._where(table, conditions), sessions)
                 frame = frame if columns is None else frame.select(*map(quote, columns))
-                most = at_most // (_CELL_BYTES * len(frame.columns))
+                most = max_bytes // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
         except Exception as error:
             if not RESULT_TOO_BIG.fits(parse_failure(error)):
                 raise
             raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
-        if found.num_rows > most or found.nbytes > at_most:
-            raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
+        if found.num_rows > most or found.nbytes > max_bytes:
+            raise TooLargeError(f"{table}: the selected rows have more than {max_bytes} bytes")
         return found
 
     def _of(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
@@ -98,18 +98,20 @@ class SparkReader(TableReader):
 
         if sessions is None:
             return frame
-        names = named_by(sessions)
+        names = session_columns(sessions)
         named = sessions.select(names).group_by(names).aggregate([])
         return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
 
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+    def read_with_count(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
         with interpreted(self._spark):
             found = self._where(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
-    def surely_empty(self, table: str) -> bool:
-        """Whether the version that Spark has loaded has no file, as far as it can say without a job."""
+    def is_known_empty(self, table: str) -> bool:
+        """True if the version that Spark has loaded has no file. False if Spark would need a job to check."""
         from py4j.protocol import Py4JError
 
         with interpreted(self._spark):
@@ -117,7 +119,7 @@ class SparkReader(TableReader):
                 frame = self._storage.read(self._spark, table, {})
                 plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001  (it has no public name)
                 return int(plan.collectLeaves().head().relation().location().sizeInBytes()) == 0
-            except (AttributeError, Py4JError):  # of a session that has no such plan
+            except (AttributeError, Py4JError):  # the session does not expose such a plan
                 return False
 
     def size(self, table: str) -> TableSize:
@@ -134,25 +136,25 @@ class SparkReader(TableReader):
             return self._storage.read(self._spark, table, {}).count()
 
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        """Always None: only the platform knows which files are opened."""
+        """Always None: only the platform knows which files it opens."""
         del table, conditions
         return None
 
-    def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
+    def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         if not self.exists(table):
             return []
         with interpreted(self._spark):
-            return rows_of(self._where(table, (), columns).limit(at_most).toArrow())
+            return rows_of(self._where(table, (), columns).limit(max_rows).toArrow())
 
-    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        """Counted by the cluster."""
+    def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        """Counts on the cluster."""
         if not self.exists(table):
             return Counter()
         with interpreted(self._spark):
             return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
 
     def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        """Found by the cluster."""
+        """Computes the values on the cluster."""
         from pyspark.sql import functions as F
 
         if not self.exists(table):
@@ -173,9 +175,9 @@ class SparkReader(TableReader):
         columns: Sequence[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> DataFrame:
-        """These columns of the rows that meet the conditions.
+        """Returns these columns of the rows that meet the conditions, as a frame.
 
-        Call it inside `interpreted`: Delta reads the log when a table is named.
+        Call it inside `interpreted`: Delta reads the log as soon as a table is named.
         """
         from pyspark.sql import functions as F
 
@@ -186,7 +188,10 @@ class SparkReader(TableReader):
 
 
 def literal(value: Any) -> Any:
-    """A value, or several, as Spark is told it: a time not in this process' zone and calendar."""
+    """Converts values to what Spark's expressions take.
+
+    A time becomes microseconds, independent of zone and calendar.
+    """
     from pyspark.sql import functions as F
 
     if isinstance(value, FarTime) or (isinstance(value, datetime) and value.tzinfo is not None):

@@ -1,4 +1,7 @@
-"""Writes by Spark: in catalogs, and to folders whose tables ask more of their writers or are merged from frames."""
+"""Writes to tables with Spark: in catalogs, and to folders that only Spark can write.
+
+Merges of frames also use it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.commits import LAST_COMMIT, Commit
-from sessionlake.delta.storage.conflicts import repeated
-from sessionlake.delta.storage.expired import Chosen
-from sessionlake.delta.storage.interface import Storage, writing
-from sessionlake.delta.storage.session_rows import BLANKED, SessionRows
+from sessionlake.delta.storage.conflicts import retry_on_conflict
+from sessionlake.delta.storage.expired import RowSelection
+from sessionlake.delta.storage.interface import Storage, delta_writer
+from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
@@ -27,42 +30,43 @@ if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Up to so many values are named; of more, the least and the greatest are. A literal costs the driver some 0.1 ms.
+# A condition lists up to this many values; beyond that it has a lower and an upper bound. A literal costs the driver
+# about 0.1 ms.
 _NAMED = 1_000
 _MICROS = pa.timestamp("us", "UTC")
 
 
 class StagedFrame:
-    """A frame that Spark's writer takes in.
+    """A frame that waits for Spark's writer to append it.
 
     Args:
-        known: how many rows it has, if that is known.
+        known: its number of rows; None if not known.
     """
 
     def __init__(self, storage: Storage, table: str, rows: DataFrame, known: int | None = None) -> None:
         self._storage, self._table, self._rows, self._known = storage, table, rows, known
 
     def count(self) -> int:
-        """How many rows there are; a Spark job, if that is not known."""
+        """Returns the number of rows. Runs a Spark job if it is not known."""
         return self._rows.count() if self._known is None else self._known
 
     def columns(self, *names: str) -> pa.Table:
-        """These columns of the rows, read into the driver."""
+        """Reads these columns of the rows into the driver."""
         return self._rows.select(*names).toArrow()
 
     def commit(self, txn: Txn) -> None:
-        """Commits them, again after a conflict: of two with one transaction, the later does nothing."""
-        repeated(lambda: self._storage.save(writing(self._rows, self._table, txn, "append"), self._table))
+        """Appends the rows, again after a conflict. Of two commits with one transaction, Delta skips the later."""
+        retry_on_conflict(lambda: self._storage.save(delta_writer(self._rows, self._table, txn, "append"), self._table))
 
 
 @contextmanager
-def staged_by_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
-    """The rows on disk, read once, until the block is left."""
+def stage_with_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
+    """Computes the rows once and keeps them on disk until the block ends."""
     with on_disk(as_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
 
-def merged_by_spark(
+def merge_with_spark(
     storage: Storage,
     spark: SparkSession,
     table: str,
@@ -71,70 +75,70 @@ def merged_by_spark(
     txn: Txn,
     settings: Mapping[str, str] | None = None,
 ) -> Commit:
-    """Does `Storage.merge` by Spark. Where another commit has changed files that this one has read, it is done again.
+    """Runs `Storage.merge` with Spark, and again after a conflict with another commit.
 
     Args:
-        spark: in which the transaction is set: no other write may run in it meanwhile.
-        settings: what else is set in it.
+        spark: the session in which the transaction is set. No other write may run in it at the same time.
+        settings: further settings of the session during the MERGE.
     """
     frame = as_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
-    same = reduce(and_, (_bound(known, name) for name in upsert.bounded), _same(upsert))
+    same = reduce(and_, (_bound(known, name) for name in upsert.pruned_by), _same(upsert))
 
     def execute() -> Commit:
-        storage.make_sure(table)
-        with storage.exclusive(table):
+        storage.require_lease(table)
+        with storage.commit_lock(table):
             builder = storage.delta(spark, table).alias("t").merge(frame.alias("s"), same)
             spark.conf.unset(LAST_COMMIT)
             done = _clauses(builder, upsert).execute().collect()
             version = spark.conf.get(LAST_COMMIT, None)
-            if version is None:  # skipped, since an earlier run has made it
+            if version is None:  # Delta skipped it, since an earlier run has made it
                 return storage.last_commit(spark, table)
             return Commit(int(version), done[0]["num_affected_rows"])
 
-    with conf(spark, txn.conf(table) | dict(settings or {})):
-        return repeated(execute)
+    with conf(spark, txn.session_conf(table) | dict(settings or {})):
+        return retry_on_conflict(execute)
 
 
-def counted_by_spark(storage: Storage, spark: SparkSession, table: str, chosen: Chosen) -> int:
-    """How many rows of a table are chosen."""
+def count_with_spark(storage: Storage, spark: SparkSession, table: str, chosen: RowSelection) -> int:
+    """Returns how many rows of a table are selected."""
     rows = storage.read(spark, table, {}).alias("t")
     return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
 
 
-def removed_by_spark(storage: Storage, spark: SparkSession, table: str, chosen: Chosen) -> None:
-    """Removes the chosen rows."""
-    rewritten_by_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
+def remove_with_spark(storage: Storage, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+    """Removes the selected rows."""
+    rewrite_with_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
 
 
-def blanked_by_spark(storage: Storage, spark: SparkSession, table: str, rows: SessionRows) -> None:
-    """Leaves of a session's messages only where and when they were."""
+def erase_with_spark(storage: Storage, spark: SparkSession, table: str, rows: SessionRows) -> None:
+    """Erases the session's messages; each keeps its offset and Kafka timestamp."""
     from pyspark.sql import functions as F
 
-    values = {name: None if value is None else bytearray(value) for name, value in BLANKED.items()}
+    values = {name: None if value is None else bytearray(value) for name, value in ERASED_VALUES.items()}
     blank = {name: F.lit(value) for name, value in values.items()}
-    rewritten_by_spark(storage, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=blank))
+    rewrite_with_spark(storage, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=blank))
 
 
-def rewritten_by_spark(
+def rewrite_with_spark(
     storage: Storage,
     spark: SparkSession,
     table: str,
-    chosen: Chosen,
+    chosen: RowSelection,
     change: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
 ) -> None:
-    """Changes the chosen rows of a table, if there are any, and leaves no file with rows that are marked as gone."""
+    """Changes the selected rows of a table, if there are any. Afterwards no file has rows marked as deleted."""
 
     def execute() -> None:
-        storage.make_sure(table)
-        with storage.exclusive(table):
+        storage.require_lease(table)
+        with storage.commit_lock(table):
             if storage.properties(spark, table).get(DELETION_VECTORS) == "true":
                 spark.sql(f"REORG TABLE {storage.identifier(table)} APPLY (PURGE)").collect()
             merge = storage.delta(spark, table).alias("t").merge(chosen.source(spark), chosen.condition())
             change(merge).execute()
 
     with conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
-        repeated(execute)
+        retry_on_conflict(execute)
 
 
 def _same(upsert: Upsert) -> Column:
@@ -144,24 +148,29 @@ def _same(upsert: Upsert) -> Column:
 
 
 def _clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
-    taken: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in upsert.columns}
-    kept: dict[str, str | Column] = {
+    always: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in upsert.columns}
+    if_set: dict[str, str | Column] = {
         quote(name): f"CASE WHEN s.{WRITTEN}[{i}] THEN s.{quote(name)} ELSE t.{quote(name)} END"
-        for i, name in enumerate(upsert.kept)
+        for i, name in enumerate(upsert.optional_columns)
     }
     if upsert.deletes:
         builder = builder.whenMatchedDelete(f"s.{DELETE}")
     if upsert.updates:
-        builder = builder.whenMatchedUpdate(set=taken | kept)
+        builder = builder.whenMatchedUpdate(set=always | if_set)
     if upsert.inserts:
-        whole: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in (*upsert.keys, *upsert.kept)}
-        there = f"NOT s.{DELETE}" if upsert.deletes else None
-        builder = builder.whenNotMatchedInsert(there, values=whole | taken)
+        new_row: dict[str, str | Column] = {
+            quote(name): f"s.{quote(name)}" for name in (*upsert.keys, *upsert.optional_columns)
+        }
+        is_wanted = f"NOT s.{DELETE}" if upsert.deletes else None
+        builder = builder.whenNotMatchedInsert(is_wanted, values=new_row | always)
     return builder
 
 
 def _bound(source: DataFrame | pa.Table, name: str) -> Column:
-    """Which values the column can have, as literals: by the keys alone, MERGE would read every key of the table."""
+    """Returns a condition that limits the column to the source's values, so that MERGE can skip files.
+
+    With the keys alone, MERGE would read every key of the table.
+    """
     from pyspark.sql import functions as F
 
     column = F.col(f"t.{quote(name)}")
@@ -175,7 +184,7 @@ def _bound(source: DataFrame | pa.Table, name: str) -> Column:
         found = [row[0] for row in source.select(value).distinct().limit(_NAMED + 1).collect()]
         if len(found) > _NAMED:
             found = [*found, *source.agg(F.min(value), F.max(value)).collect()[0]]
-    # A time as a literal of Python's would go by the zone of this process, and by the Julian calendar before 1582.
+    # A Python literal for a time depends on this process' time zone, and on the Julian calendar before 1582.
     literals = [F.timestamp_micros(F.lit(value)) if timed else F.lit(value) for value in found]
     if len(found) <= _NAMED:
         return column.isin(*literals)

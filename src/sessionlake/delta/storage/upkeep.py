@@ -1,4 +1,4 @@
-"""What is kept of a table's history, and what maintenance did to its files."""
+"""What to keep of a table's history, and results of file maintenance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 
 @dataclass(frozen=True)
 class Compacted:
-    """How many files a table had before small ones were merged, and has since."""
+    """Number of files of a table before and after small files were merged."""
 
     before: int
     after: int
@@ -16,22 +16,22 @@ class Compacted:
 
 @dataclass(frozen=True)
 class Vacuumed:
-    """Files that no version needed any more, and their bytes, where these are known."""
+    """Number of removed files, and their bytes (0 if unknown)."""
 
     files: int
     freed: int
 
 
 @dataclass(frozen=True)
-class Kept:
+class HistoryToKeep:
     """What of a table's history must stay.
 
     Attributes:
-        span: how far back from now, of its files.
-        since: the oldest version that a stream has yet to read, if any.
-        versions: how far back, of its log, where that is removed here; None: as far.
+        file_span: how long files of old versions stay, counted back from now.
+        first_unread: the oldest version that a stream has not read yet; None if none waits.
+        log_span: how long log entries stay where sessionlake removes them; None: as long as files.
     """
 
-    span: timedelta
-    since: int | None = None
-    versions: timedelta | None = None
+    file_span: timedelta
+    first_unread: int | None = None
+    log_span: timedelta | None = None

@@ -1,4 +1,4 @@
-"""What a MERGE does with the rows of its source, told without SQL: each engine has its own words for it."""
+"""Describes what a MERGE does with its source rows. Each engine translates the description into its own terms."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 Combine = Callable[[pa.Table, pa.Table], pa.Table]
-"""Given rows, and those that a table has of their keys: the rows that are to be there, one for each key given."""
+"""Function of new rows and of the table's rows with the same keys. It returns the resulting rows, one per key."""
 
 
 @dataclass(frozen=True)
 class Upsert:
-    """How the rows of a source, at most one a key, become rows of a table.
+    """How source rows, at most one per key, change a table.
 
     Attributes:
-        keys: the columns that tell rows apart; they are never null.
-        columns: further ones that are taken from the source.
-        kept: such whose value stays in a row that is there, where `WRITTEN` says no.
-        bounded: keys by whose values Spark is told which files to leave out; delta-rs finds them for itself.
-        deletes: whether the source has `DELETE`.
-        updates: whether rows that are there change.
-        inserts: whether rows that are not there are added.
+        keys: columns that identify a row; never null.
+        columns: further columns that are always taken from the source.
+        optional_columns: columns that an existing row keeps where the source's array `WRITTEN` is false for them.
+        pruned_by: keys by whose values Spark skips files. delta-rs finds such files by itself.
+        deletes: True if the source has a column `DELETE` that marks rows to delete.
+        updates: True if existing rows change.
+        inserts: True if new rows are added.
     """
 
     keys: tuple[str, ...]
     columns: tuple[str, ...]
-    kept: tuple[str, ...] = ()
-    bounded: tuple[str, ...] = ()
+    optional_columns: tuple[str, ...] = ()
+    pruned_by: tuple[str, ...] = ()
     deletes: bool = False
     updates: bool = True
     inserts: bool = True

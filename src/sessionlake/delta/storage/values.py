@@ -1,4 +1,4 @@
-"""Arrow's values as Python's, where some may be times that no datetime can tell (`delta.storage.far_times`)."""
+"""Converts Arrow values to Python. A time outside datetime's range becomes a `FarTime` (`delta.storage.far_times`)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as dictionaries; times that are no dates are `FarTime`s."""
+    """Returns the rows as dictionaries. A time outside datetime's range becomes a `FarTime`."""
     names = table.schema.names
     return [dict(zip(names, row, strict=True)) for row in zip(*map(values_of, table.columns), strict=True)]
 
 
 def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """A column's values as Python's; times that are no dates are `FarTime`s."""
+    """Returns a column's values. A time outside datetime's range becomes a `FarTime`."""
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):
@@ -30,7 +30,7 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def value_of(scalar: pa.Scalar) -> Any:
-    """A scalar's value as Python's; a time that is no date is a `FarTime`."""
+    """Returns a scalar's value. A time outside datetime's range becomes a `FarTime`."""
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):
@@ -55,7 +55,7 @@ def _far(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return [None if p is None else list(zip(*(values_of(p.field(i)) for i in (0, 1)), strict=True)) for p in pairs]
     if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
         return [values_of(scalar.values) if scalar.is_valid else None for scalar in column]
-    raise TypeError(f"values of type {kind} cannot be told")
+    raise TypeError(f"values of type {kind} cannot be converted to Python")
 
 
 def _timestamp(at: int, kind: pa.TimestampType) -> datetime | FarTime:
@@ -63,8 +63,8 @@ def _timestamp(at: int, kind: pa.TimestampType) -> datetime | FarTime:
     found = time_of(ms)
     if isinstance(found, FarTime):
         return found
-    whole = found + timedelta(microseconds=rest * 1000 // _PER_MS.get(kind.unit, 1))
-    return whole if kind.tz else whole.replace(tzinfo=None)
+    exact = found + timedelta(microseconds=rest * 1000 // _PER_MS.get(kind.unit, 1))
+    return exact if kind.tz else exact.replace(tzinfo=None)
 
 
 def _day(day: int) -> date | FarTime:

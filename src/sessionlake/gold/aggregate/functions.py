@@ -197,7 +197,7 @@ class Endmost(Aggregate):
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         a, b = one[_state_column(name, "ts")], other[_state_column(name, "ts")]
         later = b > a
-        ties = np.flatnonzero(a == b)  # few, mostly
+        ties = np.flatnonzero(a == b)  # mostly few
         if len(ties):
             sides = ({part: side[_state_column(name, part)][ties] for part, _, _ in ORDER} for side in (one, other))
             later[ties] = _is_later(*sides)
@@ -277,9 +277,8 @@ class Variance(Derived):
         back, behind = _product(mean, n.astype(np.float64))
         mean_rest = ((square - back) - behind + lost + 2 * total * rest) / n
         spread = (results[self.squares] - mean) + (results[_state_column(self.squares, "rest")] - mean_rest)
-        has_variance = (n > 1) & np.isfinite(
-            results[self.squares] * n
-        )  # the square of the sum is no larger than this product
+        # The squared sum is no larger than this product, so it has not overflowed either.
+        has_variance = (n > 1) & np.isfinite(results[self.squares] * n)
         return np.maximum(spread, 0.0) / np.where(has_variance, n - 1, np.nan)
 
     @property

@@ -41,7 +41,7 @@ from sessionlake.spark.frames import as_frame
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MATCH_UPSERT = Upsert((*MATCH.names[:-1],), ("value",), bounded=("event", "ts"))
+_MATCH_UPSERT = Upsert((*MATCH.names[:-1],), ("value",), pruned_by=("event", "ts"))
 _TIME = pa.timestamp("us", "UTC")
 _LOG_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("rule", "rule_version")]
@@ -80,7 +80,7 @@ class RuleStep:
         logged = log_changes(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
             *self._log(spark, [row for row in logged if row.rule.name not in fresh], txn, txn),
-            *self._log(spark, [row for row in logged if row.rule.name in fresh], txn.second, txn),
+            *self._log(spark, [row for row in logged if row.rule.name in fresh], txn.second_write, txn),
         ]
         times = pa.Table.from_pylist([{"topic": t, "ts": ts} for t, ts in sorted(batch.times_after.items())], TIMES)
         replace_rows(spark, self._lake, RULE_TIMES, times, txn)
@@ -128,7 +128,7 @@ class RuleStep:
         wider = {event: since for event, since in events_to_find(new).items() if event not in had or since < had[event]}
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
-        for events, conditions, append_txn in ((had, (begin, until), txn), (wider, (back_to, until), txn.second)):
+        for events, conditions, append_txn in ((had, (begin, until), txn), (wider, (back_to, until), txn.second_write)):
             if events:
                 rows = find_events(reader, list(events), self._declared, self._once, *conditions)
                 if rows.num_rows:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
 from sessionlake.delta.storage.far_times import ms_of, nearest_time
-from sessionlake.delta.storage.reading import Condition, TableReader, among, of_keys
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in, key_conditions
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, with_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
@@ -39,7 +39,7 @@ class StoredInLake(StoredData):
     def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         found: dict[int, int] = {}
         conditions = _conditions(topics, keys)
-        for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START], *conditions).items():
+        for (topic, start), count in self.reader.count_by(METRICS_1D.table, ["topic", START], *conditions).items():
             if topics is None or topic in topics:
                 day = ms_of(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count
@@ -187,8 +187,8 @@ def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 def _conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
     """Returns conditions that all slices of these topics and keys meet."""
     conditions = [] if topics is None else _among("topic", sorted(topics))
-    return conditions if keys is None else [*conditions, *of_keys(keys, keys.column_names, keys.schema)]
+    return conditions if keys is None else [*conditions, *key_conditions(keys, keys.column_names, keys.schema)]
 
 
 def _among(name: str, values: Sequence[str]) -> list[Condition]:
-    return [(name, among, list(values))] if len(values) <= _MAX_FILTER_VALUES else []
+    return [(name, is_in, list(values))] if len(values) <= _MAX_FILTER_VALUES else []

@@ -16,8 +16,8 @@ from sessionlake.delta.commit import append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.interface import Limits
-from sessionlake.delta.storage.reading import TableReader, TooLargeError, of_keys
+from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.batch.rows import FoldResult, rows_of
@@ -107,8 +107,8 @@ class AverageWriter:
         if changed:
             rows = rows_of(parts, [SeriesOutput.CHANGED.of(series)], series.ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
-            upsert = Upsert(series.row_keys, _FIGURES, bounded=("ts",), inserts=False)
-            commit = merge(self.spark, self.lake, series.table, rows, upsert, self.txn.second)
+            upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
+            commit = merge(self.spark, self.lake, series.table, rows, upsert, self.txn.second_write)
         else:
             commit = self.lake.last_commit(self.spark, series.table)
         return TableOutput(series.table, commit.version, sum(span.rows for span in (new, changed) if span))
@@ -169,10 +169,10 @@ def recompute_in_driver(beyond: pa.Table, held: TableReader, series: RollingAver
     """
     if beyond.num_rows > limits.driver_changes:
         return None
-    conditions = of_keys(beyond, series.keys, held.schema(series.table))
+    conditions = key_conditions(beyond, series.keys, held.schema(series.table))
     try:
         most = limits.driver_bytes // MEMORY_FACTOR
-        rows = held.table(series.table, *conditions, columns=_history_columns(series), at_most=most)
+        rows = held.table(series.table, *conditions, columns=_history_columns(series), max_bytes=most)
     except TooLargeError:
         return None
     return _recompute_payloads(points_of(series, beyond, rows), series)

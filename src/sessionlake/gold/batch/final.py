@@ -23,7 +23,7 @@ from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.far_times import ms_of, nearest_time
-from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import literal
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -65,19 +65,19 @@ class FinalRowAppender:
             low: Lowest start of their buckets, in microseconds.
 
         Raises:
-            LakeError: It has, because silver applied a change at an earlier stream time than it had already reached.
+            LakeError: It has some: silver applied a change at an earlier stream time than it had already reached.
         """
-        closing = self._tables.get(product.table)
-        if closing is None or low >= max(closing.since.values(), default=NEVER) * 1000:
+        progress = self._tables.get(product.table)
+        if progress is None or low >= max(progress.since.values(), default=NEVER) * 1000:
             return
         if not isinstance(rows, pa.Table):
             rows = _earliest(as_frame(spark, rows))
-        closed = rows.filter(pa.array(starts(rows) < limits_of_rows(rows, closing.since)))
+        closed = rows.filter(pa.array(starts(rows) < limits_of_rows(rows, progress.since)))
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
             raise LakeError(
-                f"{closing.final.table}: {where}: silver applied a change to the bucket of "
+                f"{progress.final.table}: {where}: silver applied a change to the bucket of "
                 f"{one[START]:%Y-%m-%d %H:%M:%SZ}, whose rows are final, at a stream time that had already passed",
                 why="Rows of that topic-partition may have been appended too early. That can happen if a session moved "
                 "between topic-partitions while messages of it were held back, or if session_timeout was shortened",
@@ -96,12 +96,12 @@ class FinalRowAppender:
         _, is_complete = handover.version_reached(self._lake.settings, GOLD, txn.version - self._first)
         if not is_complete:
             return
-        for closing in self._tables.values():
-            until, table = closing.due_limits(self._times), closing.final.table
-            count = self._append(spark, closing.final, closing.since, until, txn) if until else 0
+        for progress in self._tables.values():
+            until, table = progress.due_limits(self._times), progress.final.table
+            count = self._append(spark, progress.final, progress.since, until, txn) if until else 0
             if count:
                 yield TableOutput(table, self._lake.latest_version(spark, table), count)
-            closing.advance(until)
+            progress.advance(until)
         self._times = {}
 
     def _append(self, spark: SparkSession, final: FinalTable, since: Limits, until: Limits, txn: Txn) -> int:
@@ -110,7 +110,7 @@ class FinalRowAppender:
         names, most, found = [name for name, _ in final.shown], self._lake.limits.driver_bytes, list[pa.Table]()
         try:
             for some in _conditions(since, until):
-                found.append(reader.table(table, *some, columns=names, at_most=most))
+                found.append(reader.table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _candidate_rows(final, self._lake.read(spark, table), since, until)
@@ -147,7 +147,7 @@ def rebuild_final_rows(
     until = final.limits(times)
     keep = EachBatch(_final_rows(final, {}, until, batch))
     found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.columns))
-    lake.storage.make_sure(final.table)
+    lake.storage.require_lease(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
@@ -203,7 +203,7 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
         if some:
             low, high = min(since.get(place, NEVER) for place in some), max(some.values())
             partitions = {partition for _, partition in some}
-            conditions: list[Condition] = [("topic", among, sorted(topics)), (PARTITION, among, sorted(partitions))]
+            conditions: list[Condition] = [("topic", is_in, sorted(topics)), (PARTITION, is_in, sorted(partitions))]
             yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
 
 

@@ -19,7 +19,7 @@ from sessionlake.delta.commit import accumulate, append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
 from sessionlake.delta.storage.far_times import nearest_time
-from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.late import LATE_COLUMNS, NEVER
@@ -77,25 +77,25 @@ class ProductMerger:
                 done = self.lake.last_commit(self.spark, product.table)
                 return TableOutput(product.table, done.version, done.rows)
             if rows > self.lake.limits.driver_changes:
-                return self._on_cluster(product, as_frame(self.spark, part))
+                return self._merge_on_cluster(product, as_frame(self.spark, part))
             part = without_expired_rows(self.rows.collect_rows(product), self.expiry.floors(product.table))
         try:
-            return self._in_driver(product, part)
+            return self._merge_in_driver(product, part)
         except TooLargeError:
-            return self._on_cluster(product, as_frame(self.spark, part.cast(product.schema())))
+            return self._merge_on_cluster(product, as_frame(self.spark, part.cast(product.schema())))
 
     def _is_new(self, product: Product) -> bool:
         """Returns True if the table has no rows of these topics in this time, so that every row is new."""
         if not has_session_key(product):
             return False
-        conditions: list[Condition] = [("topic", among, sorted(self.rows.part.report.times))]
+        conditions: list[Condition] = [("topic", is_in, sorted(self.rows.part.report.times))]
         if product.bucket_ms is not None:
             span = self.rows.span(product)
             ends = (nearest_time(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).any(product.table, *conditions)
 
-    def _in_driver(self, product: Product, part: pa.Table) -> TableOutput:
+    def _merge_in_driver(self, product: Product, part: pa.Table) -> TableOutput:
         """Merges rows in the driver.
 
         Raises:
@@ -108,7 +108,7 @@ class ProductMerger:
         commit = accumulate(self.spark, self.lake, product.table, part, combine, _upsert(product), self.txn)
         return TableOutput(product.table, commit.version, part.num_rows)
 
-    def _on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
+    def _merge_on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
         from pyspark.sql import functions as F
 
         keys = [*map(quote, product.row_keys)]
@@ -139,7 +139,7 @@ class ProductMerger:
 def _upsert(product: Product) -> Upsert:
     others = tuple(name for name, _ in product.columns if name not in product.row_keys)
     bounded = (START,) if START in product.row_keys else product.row_keys
-    return Upsert(product.row_keys, others, bounded=bounded)
+    return Upsert(product.row_keys, others, pruned_by=bounded)
 
 
 def write_late(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes, described
+from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
 from sessionlake.errors import ConfigError
 from sessionlake.gold.declared.comments import enriched_comments, reference_comments
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference, applied_columns
@@ -33,11 +33,11 @@ def enriched_schema(one: EnrichedTable) -> TableSchema:
     joined = (name for join in one.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*one.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
-        described(one.columns, enriched_comments(one)),
+        with_comments(one.columns, enriched_comments(one)),
         one.comment,
         written_by="gold.references.step",
         cluster_by=one.keys,
-        skipping=skipping,
+        statistics_columns=skipping,
         writes=Writes.BOTH,
     )
 
@@ -48,19 +48,19 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     for one in references_of(settings):
         first, comments = one.key_names[:1], reference_comments(one)
         found[one.table] = TableSchema(
-            described(one.all_columns, comments),
+            with_comments(one.all_columns, comments),
             f"What holds for each {', '.join(one.key_names)}, from when until when",
             written_by="gold.references.writing",
             cluster_by=first,
-            skipping=one.key_names,
+            statistics_columns=one.key_names,
             writes=Writes.BOTH,
         )
         found[one.applied_table] = TableSchema(
-            described(applied_columns(one), comments),
+            with_comments(applied_columns(one), comments),
             f"The rows of {one.table} that gold has applied: enriched tables use those without {GONE_BY}",
             written_by="gold.references.applied",
             cluster_by=first,
-            skipping=(*one.key_names, TAKEN_BY, GONE_BY),
+            statistics_columns=(*one.key_names, TAKEN_BY, GONE_BY),
             writes=Writes.BOTH,
         )
     return found
@@ -92,7 +92,7 @@ def _require_names(table: EnrichedTable, where: str) -> None:
         ConfigError: a name is taken, repeated or not allowed.
     """
     published = (*dict(CHANGE_COLUMNS), BATCH)
-    declared = (name for name, _ in table.own[len(CHANGE_COLUMNS) :])
+    declared = (name for name, _ in table.change_columns[len(CHANGE_COLUMNS) :])
     added = (name for join in table.joins for name, _ in join.added)
     instead = ", by `take` or `name` of the join if it is added by one; or leave it out: `columns` names those to have"
     try:
@@ -106,7 +106,10 @@ def _join(settings: Settings, one: JoinSettings, where: str) -> Join:
     reference = known.get(one.reference)
     if reference is None:
         declared = ", ".join(known) or "none"
-        raise ConfigError(f"{where}.join: gold.references declares no table {one.reference}; it declares {declared}")
+        raise ConfigError(
+            f"{where}.join: gold.references declares no table {one.reference}; it declares {declared}",
+            fix="Declare the reference table, or name another one",
+        )
     if {*one.keys} != {*reference.key_names}:
         raise ConfigError(
             f"{where}.join.keys names {', '.join(one.keys) or 'nothing'}, but the keys of {reference.name} are "

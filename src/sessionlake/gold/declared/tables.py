@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes, described
+from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
 from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
@@ -33,7 +33,7 @@ from sessionlake.settings.gold import (
     missing_for_append,
 )
 from sessionlake.settings.model import Settings, milliseconds
-from sessionlake.settings.named_code import NamedCodeError, named_code
+from sessionlake.settings.named_code import NamedCodeError, load_named_code
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
 _AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
@@ -154,7 +154,7 @@ def schemas_of(settings: Settings) -> dict[str, TableSchema]:
 def _python_product(declared: ProductSettings, target: str) -> Product:
     where = f"gold.products.{declared.name}.python"
     try:
-        found = named_code(target, Product, str(Path.cwd()))
+        found = load_named_code(target, Product, str(Path.cwd()))
     except NamedCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not isinstance(found, Product):
@@ -283,17 +283,19 @@ def _schema(table: GoldTable) -> TableSchema:
         comments, written_by = AVERAGE_COMMENTS, "gold.batch.averages"
     else:
         comments, written_by = product_comments(table), "gold.batch.products"
-    columns = described(table.columns, comments)
-    return TableSchema(columns, table.comment, written_by, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
+    columns = with_comments(table.columns, comments)
+    return TableSchema(
+        columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=Writes.BOTH
+    )
 
 
 def _final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
-        described(final.columns, final_comments(final)),
+        with_comments(final.columns, final_comments(final)),
         final.comment,
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],
-        skipping=skipping,
+        statistics_columns=skipping,
         writes=Writes.APPEND,
     )

@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
 from sessionlake.gold.fold.pack import ReadChanges, split_place
 from sessionlake.gold.fold.points import Points, SeqOrder
-from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
+from sessionlake.gold.fold.rolling import Averages, Figures, FoldedPoints, Pane
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
@@ -29,7 +29,7 @@ _NO_TIMES: Mapping[TopicPartition, int] = {}
 _PAYLOAD_ROWS = 32_768  # some megabytes
 FEW_CHANGES = 1_000
 """A shard with up to this number of changes emits the changes; the driver computes the products' rows from them."""
-LATE_POINTS = "/late_points"  # as no product can be named
+LATE_POINTS = "/late_points"  # no product can have a name with a slash
 """Kind of payloads with events that are too late for products: rows of `gold.late_points` without `_batch`."""
 CHANGES = "/changes"
 """Kind of payloads with the changes of shards that have few."""
@@ -114,13 +114,13 @@ class Emitted(NamedTuple):
 
 
 def average_payloads(
-    series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
+    series: RollingAverage, found: FoldedPoints, new: Points, causes: Causes, names: Names
 ) -> list[Emitted]:
     """Returns the payloads for a table of averages.
 
     Args:
         found: The averages and tails after the batch.
-        new: All points of the batch. Those of unproven series are emitted as they are.
+        new: All points of the batch. Those of series that need their history are emitted as they are.
     """
     tables = _output_tables(series, found, new, causes, names)
     return [emitted for kind, table in tables for emitted in _split_payloads(kind.of(series), table, "ts")]
@@ -207,19 +207,19 @@ def total(reports: Iterable[bytes]) -> GoldReport:
 
 
 def _output_tables(
-    series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
+    series: RollingAverage, found: FoldedPoints, new: Points, causes: Causes, names: Names
 ) -> Iterator[tuple[SeriesOutput, pa.Table]]:
     averages = found.averages
     yield SeriesOutput.NEW, _average_rows(series, averages, averages.fresh, names)
     yield SeriesOutput.CHANGED, _average_rows(series, averages, ~averages.fresh, names)
     yield SeriesOutput.RESTATED, _restatements(series, averages, new, causes, names)
-    beyond = found.unproven[new.key]
+    beyond = found.needs_history[new.key]
     points = new.take(beyond)
     brought = {"place": points.position} | {name: getattr(causes, name)[beyond] for name in ("partition", "offset")}
     columns = {name: pa.array(column) for name, column in brought.items()}
     columns |= {name: part for name, part in _seq_order(points).items() if name in series.seq_order}
     keys = names(points.key)
-    texts = {name: keys[name] for name in series.texts}  # the partition is the message's own
+    texts = {name: keys[name] for name in series.texts}  # the partition is that of the message
     yield SeriesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
 
 
@@ -256,15 +256,22 @@ def _restatements(series: RollingAverage, averages: Averages, new: Points, cause
     chosen = averages.restated
     points = averages.points.take(chosen)
     count, keys, places = len(points), names(points.key), _order_columns(series, points)
-    was, now = _figure_columns(averages.was.take(chosen)), _figure_columns(averages.now.take(chosen))
+    figures_before, now = (
+        _figure_columns(averages.figures_before.take(chosen)),
+        _figure_columns(averages.now.take(chosen)),
+    )
     first, end = (bound[chosen] for bound in averages.causes)
     columns = {"table": pa.array([series.table]).take(pa.array(np.zeros(count, np.int64)))}
     columns |= {name: keys.get(name, pa.nulls(count, pa.string())) for name in POINT_KEY}
     columns["ts"] = pa.array(points.ts)
     columns |= {name: (places | keys).get(name, pa.nulls(count, kind)) for name, kind in _PLACES.items()}
     columns |= {"ordinal": _int32(points.ordinal), "revision": _int32(points.revision)}
-    columns |= {"average_before": was["average"], "average": now["average"]}
-    columns |= {"points_before": was["points"], "points": now["points"], "pane": _panes(averages.pane[chosen])}
+    columns |= {"average_before": figures_before["average"], "average": now["average"]}
+    columns |= {
+        "points_before": figures_before["points"],
+        "points": now["points"],
+        "pane": _panes(averages.pane[chosen]),
+    }
     columns |= {
         "late_points": _int32(end - first),
         "late_ms": pa.array(averages.late_ms[chosen]),
@@ -286,7 +293,7 @@ def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: Points, causes:
 
 
 def _figure_columns(figures: Figures) -> dict[str, pa.Array]:
-    return {"average": pa.array(figures.average, mask=~figures.seen), "points": _int32(figures.size)}
+    return {"average": pa.array(figures.average, mask=~figures.visible), "points": _int32(figures.size)}
 
 
 def _panes(panes: Int64s) -> pa.Array:

@@ -104,7 +104,7 @@ class Points:
         key = self.key.astype(np.uint16) if few else self.key
         order = np.lexsort((self.ts, key))
         sorted_key, ts = key[order], self.ts[order]
-        if ((sorted_key[1:] != sorted_key[:-1]) | (ts[1:] != ts[:-1])).all():  # most often
+        if ((sorted_key[1:] != sorted_key[:-1]) | (ts[1:] != ts[:-1])).all():  # the usual case
             return order
         by_seq = () if self.by_seq is None else (self.by_seq.seq, self.by_seq.life, self.by_seq.session)
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))

@@ -82,21 +82,21 @@ class Figures:
     Attributes:
         average: Also set where it is not visible yet.
         size: Number of points that it covers, 1 to N.
-        seen: Whether the average is visible.
+        visible: Whether the average is visible.
     """
 
     average: Float64s
     size: Int64s
-    seen: Bools
+    visible: Bools
 
     def take(self, index: Int64s | Bools) -> Figures:
         """Returns the entries at these places."""
-        return Figures(self.average[index], self.size[index], self.seen[index])
+        return Figures(self.average[index], self.size[index], self.visible[index])
 
     def differs(self, other: Figures) -> Bools:
         """Returns where the visible figures differ."""
         same = (self.average == other.average) | (np.isnan(self.average) & np.isnan(other.average))
-        return (self.seen != other.seen) | (self.size != other.size) | (self.seen & ~same)
+        return (self.visible != other.visible) | (self.size != other.size) | (self.visible & ~same)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Averages:
         pane: The `Pane` of each row.
         fresh: True for a new point. False for an existing row whose figures or pane change.
         restated: Whether a visible figure has changed.
-        was: The figures before the batch; nothing is visible for new points.
+        figures_before: The figures before the batch; nothing is visible for new points.
         causes: For each row, the range in `order` of the batch's points in its window: first, and one past the last.
         order: Indices of the batch's points in the order of the series.
         late_ms: How much older the first of a row's causes is than the newest point of its series before the batch.
@@ -120,27 +120,27 @@ class Averages:
     pane: Int64s
     fresh: Bools
     restated: Bools
-    was: Figures
+    figures_before: Figures
     causes: tuple[Int64s, Int64s]
     order: Int64s
     late_ms: Int64s
 
 
 @dataclass(frozen=True)
-class Evolution:
+class FoldedPoints:
     """The result of a batch for the series that it touches, with codes 0 to T-1.
 
     Attributes:
         tail: The newest points of each series.
         older: What is known about the points that are older than the tail.
-        unproven: Series with new points that reach further back than the tail. Their rows must be computed from all
-            their points.
+        needs_history: Series with new points that reach further back than the tail. Their rows must be computed from
+            all of their points.
         averages: The rows of all other series.
     """
 
     tail: Points
     older: OlderPoints
-    unproven: Bools
+    needs_history: Bools
     averages: Averages
 
 
@@ -235,7 +235,7 @@ class Times:
         return np.where(newest < _NEVER + self.watermark_ms, _NEVER, newest - self.watermark_ms)
 
 
-def evolve(tail: Points, older: OlderPoints, new: Points, *, series: RollingAverage, keep: int) -> Evolution:
+def fold_points(tail: Points, older: OlderPoints, new: Points, *, series: RollingAverage, keep: int) -> FoldedPoints:
     """Folds a batch's points into the tails of their series.
 
     Args:
@@ -245,21 +245,23 @@ def evolve(tail: Points, older: OlderPoints, new: Points, *, series: RollingAver
         keep: Length of a tail, at least N - 1. Points that the watermark has not passed are kept in addition.
     """
     times = Times.of(tail, older, new, series.watermark_ms)
-    line, too_old = _merge_timeline(tail, older, new)
-    affected = _affected_points(line, times, series.last)
-    unproven = _find_unproven(line, older, too_old, affected, series.last) | times.pending_before(older)
-    averages, revision = _averages(line, affected & ~unproven[line.points.key], times, series)
-    # Rows of unproven series are computed from the table, so their revisions are not known here.
-    line = replace(
-        line,
-        points=replace(line.points, revision=np.where(unproven[line.points.key] & ~line.fresh, UNKNOWN, revision)),
+    timeline, too_old = _merge_timeline(tail, older, new)
+    affected = _affected_points(timeline, times, series.last)
+    needs_history = _find_needing_history(timeline, older, too_old, affected, series.last) | times.pending_before(older)
+    averages, revision = _averages(timeline, affected & ~needs_history[timeline.points.key], times, series)
+    # Rows of series that need their history are computed from the table, so their revisions are not known here.
+    timeline = replace(
+        timeline,
+        points=replace(
+            timeline.points, revision=np.where(needs_history[timeline.points.key] & ~timeline.fresh, UNKNOWN, revision)
+        ),
     )
-    pending = np.bincount(line.points.key[times.pending(line.points)], minlength=len(older))
-    dropped = line.left >= keep + pending[line.points.key]
-    return Evolution(
-        tail=line.points.take(~dropped),
-        older=older.with_dropped(line.points.key[dropped], line.points.ts[dropped]),
-        unproven=unproven,
+    pending = np.bincount(timeline.points.key[times.pending(timeline.points)], minlength=len(older))
+    dropped = timeline.left >= keep + pending[timeline.points.key]
+    return FoldedPoints(
+        tail=timeline.points.take(~dropped),
+        older=older.with_dropped(timeline.points.key[dropped], timeline.points.ts[dropped]),
+        needs_history=needs_history,
         averages=averages,
     )
 
@@ -280,55 +282,57 @@ def _merge_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Time
     return Timeline.of(points.take(known), source[known], len(older)), points.take(~known)
 
 
-def _affected_points(line: Timeline, times: Times, window: int) -> Bools:
+def _affected_points(timeline: Timeline, times: Times, window: int) -> Bools:
     """Returns which points may get a new average.
 
     These are the new points, the up to N - 1 points after each, and the points that the watermark passes with this
     batch.
     """
-    place, fresh = np.arange(len(line.points)), line.fresh
+    place, fresh = np.arange(len(timeline.points)), timeline.fresh
     last_fresh = np.maximum.accumulate(np.where(fresh, place, -1))
-    follows = (last_fresh >= place - line.rank) & (place - last_fresh < window)
-    return follows | (times.early(line.points) & ~times.pending(line.points))
+    follows = (last_fresh >= place - timeline.rank) & (place - last_fresh < window)
+    return follows | (times.early(timeline.points) & ~times.pending(timeline.points))
 
 
-def _find_unproven(line: Timeline, older: OlderPoints, too_old: Points, affected: Bools, window: int) -> Bools:
+def _find_needing_history(
+    timeline: Timeline, older: OlderPoints, too_old: Points, affected: Bools, window: int
+) -> Bools:
     """Returns series with a row to write whose window reaches beyond the tail, or whose revision is unknown."""
-    key = line.points.key
-    short = line.rank < max(window - 1, 1)
+    key = timeline.points.key
+    short = timeline.rank < max(window - 1, 1)
     found = np.zeros(len(older), np.bool_)
     found[too_old.key] = True
     found[key[affected & older.some[key] & short]] = True
-    found[key[affected & (line.points.revision == UNKNOWN)]] = True
+    found[key[affected & (timeline.points.revision == UNKNOWN)]] = True
     return found
 
 
-def _averages(line: Timeline, chosen: Bools, times: Times, series: RollingAverage) -> tuple[Averages, Int64s]:
+def _averages(timeline: Timeline, chosen: Bools, times: Times, series: RollingAverage) -> tuple[Averages, Int64s]:
     """Returns the chosen rows without those that stay the same, and the revisions of all points."""
     index = np.flatnonzero(chosen)
-    points, fresh = line.points.take(index), line.fresh[index]
+    points, fresh = timeline.points.take(index), timeline.fresh[index]
     pane = times.pane(points, fresh)
-    now = _figures(*line.sums(index, series.last), series, pane != Pane.EARLY)
-    was = _figures_before(line, index, times, series)
-    restated = was.seen & now.differs(was)
+    now = _figures(*timeline.sums(index, series.last), series, pane != Pane.EARLY)
+    figures_before = _figures_before(timeline, index, times, series)
+    restated = figures_before.visible & now.differs(figures_before)
     passed = times.early(points) & (pane != Pane.EARLY)
-    revision = line.points.revision.copy()
+    revision = timeline.points.revision.copy()
     revision[index] += restated
-    written = fresh | now.differs(was) | passed
+    written = fresh | now.differs(figures_before) | passed
     rows = index[written]
-    order, causes = _causes(line, rows, series.last)
+    order, causes = _causes(timeline, rows, series.last)
     # For rows that no point changed this is meaningless; they are not restated.
-    oldest = np.append(line.points.ts[line.fresh], 0)[causes[0]]
+    oldest = np.append(timeline.points.ts[timeline.fresh], 0)[causes[0]]
     averages = Averages(
-        points=line.points.take(rows),
+        points=timeline.points.take(rows),
         now=now.take(written),
         pane=pane[written],
         fresh=fresh[written],
         restated=restated[written],
-        was=was.take(written),
+        figures_before=figures_before.take(written),
         causes=causes,
         order=order,
-        late_ms=_lag(times.before[line.points.key[rows]], oldest),
+        late_ms=_lag(times.before[timeline.points.key[rows]], oldest),
     )
     return replace(averages, points=replace(averages.points, revision=revision[rows])), revision
 
@@ -343,20 +347,20 @@ def _figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bo
     return Figures(average, size, (size >= series.least) & (passed | series.early))
 
 
-def _figures_before(line: Timeline, index: Int64s, times: Times, series: RollingAverage) -> Figures:
+def _figures_before(timeline: Timeline, index: Int64s, times: Times, series: RollingAverage) -> Figures:
     """Returns the rows' figures without the batch; nothing is visible for new points."""
-    held = ~line.fresh
-    base = Timeline.of(line.points.take(held), line.source[held], len(times.before))
+    held = ~timeline.fresh
+    base = Timeline.of(timeline.points.take(held), timeline.source[held], len(times.before))
     had_row = held[index]
     place = (np.cumsum(held) - 1)[index[had_row]]
     average, size = np.zeros(len(index)), np.zeros(len(index), np.int64)
     average[had_row], size[had_row] = base.sums(place, series.last)
-    found = _figures(average, size, series, ~times.early(line.points.take(index)))
-    return replace(found, seen=found.seen & had_row)
+    found = _figures(average, size, series, ~times.early(timeline.points.take(index)))
+    return replace(found, visible=found.visible & had_row)
 
 
-def _causes(line: Timeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
+def _causes(timeline: Timeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
     """Returns the batch's points in order, and for each row the range of those in its window."""
-    fresh = np.flatnonzero(line.fresh)
-    first = np.searchsorted(fresh, np.maximum(rows - window + 1, rows - line.rank[rows]))
-    return line.source[fresh], (first, np.searchsorted(fresh, rows, side="right"))
+    fresh = np.flatnonzero(timeline.fresh)
+    first = np.searchsorted(fresh, np.maximum(rows - window + 1, rows - timeline.rank[rows]))
+    return timeline.source[fresh], (first, np.searchsorted(fresh, rows, side="right"))

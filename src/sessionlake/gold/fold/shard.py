@@ -22,13 +22,13 @@ from sessionlake.gold.aggregate.sources import PARTITION, Declared, value_field
 from sessionlake.gold.fold.outputs import Causes, Emitted, Names, average_payloads, product_rows, with_report
 from sessionlake.gold.fold.pack import SEPARATOR, Chunks, any_valid, place_of
 from sessionlake.gold.fold.points import Points, SeqOrder
-from sessionlake.gold.fold.rolling import OlderPoints, evolve
+from sessionlake.gold.fold.rolling import OlderPoints, fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
 from sessionlake.protocol.arrow import contiguous, dictionary_codes, number_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
 
-_OF_TOPIC = -1  # in the place of a partition
+_OF_TOPIC = -1  # partition of an owner across sessions
 _APART = 120
 _AS_THEY_ARE = ("partition", "offset", "kafka_ms", "ts", "ordinal")
 
@@ -122,7 +122,7 @@ class GoldFold:
         place[touched] = np.arange(len(touched))
         apart = place[known.tail.key] < 0
         base = known.tail.take(~apart)
-        found = evolve(
+        found = fold_points(
             base.with_keys(place[base.key]),
             known.older.take(touched),
             new,
@@ -171,7 +171,7 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     new = every.take(fresh)
     causes = Causes(*(_ints(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
     base = every.take(~fresh).without(new)
-    found = evolve(base, OlderPoints.nothing(len(parts[0])), new, series=series, keep=len(every))
+    found = fold_points(base, OlderPoints.nothing(len(parts[0])), new, series=series, keep=len(every))
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
         return {name: part.take(pa.array(keys)) for name, part in known.items()}

@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, delete_rows, next_txn, retire
+from sessionlake.delta.commit import append, delete_rows, fence_off, next_txn
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
-from sessionlake.delta.storage.interface import writing
+from sessionlake.delta.storage.interface import delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
@@ -53,11 +53,11 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     """
     token = lake.storage.token(GOLD)
     if token:
-        retire(spark, lake, [table], Txn.before(_MADE, token))
-    txn = next_txn(spark, lake, table, _MADE).under(token)
+        fence_off(spark, lake, [table], Txn.before_holder(_MADE, token))
+    txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
-    lake.storage.make_sure(table)
-    lake.storage.save(writing(rows, table, txn, "overwrite"), table)
+    lake.storage.require_lease(table)
+    lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"{table} has rows of a later holder of gold's lease than this one",
@@ -84,7 +84,7 @@ def rebuild_late_points(
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
     late = EachBatch(lambda some: add_constants(product.late_of_changes(some, declared), stamps))
-    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second)
+    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             store_floors(spark, lake, [one.table for one in with_finals([product])], floors)
             rows = without_expired(rows, floors)
         rows = rows.localCheckpoint()
-        rebuilt = RebuiltTable(rows.count(), _first_difference(lake.read_near(spark, table), rows, product))
+        rebuilt = RebuiltTable(rows.count(), _first_difference(lake.read_small_in_memory(spark, table), rows, product))
         replace_table(spark, lake, table, rows)
         _skip_batches_read(spark, lake, settings, table)
         for final in finals_of([product]):
@@ -136,7 +136,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             if product.lateness_ms is not None:
                 _skip_batches_read(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
-    lake.storage.make_sure(table)
+    lake.storage.require_lease(table)
     lake.set_property(spark, table, LOGIC, product.logic)
     return rebuilt
 
@@ -156,8 +156,8 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
     app_id = Generations(settings.checkpoint(GOLD), GOLD).current.app_id
     if app_id is not None:
         last = Txn(app_id, next_batch(settings, GOLD) - 1)
-        for txn in (last, last.second):
-            retire(spark, lake, [table], txn)
+        for txn in (last, last.second_write):
+            fence_off(spark, lake, [table], txn)
 
 
 def _compute_rows(

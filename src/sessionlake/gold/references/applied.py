@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta import commit
-from sessionlake.delta.commit import append, merge, retire
+from sessionlake.delta.commit import append, fence_off, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
@@ -46,7 +46,7 @@ def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.
         raise LakeError(f"{reference.table} does not exist", fix="Run `sessionlake run gold`, which creates it")
     try:
         return _read_declared(
-            reader, reference.table, reference.schema(), at_most=lake.limits.driver_bytes // MEMORY_FACTOR
+            reader, reference.table, reference.schema(), max_bytes=lake.limits.driver_bytes // MEMORY_FACTOR
         )
     except TooLargeError as error:
         raise LakeError(f"{error}", why="Gold holds the rows of a reference table in memory") from error
@@ -60,11 +60,11 @@ def applied_rows(lake: Lake, reader: TableReader, reference: Reference) -> pa.Ta
     """
     schema, none = _applied_schema(reference), (GONE_BY, is_null, None)
     schema = schema.remove(schema.get_field_index(GONE_BY))
-    return _read_declared(reader, reference.applied_table, schema, none, at_most=lake.limits.driver_bytes)
+    return _read_declared(reader, reference.applied_table, schema, none, max_bytes=lake.limits.driver_bytes)
 
 
 def _read_declared(
-    reader: TableReader, table: str, schema: pa.Schema, *conditions: Condition, at_most: int
+    reader: TableReader, table: str, schema: pa.Schema, *conditions: Condition, max_bytes: int
 ) -> pa.Table:
     present = reader.schema(table).names
     if missing := [name for name in schema.names if name not in present]:
@@ -72,7 +72,7 @@ def _read_declared(
             f"{table} lacks the columns {', '.join(missing)}; it has {', '.join(present)}",
             fix="Run `sessionlake run gold`, which adds them when it starts",
         )
-    rows = reader.table(table, *conditions, columns=schema.names, at_most=at_most)
+    rows = reader.table(table, *conditions, columns=schema.names, max_bytes=max_bytes)
     try:
         return rows.cast(schema)
     except pa.ArrowException as error:
@@ -119,9 +119,9 @@ class AppliedRows:
             rows = _recorded_rows(reference, part, txn.version)
             token = self._lake.storage.token(GOLD)
             if part.removed.num_rows:
-                merge(spark, self._lake, reference.applied_table, rows, _upsert(reference), txn.under(token))
+                merge(spark, self._lake, reference.applied_table, rows, _upsert(reference), txn.fenced_by(token))
             else:
-                append(spark, self._lake, reference.applied_table, rows, txn.under(token))
+                append(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
             self._current.pop(reference.name, None)
 
     def unfinished(self, spark: SparkSession, reference: Reference) -> Difference | None:
@@ -138,7 +138,7 @@ class AppliedRows:
     def mark_corrected(self, spark: SparkSession, reference: Reference) -> None:
         """Marks all recorded corrections as finished: the enriched rows that they touch are updated."""
         number = self._lake.latest_version(spark, reference.applied_table)
-        self._lake.storage.make_sure(reference.applied_table)
+        self._lake.storage.require_lease(reference.applied_table)
         self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
 
 
@@ -151,7 +151,7 @@ def retire_older_writers(spark: SparkSession, lake: Lake, tables: Sequence[str],
     """Makes commits fail that an earlier owner of gold's lease may still attempt."""
     token = lake.storage.token(GOLD)
     if token:
-        retire(spark, lake, tables, Txn.before(app_id, token))
+        fence_off(spark, lake, tables, Txn.before_holder(app_id, token))
 
 
 def _applied_schema(reference: Reference) -> pa.Schema:
@@ -170,7 +170,7 @@ def _recorded_rows(reference: Reference, part: Difference, number: int) -> pa.Ta
 def _upsert(reference: Reference) -> Upsert:
     keys = (*reference.key_names, "valid_from", TAKEN_BY)
     others = tuple(name for name in _applied_schema(reference).names if name not in keys)
-    return Upsert(keys, others, bounded=reference.key_names[:1])
+    return Upsert(keys, others, pruned_by=reference.key_names[:1])
 
 
 def enriched_frame(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:

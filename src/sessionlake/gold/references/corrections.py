@@ -13,7 +13,7 @@ from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.reading import Condition, TooLargeError, of_keys
+from sessionlake.delta.storage.reading import Condition, TooLargeError, key_conditions
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.asof import OPEN_END
@@ -132,7 +132,7 @@ class Corrections:
         rows: Rows
         try:
             reader, most = self._lake.reader(self._spark), self._lake.limits.driver_bytes // MEMORY_FACTOR
-            near = reader.table(table.table, *_span_conditions(join, spans), columns=columns, at_most=most)
+            near = reader.table(table.table, *_span_conditions(join, spans), columns=columns, max_bytes=most)
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
@@ -141,15 +141,15 @@ class Corrections:
             rows = rejoined(near)
             if not rows.num_rows:
                 return
-        txn = next_txn(self._spark, self._lake, table.table).under(self._lake.storage.token(GOLD))
+        txn = next_txn(self._spark, self._lake, table.table).fenced_by(self._lake.storage.token(GOLD))
         added = tuple(name for name, _ in join.added)
-        upsert = Upsert(CHANGE_ID, added, bounded=("topic", "offset"), inserts=False)
+        upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
         merge(self._spark, self._lake, table.table, rows, upsert, txn)
 
 
 def _span_conditions(join: Join, spans: pa.Table) -> list[Condition]:
     """Returns conditions that all rows in the spans meet, and few others."""
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
-    found = [*of_keys(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
+    found = [*key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()
     return found if last == OPEN_END else [*found, ("ts", operator.lt, last)]

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
-from sessionlake.delta.storage.reading import Condition, among, is_null
+from sessionlake.delta.storage.reading import Condition, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError, LakeError
 from sessionlake.gold.enrich.reference import Reference
@@ -44,7 +44,10 @@ _UNKNOWN = "unknown"
 # Up to this many values are pushed down as a filter on files.
 _MAX_FILTER_VALUES = 1_000
 _FAILURE_UPSERT = Upsert(
-    ("reference", "key"), ("error", "reason", "attempts", "failed_at", "next_try"), bounded=("reference",), deletes=True
+    ("reference", "key"),
+    ("error", "reason", "attempts", "failed_at", "next_try"),
+    pruned_by=("reference",),
+    deletes=True,
 )
 
 
@@ -182,7 +185,7 @@ class Lookups:
     def _failures_of(self, keys: Collection[Key]) -> dict[Key, Row]:
         """Returns the stored failures of these keys."""
         wanted_keys = {*keys}
-        named = [("key", among, [*map(_text, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
+        named = [("key", is_in, [*map(_text, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
         rows = self._read_failures(*named) if wanted_keys else ()
         return {key: row for row in rows if (key := _key(row)) in wanted_keys}
 
@@ -216,7 +219,7 @@ class Lookups:
         if batches is None or self._settings.ttl is None:
             conditions.append((join.version, is_null, None))
         names = [*dict.fromkeys(join.on)]
-        for values in self._lake.reader(self._spark).counts(table.table, names, *conditions):
+        for values in self._lake.reader(self._spark).count_by(table.table, names, *conditions):
             row = dict(zip(names, values, strict=True))
             if None not in values:
                 yield tuple(row[name] for name in join.on)

@@ -37,8 +37,8 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     tables = enriched_of(settings)
     for one in references_of(settings):
         if lake.exists(spark, one.table):
-            lake.widen(spark, one.table)  # others write this table, so their further columns stay
-            lake.storage.retain(spark, one.table)
+            lake.add_missing_columns(spark, one.table)  # others write this table, so their further columns stay
+            lake.storage.set_retention(spark, one.table)
         else:
             lake.ensure(spark, [one.table])
         exists = lake.exists(spark, one.applied_table)

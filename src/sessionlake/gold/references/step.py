@@ -58,7 +58,7 @@ class EnrichStep:
             self._retired = True
         # A correction between reading the applied rows and adding the joined ones would miss the latter.
         with self._applied.lock:
-            found = self._join_and_add(spark, batches, read.changes, txn.under(self._lake.storage.token(GOLD)))
+            found = self._join_and_add(spark, batches, read.changes, txn.fenced_by(self._lake.storage.token(GOLD)))
         for listener in self._listeners:
             listener(batches.start, batches.stop - 1)
         self._added_batches = _join_ranges(self._added_batches, batches)
@@ -88,7 +88,7 @@ class EnrichStep:
         names = dict.fromkeys(SILVER_NAMES.get(name, name) for table in self._tables for name in table.names)
         try:
             return reader.table(
-                CHANGES, *conditions, columns=[*names], at_most=self._lake.limits.driver_bytes // MEMORY_FACTOR
+                CHANGES, *conditions, columns=[*names], max_bytes=self._lake.limits.driver_bytes // MEMORY_FACTOR
             )
         except TooLargeError:
             return None
@@ -101,7 +101,7 @@ class EnrichStep:
     def _write(self, spark: SparkSession, table: EnrichedTable, rows: Rows, txn: Txn, *, may_exist: bool) -> None:
         """Appends the rows. If some may exist, inserts only missing ones: existing rows may hold later corrections."""
         if may_exist:
-            upsert = Upsert(CHANGE_ID, (*table.results, BATCH), bounded=("topic", "offset"), updates=False)
+            upsert = Upsert(CHANGE_ID, (*table.results, BATCH), pruned_by=("topic", "offset"), updates=False)
             merge(spark, self._lake, table.table, rows, upsert, txn)
         else:
             append(spark, self._lake, table.table, rows, txn)

@@ -109,7 +109,7 @@ def create_definitions(spark: SparkSession, lake: Lake) -> None:
     Raises:
         LakeError: They may not be created.
     """
-    if not lake.storage.keeps_functions:
+    if not lake.storage.functions_persist:
         return
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
     read += [*(tier.table for tier in TIERS), RETAINED]

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import text
+from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
-from sessionlake.delta.schemas.tables import own_columns
+from sessionlake.delta.schemas.tables import fixed_columns
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.delta.table_function import create_table_function, relation
+from sessionlake.delta.table_function import create_table_function, subquery
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.changes import declared_in, late_condition
@@ -131,8 +131,8 @@ def _body(lake: Lake, tables: list[GoldTable], there: list[str]) -> str:
 def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
     """Returns the SQL of the values that changes set, one row each, as `changes.events_of` computes them."""
     structs = [
-        f"named_struct('name', {text(name)}, 'value', "
-        f"CASE WHEN array_contains(_set, {text(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
+        f"named_struct('name', {sql_string(name)}, 'value', "
+        f"CASE WHEN array_contains(_set, {sql_string(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
         for place, name in enumerate(names)
     ] or [f"named_struct('name', '', 'value', CAST(NULL AS {sql}))"]
     return _EVENTS.format(
@@ -150,14 +150,14 @@ def _changes(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     Otherwise a declared column could have the name of the function.
     """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
-    return relation(lake.identifier(CHANGES), [*map(quote, own_columns(CHANGES)), *renamed])
+    return subquery(lake.identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
 
 
 def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
     """Returns the SQL of one table's rows."""
     keys = ", ".join(map(quote, table.row_keys))
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
-    columns = ", ".join([text(table.table), *own])
+    columns = ", ".join([sql_string(table.table), *own])
     if isinstance(table, EnrichedTable):
         return _ENRICHED.format(columns=columns, changes=_changes(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
@@ -175,7 +175,7 @@ def _of_product(product: Product, columns: str, keys: str, retained: str | None)
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
         late_condition=late_condition(product),
-        kept=_KEPT.format(retained=retained, table=text(product.table), window=START) if cut else "",
+        kept=_KEPT.format(retained=retained, table=sql_string(product.table), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import text
+from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -25,7 +25,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.delta.table_function import create_table_function, relation
+from sessionlake.delta.table_function import create_table_function, subquery
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.names import quote
@@ -224,10 +224,10 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
     """Creates or replaces views: permanent ones in a catalog, temporary ones of the session on a laptop."""
     for name in views:
         view = DEFINITIONS[name]
-        columns = ", ".join(f"{column} COMMENT {text(said)}" for column, said in view.columns.items())
+        columns = ", ".join(f"{column} COMMENT {sql_string(said)}" for column, said in view.columns.items())
         spark.sql(
-            f"CREATE OR REPLACE VIEW {lake.storage.view(spark, name)} ({columns}) COMMENT {text(view.comment)} "
-            f"AS {_query(spark, lake, view, _EVER)}"
+            f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({columns}) "
+            f"COMMENT {sql_string(view.comment)} AS {_query(spark, lake, view, _EVER)}"
         )
 
 
@@ -262,4 +262,4 @@ def _relation(spark: SparkSession, lake: Lake, table: str) -> str:
         return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(name)}' for name, sql in own)} WHERE false)"
     if len(own) == len(TABLES[table].columns):
         return lake.identifier(table)
-    return relation(lake.identifier(table), (quote(name) for name, _ in own))
+    return subquery(lake.identifier(table), (quote(name) for name, _ in own))

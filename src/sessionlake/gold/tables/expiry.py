@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import delete_rows, next_txn
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.conflicts import repeated
+from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.far_times import nearest_time
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
@@ -27,7 +27,15 @@ from sessionlake.gold.aggregate.late import NEVER, first_live_bucket
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.declared.tables import GoldTable, finals_of, products_of, with_finals
-from sessionlake.ledger.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
+from sessionlake.ledger.retained import (
+    CLAIM,
+    LIMITS,
+    Retained,
+    clear_retained,
+    read_head,
+    read_retained,
+    record_retained,
+)
 from sessionlake.protocol.arrow import dictionary_codes
 
 if TYPE_CHECKING:
@@ -43,7 +51,7 @@ _STEPS = 24
 
 def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
     """Reads where tables begin; tables that have lost nothing are left out."""
-    known = retained(reader, tables)
+    known = read_retained(reader, tables)
     return {table: _floors_of(known[table]) for table in tables if table in known}
 
 
@@ -103,13 +111,13 @@ def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floor
     Raises:
         ClaimedError: Another process is removing rows.
     """
-    known = retained(lake.reader(spark), tables)
+    known = read_retained(lake.reader(spark), tables)
     if any((_floors_of(known[table]) if table in known else {}) != dict(floors) for table in tables):
-        with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
+        with lake.storage.claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if floors else ():
-                note(spark, lake, _retained_entry(table, floors))
+                record_retained(spark, lake, _retained_entry(table, floors))
             others = {topic for one in known.values() for topic in _floors_of(one)} - floors.keys()
-            forget(spark, lake, tables, sorted(others) if floors else None)
+            clear_retained(spark, lake, tables, sorted(others) if floors else None)
 
 
 def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
@@ -131,7 +139,7 @@ class Expiry:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
-        known = retained(lake.reader(spark), [one.table for one in self._products])
+        known = read_retained(lake.reader(spark), [one.table for one in self._products])
         self._floors = {one.table: _floors_of(known[one.table]) for one in self._products if one.table in known}
         self._looked: dict[str, dict[str, int]] = {}
         # If a process died, rows that it was about to remove may still exist.
@@ -177,20 +185,20 @@ class Expiry:
         now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
         is_gone = _has_expired(now)
         count = self._lake.read(spark, table).where(is_gone).count()
-        found = cut_of(self._lake.reader(spark), table)
+        found = read_head(self._lake.reader(spark), table)
         if not count and not (found and found.pending):
             return
         # A process that died has removed either all of its pending rows or none.
         removed = 0 if found is None else found.gone - (count if found.pending else 0)
         noted = replace(_retained_entry(table, now), removed=removed, pending=count)
         if count:
-            note(spark, self._lake, noted)
+            record_retained(spark, self._lake, noted)
             self._floors[table] = now
             txn = next_txn(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
-            repeated(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
+            retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
-        note(spark, self._lake, replace(noted, removed=noted.gone, pending=0))
+        record_retained(spark, self._lake, replace(noted, removed=noted.gone, pending=0))
 
 
 def _latest_floors(many: Iterable[Floors]) -> Floors:

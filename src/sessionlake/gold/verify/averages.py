@@ -45,8 +45,8 @@ def verify_restatements(
     rows, different, first = 0, 0, None
     for series in averages:
         since = (F.col("table") == series.table) & (F.col("_batch") > rebuilt_up_to(spark, lake, series))
-        restatements = lake.read_near(spark, RESTATEMENTS).where(since)
-        found = inconsistencies(series, lake.read_near(spark, series.table), restatements, points)
+        restatements = lake.read_small_in_memory(spark, RESTATEMENTS).where(since)
+        found = inconsistencies(series, lake.read_small_in_memory(spark, series.table), restatements, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]
         rows, different = rows + restatements.count(), different + broken
         if first is None and one is not None:

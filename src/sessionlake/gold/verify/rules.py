@@ -60,7 +60,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _ExpectedAlerts(numbers.where(in_range), changes.where(in_range), times, topics, declared)
-    log, begins = _logged_alerts(lake.read_near(spark, RULE_EVENTS)), slices_begin(reader)
+    log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), slices_begin(reader)
     parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
     found = [_compared(log, truth, part, begins) for part in parts]
     first = next((one.first for one in found if one.first is not None), None)

@@ -64,7 +64,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = without_expired(expected_rows(events.where(~is_late(table)), table), floors.get(table.table, {}))
             if table.lateness_ms is not None:
                 late.append(_expected_late(events.where(is_late(table)), table))
-        rows = lake.read_near(spark, table.table)
+        rows = lake.read_small_in_memory(spark, table.table)
         found.append(compare_rows(table.table, table.row_keys, table.results, rows, truth))
         for final in finals_of([table]):
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
@@ -72,7 +72,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             gone = [floors.get(one, {}) for one in (table.table, final.table)]
             rows, truth = (
                 without_expired(side, *gone)
-                for side in (lake.read_near(spark, final.table), _expected_final(truth, changes, final))
+                for side in (lake.read_small_in_memory(spark, final.table), _expected_final(truth, changes, final))
             )
             found.append(compare_rows(final.table, final.row_keys, table.results, rows, truth))
     if late:

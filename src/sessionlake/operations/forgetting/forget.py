@@ -26,8 +26,15 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.changes import refuse_shorter
 from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.gold.making import states
-from sessionlake.ledger.entries import rebuilt_by
-from sessionlake.ledger.erasures import Erasure, erasures, hashed, salt_of, store, withdraw
+from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.erasures import (
+    Erasure,
+    delete_receipt,
+    lake_salt,
+    read_receipts,
+    session_hash_of,
+    store_receipt,
+)
 from sessionlake.operations.forgetting import publications, rows
 from sessionlake.operations.forgetting.receipt import left_to_others, search_lake
 from sessionlake.operations.forgetting.rows import Session
@@ -138,7 +145,7 @@ class Forgetting:
                 "cannot be undone",
                 fix="Run `sessionlake forget --resume`, which finishes the forgetting",
             )
-        withdraw(self._spark, self._lake, inputs.receipt)
+        delete_receipt(self._spark, self._lake, inputs.receipt)
         journal.end()
         return inputs.receipt
 
@@ -159,14 +166,14 @@ class Forgetting:
         for name, work in self._steps(session, receipt, journal):
             journal.run_step(name, work)
         erasure = self._with_proof(receipt, journal, journal.inputs.session)
-        store(self._spark, self._lake, erasure)
+        store_receipt(self._spark, self._lake, erasure)
         journal.end()
         return erasure
 
     # -- preparation
 
     def _known(self) -> list[Erasure]:
-        return erasures(self._lake.reader(self._spark))
+        return read_receipts(self._lake.reader(self._spark))
 
     def _begin(self, session: str, topic: str | None) -> Journal[_Inputs]:
         """Checks everything that can be checked before anything changes, then writes the journal.
@@ -185,7 +192,7 @@ class Forgetting:
             require_states(self._spark, self._settings, layer, (topic, session))
         Retention(self._spark, self._settings).finish()  # so that rows it was removing are not counted again
         mine = (
-            erasure.receipt for erasure in self._known() if erasure.done_at is None and erasure.is_of(topic, session)
+            erasure.receipt for erasure in self._known() if erasure.done_at is None and erasure.is_for(topic, session)
         )
         return Journal.begin(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
 
@@ -198,22 +205,22 @@ class Forgetting:
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
-        salt = salt_of(known)
+        salt = lake_salt(known)
         offsets = rows.find_offsets(self._lake.reader(self._spark), session)
         counts = rows.count_rows(self._spark, self._lake, session)
         erasure = Erasure(
             receipt=inputs.receipt,
             topic=inputs.topic,
-            session_hash=hashed(salt, *session),
+            session_hash=session_hash_of(salt, *session),
             salt=salt,
-            begun_at=max(datetime.now(UTC), rebuilt_by(self._lake.reader(self._spark), SILVER)),
+            begun_at=max(datetime.now(UTC), earliest_after_rebuild(self._lake.reader(self._spark), SILVER)),
             messages=sum(item.messages for item in offsets),
             report={
                 "offsets": [asdict(item) for item in offsets],
                 "tables": {table: {"rows": count} for table, count in counts.items()},
             },
         )
-        store(self._spark, self._lake, erasure)
+        store_receipt(self._spark, self._lake, erasure)
         return erasure
 
     def _refuse_keyed(self) -> None:
@@ -327,7 +334,7 @@ class Forgetting:
         if not version:
             return None  # the table was only created, and has no history
         since = publications.oldest_version_needed(self._settings, table, _removals(journal).get(table, version))
-        done = self._lake.storage.purge(self._spark, table, receipt, since)
+        done = self._lake.storage.purge_history(self._spark, table, receipt, since)
         self._say(f"{table}: {done.files} files of its history removed")
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
 

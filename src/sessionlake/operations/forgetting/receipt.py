@@ -38,7 +38,7 @@ def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]
     journal = FORGET.file(settings).name
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
     tables: list[str] = []
-    if lake.storage.needs_session:
+    if lake.storage.needs_spark:
         tables = [table for table in (*TABLES, *settings.added_tables) if lake.exists(spark, table)]
         found += [f"{table}, column {name}" for table in tables for name in _columns_with(spark, lake, table, session)]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)

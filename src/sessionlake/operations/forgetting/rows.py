@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import blank_rows, remove_rows
+from sessionlake.delta.commit import erase_session_rows, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -29,7 +29,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
-from sessionlake.delta.storage.spark_writes import rewritten_by_spark
+from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
@@ -69,7 +69,7 @@ def find_topics(reader: TableReader, session: str) -> list[str]:
     topics: set[str] = set()
     for table in _NAMING:
         rows = SessionRows.of(table, "", session)
-        for batch in reader.batches(table, (rows.by, eq, rows.value), columns=["topic"]):
+        for batch in reader.batches(table, (rows.id_column, eq, rows.value), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
 
@@ -91,14 +91,14 @@ def find_offsets(reader: TableReader, session: Session) -> list[OffsetRange]:
 def count_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """Returns the number of the session's rows in each table."""
     rows_by_table = {table: SessionRows.of(table, *session) for table in tables_with_sessions(spark, lake)}
-    return {table: lake.storage.count(spark, table, rows) for table, rows in rows_by_table.items()}
+    return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
 def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
     """Removes the session's rows from a table."""
     rows = SessionRows.of(table, *session)
     if table in _MARKED:
-        rewritten_by_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
+        rewrite_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
         remove_rows(spark, lake, table, rows)
 
@@ -106,8 +106,8 @@ def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> Non
 def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
     rows = SessionRows.of(MESSAGES, *session)
-    if lake.storage.count(spark, MESSAGES, rows):
-        blank_rows(spark, lake, MESSAGES, rows)
+    if lake.storage.count_rows(spark, MESSAGES, rows):
+        erase_session_rows(spark, lake, MESSAGES, rows)
 
 
 def clean_bookkeeping(spark: SparkSession, lake: Lake, session: Session) -> None:

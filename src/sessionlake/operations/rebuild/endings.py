@@ -7,7 +7,7 @@ from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import empty, merges_of, retire
+from sessionlake.delta.commit import delete_all_rows, fence_off, merge_app_id
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     AVERAGES,
@@ -26,7 +26,7 @@ from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.tables.notes import store_maintained_names
-from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -52,9 +52,9 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
     token = lake.storage.token(layer)
     if token:
         for app_id in _query_ids(spark, lake, layer):
-            last, merges = Txn.last(app_id), Txn.before(merges_of(app_id), token)
-            for txn in (last, last.second, *([merges] if layer == SILVER else [])):
-                retire(spark, lake, (*tables, LEDGER), txn)
+            last, merges = Txn.last(app_id), Txn.before_holder(merge_app_id(app_id), token)
+            for txn in (last, last.second_write, *([merges] if layer == SILVER else [])):
+                fence_off(spark, lake, (*tables, LEDGER), txn)
 
 
 def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
@@ -68,7 +68,7 @@ def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
         app_id = None
     if app_id is not None:
         return {app_id}
-    entries = rows_of(Books(lake.reader(spark)).entries(("layer", eq, layer)))
+    entries = to_dicts(LedgerReader(lake.reader(spark)).entries(("layer", eq, layer)))
     return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
 
 
@@ -113,7 +113,7 @@ def reset_gold(
         store_maintained_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
     txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
     for table in known:
-        empty(spark, lake, table, txn)
+        delete_all_rows(spark, lake, table, txn)
         fault_point(f"after:empty:{table}")
     if known:
         Ledger(lake).write(spark, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=config_hash(settings)))

@@ -10,8 +10,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.retained import beginnings, heads
-from sessionlake.ledger.silences import messages_of, silences_of
+from sessionlake.ledger.retained import beginnings, read_heads
+from sessionlake.ledger.silences import silences_in, without_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, Selection
 from sessionlake.silver.states import last_batches
 from sessionlake.silver.unread import unread_silences
@@ -104,10 +104,10 @@ def _require_uncut(reader: TableReader) -> None:
     Raises:
         LakeError: Retention has removed rows of silver.
     """
-    cut = [entry for table, entry in sorted(heads(reader).items()) if table in REPLAYED]
+    cut = [entry for table, entry in sorted(read_heads(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(
-            f"{cut[0].since}, so single sessions cannot be rebuilt",
+            f"{cut[0].summary}, so single sessions cannot be rebuilt",
             why="Rebuilt sessions would be complete, although the table is recorded as shortened",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions",
         )
@@ -130,14 +130,14 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
             fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",
         )
     bronze = lake.read(spark, MESSAGES, version)
-    last_offsets = messages_of(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
+    last_offsets = without_silences(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
     held = {(row[0], row[1]): row[2] for row in last_offsets}
-    gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
-    ends = OffsetLog.load(spark, lake, SILVER).ends
+    gone = {place: at.last_removed for place, at in beginnings(lake.reader(spark)).items()}
+    ends = OffsetLog.load(spark, lake, SILVER).last_offsets
     # A topic-partition that retention has emptied has nothing to read.
     read = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
     unread = unread_silences(spark, lake.settings, SILVER, ends)
-    if held != read or not unread.isdisjoint(silences_of(bronze)):
+    if held != read or not unread.isdisjoint(silences_in(bronze)):
         raise LakeError(
             f"silver has not read exactly what {MESSAGES}@v{version} holds, so single sessions cannot be rebuilt",
             fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",

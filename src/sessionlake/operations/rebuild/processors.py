@@ -119,7 +119,8 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Diffe
     work = _Rebuild(spark, settings, name, None)
     with interpreted(spark, when=is_small(spark, work.lake)):
         work.replay(
-            work.lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, work.lake, work.processor.layer).ends
+            work.lake.latest_version(spark, MESSAGES),
+            OffsetLog.load(spark, work.lake, work.processor.layer).last_offsets,
         )
         difference = work.difference()
         work.clear()
@@ -168,7 +169,7 @@ class _Rebuild:
             self._publish(journal)
             return ProcessorRebuild(processor.into, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
-        ends = OffsetLog.load(self._spark, self.lake, processor.layer).ends
+        ends = OffsetLog.load(self._spark, self.lake, processor.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
         with record_building(settings, self._operation, version):
             self.replay(version)
@@ -256,7 +257,7 @@ class _Rebuild:
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.processor.name], LIMIT: [plan.batch - 1]})
         former = Expired(("processor",), "_batch", limits, {})
-        if lake.storage.count(spark, PROCESSOR_ERRORS, former):
+        if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = with_batch(self._staging.read(spark, self._errors), plan.batch)
-        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second)
+        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second_write)

@@ -133,7 +133,7 @@ def finish(spark: SparkSession, lake: Lake, layer: str, journal: Journal[Plan], 
         clear: Removes the staging tables.
     """
     settings, plan = lake.settings, journal.inputs
-    lake.add_version(spark, MESSAGES, plan.version)
+    lake.ensure_version_after(spark, MESSAGES, plan.version)
 
     def swap() -> None:
         lake.storage.require_claims()

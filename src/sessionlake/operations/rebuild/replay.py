@@ -35,7 +35,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.retained import beginnings, begins
+from sessionlake.ledger.retained import beginnings, describe_beginning
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -137,7 +137,7 @@ def lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str 
         The lake, and how the columns differ; None if they do not. Tables with other columns are left unchanged.
     """
     lake = _require_started(spark, settings)
-    difference = lake.other_columns(spark, REPLAYED)
+    difference = lake.find_column_conflict(spark, REPLAYED)
     silver = [table for table in REPLAYED if difference is None or not lake.exists(spark, table)]
     lake.ensure(spark, [*silver, DECISIONS, LEDGER])
     return lake, difference
@@ -162,7 +162,7 @@ def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
     if gone:
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
-            f"{begins(*gone[0])}{more}",
+            f"{describe_beginning(*gone[0])}{more}",
             why=f"So {what} cannot be built from what is left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
@@ -259,7 +259,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     from pyspark.sql import functions as F
 
     staging, columns = Lake(settings).staging(), settings.capture.declared
-    changes = staging.read_near(spark, CHANGES).drop("_batch", "kafka_timestamp")
+    changes = staging.read_small_in_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
     tasks = max(spark.sparkContext.defaultParallelism, -(-staging.reader(spark).count(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
     rules = RuleBook(settings.capture)
@@ -274,7 +274,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
     staging = Lake(settings).staging()
-    append(spark, staging, SESSIONS, newest_progress(staging.read_near(spark, PROGRESS)), Txn("rebuild", 0))
+    append(spark, staging, SESSIONS, newest_progress(staging.read_small_in_memory(spark, PROGRESS)), Txn("rebuild", 0))
 
 
 def _fill_splits(spark: SparkSession, settings: Settings) -> None:
@@ -282,7 +282,7 @@ def _fill_splits(spark: SparkSession, settings: Settings) -> None:
     from pyspark.sql import functions as F
 
     staging = Lake(settings).staging()
-    sessions = staging.read_near(spark, SESSIONS).select(*SESSION)
+    sessions = staging.read_small_in_memory(spark, SESSIONS).select(*SESSION)
     split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
     split_sessions = sessions.join(split, list(ID), "left_semi").toArrow()
     if split_sessions.num_rows:

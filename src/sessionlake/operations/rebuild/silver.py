@@ -19,7 +19,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
 from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.retained import forget
+from sessionlake.ledger.retained import clear_retained
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
 from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
@@ -212,7 +212,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journ
         journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
     Ledger(lake).write(spark, ledger_entry(LAYER, plan, outputs, config_hash(settings)))
     Ledger(lake).write(spark, _merge_entry(settings, plan))
-    forget(spark, lake, REPLAYED)
+    clear_retained(spark, lake, REPLAYED)
     finish(spark, lake, LAYER, journal, lambda: clear(spark, settings))
 
 
@@ -239,10 +239,10 @@ def _rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> DataFram
     from pyspark.sql import functions as F
 
     if table != PROGRESS:
-        return staging.read_near(spark, table)
+        return staging.read_small_in_memory(spark, table)
     # A session that ever had a late fill needs another way to reconstruct its table at a moment.
-    late_fills = staging.read_near(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
-    latest = staging.read_near(spark, SESSIONS).join(late_fills, list(SESSION), "left")
+    late_fills = staging.read_small_in_memory(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
+    latest = staging.read_small_in_memory(spark, SESSIONS).join(late_fills, list(SESSION), "left")
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.offset_ranges import OffsetRanges, slices, within
+from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.ledger.entries import config_hash
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.silences import messages_of, silences_of
+from sessionlake.ledger.silences import silences_in, without_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -92,14 +92,14 @@ class Slices(Generic[R]):
         """
         lake = Lake(settings)
         log, times = OffsetLog.empty(spark, lake), StreamTimes()
-        source, silences = messages_of(source), self._silences_to_read(silences_of(source))
+        source, silences = without_silences(source), self._silences_to_read(silences_in(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut(source)):
             in_slice = {
                 silence for silence in silences if silence.place in part and silence.behind <= part[silence.place][1]
             }
             silences -= in_slice
-            packed = self._packed(settings, source.where(within(part)), times, in_slice)
+            packed = self._packed(settings, source.where(offsets_condition(part)), times, in_slice)
             shards = fold_slice(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect(emitted, self.report, lake.limits.inline_bytes)
@@ -137,7 +137,7 @@ class Slices(Generic[R]):
             messages += count
             weight += size or 0
         number = max(1, -(-messages // (self.messages or SLICE_MESSAGES)), -(-weight // SLICE_BYTES))
-        yield from slices(ranges, number)
+        yield from slice_ranges(ranges, number)
 
     def _packed(
         self, settings: Settings, messages: DataFrame, times: StreamTimes, silences: Iterable[Silence]
@@ -164,5 +164,5 @@ class Slices(Generic[R]):
         """Records a slice's offsets, after checking that they continue those of the slice before."""
         ranges = ranges_of(partitions)
         log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
-        require_continued(self.doing, partitions, log.ends)
+        require_continued(self.doing, partitions, log.last_offsets)
         log.advance(ranges)

@@ -32,7 +32,7 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     lake = require_silver(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
         TableMerger(spark, settings).catch_up()
-        version, ends = lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, lake, LAYER).ends
+        version, ends = lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, lake, LAYER).last_offsets
         replayed = replay(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
         states = compare_states(spark, settings, replayed.states)
         comparison = replace(compare_tables(spark, settings, lake), states=states)

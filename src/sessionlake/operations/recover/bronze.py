@@ -18,13 +18,13 @@ import msgspec
 from sessionlake.bronze.job import LAYER, bronze_ledger_entry, require_current_checkpoint, stored_ranges_after
 from sessionlake.bronze.silences import silences_file
 from sessionlake.bronze.subscription import QueryOffsets
-from sessionlake.delta.commit import retire
+from sessionlake.delta.commit import fence_off
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.ledger.books import Books, rows_of
+from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import RECOVERED, Ledger, OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import last_batch
@@ -141,7 +141,7 @@ def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[st
     The number is 0 if they know none, so that an entry that is added by the recovery has a number, too.
     """
     reader = lake.reader(spark)
-    entries = list(rows_of(Books(reader).entries(("layer", eq, LAYER))))
+    entries = list(to_dicts(LedgerReader(reader).entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
     of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).read_last_known()
     interrupted = Journal.read(settings, RECOVER_BRONZE, _Inputs)
@@ -162,7 +162,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) ->
     while not written:
         number += 1
         before = lake.latest_version(spark, MESSAGES)
-        retire(spark, lake, [MESSAGES], Txn(app_id, number))
+        fence_off(spark, lake, [MESSAGES], Txn(app_id, number))
         new_versions = lake.latest_version(spark, MESSAGES) - before
         # A platform that merges files by itself commits as well, but not as WRITE.
         commits = lake.storage.latest_commits(spark, MESSAGES, new_versions) if new_versions else []
@@ -172,7 +172,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) ->
 
 def has_unrecorded(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if the table has messages that the ledger lacks."""
-    return bool(stored_ranges_after(spark, lake, OffsetLog.load(spark, lake, LAYER).ends))
+    return bool(stored_ranges_after(spark, lake, OffsetLog.load(spark, lake, LAYER).last_offsets))
 
 
 def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
@@ -182,7 +182,7 @@ def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Of
         OffsetHoleError: The table lacks some of these offsets, or has some twice.
     """
     log = OffsetLog.load(spark, lake, LAYER)
-    ranges = stored_ranges_after(spark, lake, log.ends)
+    ranges = stored_ranges_after(spark, lake, log.last_offsets)
     if ranges:
         log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     return ranges

@@ -18,15 +18,15 @@ from sessionlake.bronze.job import LAYER, Planned, bronze_ledger_entry, stored_r
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.bronze.unreadable import is_unreadable
-from sessionlake.delta.commit import staged
+from sessionlake.delta.commit import stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.absent import Reason, Run, note_absent
+from sessionlake.ledger.absent import Reason, Run, record_absent
 from sessionlake.ledger.entries import Ledger, OffsetRange
-from sessionlake.ledger.erasures import blanked, erasures
+from sessionlake.ledger.erasures import erase_forgotten, read_receipts
 from sessionlake.operations.recover.bronze import begin_generation, end_query
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -148,7 +148,7 @@ def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decid
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decided.place: [decided.run]}
-    note_absent(spark, lake, skipped, of_decision, reason=Reason.SKIPPED, who=decided.who, why=decided.why)
+    record_absent(spark, lake, skipped, of_decision, reason=Reason.SKIPPED, who=decided.who, why=decided.why)
     entry = bronze_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write(spark, replace(entry, decisions=(decided.ledger_record,)))
     book.advance([OffsetRange(*decided.place, before[0], decided.last, 0)])
@@ -162,8 +162,8 @@ def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: 
     shift = shifts.get(place[0], 0)
     read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
     # A single file, because silver may read the files of a commit in any order.
-    rows = blanked(to_bronze_columns(read, shifts), erasures(lake.reader(spark))).coalesce(1)
-    with staged(spark, lake, MESSAGES, rows, txn) as written:
+    rows = erase_forgotten(to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))).coalesce(1)
+    with stage_append(spark, lake, MESSAGES, rows, txn) as written:
         book.admit([place[0]])
         if written.count() != end - first and not settings.kafka.allow_offset_gaps:
             explain_gaps(spark, lake, planned, written.columns(*OFFSET), shifts, txn)

@@ -200,7 +200,7 @@ def _put_into_effect(spark: SparkSession, settings: Settings, plan: _Plan, layer
         (candidate for candidate in handovers if candidate is not None and candidate.rebuild == plan.name), None
     )
     if begin is not None:
-        lake.add_version(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
+        lake.ensure_version_after(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
         lake.storage.require_claims()
         handover.activate(spark, settings, plan.name, layer)
     if layer == GOLD:

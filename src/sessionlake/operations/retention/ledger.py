@@ -15,10 +15,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, RETAINED, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.ledger.books import Books, stored_sums
+from sessionlake.ledger.books import LedgerReader, stored_sums
 from sessionlake.ledger.positions import carry_forward
-from sessionlake.ledger.progress import batches_after, last_merged
-from sessionlake.ledger.retained import Retained, cut_of, note
+from sessionlake.ledger.progress import batches_after, last_merged_batch
+from sessionlake.ledger.retained import Retained, read_head, record_retained
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.restored_tables import refuse_restored
 
@@ -32,24 +32,24 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     The retention's claim must be held.
     """
     reader = lake.reader(spark)
-    before = cut_of(reader, LEDGER) or Retained(LEDGER, bound)
+    before = read_head(reader, LEDGER) or Retained(LEDGER, bound)
     if before.pending:  # a process died during an earlier removal
         before = replace(_finish(spark, lake, before), pending=0)
     cut = due(reader, lake.settings, bound)
-    if cut is None or not (count := lake.storage.count(spark, LEDGER, _older(cut))):
+    if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _older(cut))):
         return 0
     refuse_restored(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
-    note(spark, lake, now)
+    record_retained(spark, lake, now)
     carry_forward(spark, lake, cut)
     remove_rows(spark, lake, LEDGER, _older(cut))
-    note(spark, lake, replace(now, removed=now.gone, pending=0))
+    record_retained(spark, lake, replace(now, removed=now.gone, pending=0))
     return count
 
 
 def _finish(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
     """Finishes an interrupted removal, unless the sums of the entries to remove were not stored yet."""
-    if stored_sums(lake.reader(spark)).cut != before.before:
+    if stored_sums(lake.reader(spark)).removed_before != before.before:
         return before
     remove_rows(spark, lake, LEDGER, _older(before.before))
     return replace(before, removed=before.gone)
@@ -63,7 +63,7 @@ def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | 
     Args:
         bound: The latest moment that is allowed.
     """
-    cut, last = min(_commit_times_needed(reader, settings, bound)), stored_sums(reader).cut
+    cut, last = min(_commit_times_needed(reader, settings, bound)), stored_sums(reader).removed_before
     return None if last is not None and cut < last else cut
 
 
@@ -75,9 +75,11 @@ def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetim
     layers = (BRONZE, SILVER, SILVER_TABLES, GOLD, *(processor.layer for processor in settings.processors))
     needed = [bound]
     for layer in layers:
-        times = [pc.max(part.column("committed_at")).as_py() for part in Books(reader).entries(("layer", eq, layer))]
+        times = [
+            pc.max(part.column("committed_at")).as_py() for part in LedgerReader(reader).entries(("layer", eq, layer))
+        ]
         needed += [max(known)] if (known := [time for time in times if time is not None]) else []
-    return needed + [row["committed_at"] for row in batches_after(reader, SILVER, last_merged(reader))]
+    return needed + [row["committed_at"] for row in batches_after(reader, SILVER, last_merged_batch(reader))]
 
 
 def _older(cut: datetime) -> Expired:

@@ -35,19 +35,25 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.expired import LIMIT
 from sessionlake.errors import ClaimedError, InterruptedOperationError, LossError
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.ledger.books import Books, rows_of
-from sessionlake.ledger.progress import began_since, ends, first_batch_since, last_batch, last_merged
+from sessionlake.ledger.books import LedgerReader, to_dicts
+from sessionlake.ledger.progress import (
+    first_batch_since,
+    first_offsets_since,
+    last_batch,
+    last_merged_batch,
+    last_offsets,
+)
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    REMOVED_TOGETHER,
+    TABLES_REMOVED_TOGETHER,
     Retained,
-    cut_of,
-    expired,
-    heads,
-    moved_last,
-    note,
-    retained,
+    expired_rows,
+    limits_moved_last,
+    read_head,
+    read_heads,
+    read_retained,
+    record_retained,
 )
 from sessionlake.operations.retention import by_session, rules
 from sessionlake.operations.retention.ledger import cut_ledger
@@ -160,7 +166,7 @@ class Retention:
 
         Leaves out the ledger, whose rows are not counted by session.
         """
-        for table, entry in heads(self._lake.reader(self._spark)).items():
+        for table, entry in read_heads(self._lake.reader(self._spark)).items():
             if entry.pending and table in _SETTINGS and table != LEDGER:
                 self._finish(self._recorded(table, entry.before))
 
@@ -181,7 +187,7 @@ class Retention:
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
         refuse_restored(self._spark, self._lake, [RETAINED])
-        note(self._spark, self._lake, now)
+        record_retained(self._spark, self._lake, now)
         self._remove_rows(now, limits)
         return RemovalResult(finished + count)
 
@@ -194,10 +200,10 @@ class Retention:
 
     def _remove_rows(self, entry: Retained, limits: pa.Table) -> None:
         """Removes the rows up to the recorded limits, and records that they are removed."""
-        for part in REMOVED_TOGETHER.get(entry.table, (entry.table,)):
-            remove_rows(self._spark, self._lake, part, expired(part, limits, entry.batch))
+        for part in TABLES_REMOVED_TOGETHER.get(entry.table, (entry.table,)):
+            remove_rows(self._spark, self._lake, part, expired_rows(part, limits, entry.batch))
         finished = replace(entry, removed=entry.gone, pending=0, limits=LIMITS.empty_table())
-        note(self._spark, self._lake, finished)
+        record_retained(self._spark, self._lake, finished)
 
     def _recorded(self, table: str, bound: datetime) -> Retained:
         """Returns what is recorded of a table's removals.
@@ -205,29 +211,31 @@ class Retention:
         For places it has all limits. For sessions it has only the limits that a process was moving when it died.
         """
         reader = self._lake.reader(self._spark)
-        entry = cut_of(reader, table)
+        entry = read_head(reader, table)
         if entry is None:
             return Retained(table, bound)
         if _keys(table) == _PLACE:
-            return retained(reader, [table])[table]
+            return read_retained(reader, [table])[table]
         if not entry.pending:
             return entry
         if table == PROGRESS:
             return replace(entry, limits=by_session.progress_limits(self._spark, self._lake, entry.batch))
-        return replace(entry, limits=moved_last(reader, entry))
+        return replace(entry, limits=limits_moved_last(reader, entry))
 
     def _count(self, table: str, batch: int, limits: pa.Table) -> int:
         if not limits.num_rows:
             return 0
-        storage, parts = self._lake.storage, REMOVED_TOGETHER.get(table, (table,))
-        return sum(storage.count(self._spark, part, expired(part, limits, batch)) for part in parts)
+        storage, parts = self._lake.storage, TABLES_REMOVED_TOGETHER.get(table, (table,))
+        return sum(storage.count_rows(self._spark, part, expired_rows(part, limits, batch)) for part in parts)
 
     def _with_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
         """Returns the number of messages to remove, and the limits with the highest Kafka timestamp up to each."""
         from pyspark.sql import functions as F
 
         places = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
-        rows = self._lake.read(self._spark, MESSAGES).alias("t").join(places, expired(MESSAGES, limits).condition())
+        rows = (
+            self._lake.read(self._spark, MESSAGES).alias("t").join(places, expired_rows(MESSAGES, limits).condition())
+        )
         highest = F.timestamp_millis(F.max(counted_time_column(self._settings, "t")))
         highest_times = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
         highest_times = highest_times.rename_columns([*_PLACE, "highest_timestamp", "rows"])
@@ -240,7 +248,7 @@ class Retention:
     # -- how far rows may be removed
 
     def _due(self, table: str, bound: datetime) -> _Due:
-        ledger = cut_of(self._lake.reader(self._spark), LEDGER)
+        ledger = read_head(self._lake.reader(self._spark), LEDGER)
         if ledger is not None and ledger.before > bound:
             raise _BlockedError(f"{LEDGER} no longer reaches back so far, and is needed to know how old rows are")
         if table == MESSAGES:
@@ -248,7 +256,7 @@ class Retention:
         batch = self._judged_before(bound)
         if table in {QUARANTINE, EVENTS}:
             return _Due(rules.as_place_limits(self._aged(SILVER, bound)), batch)
-        batch = min(batch, last_merged(self._lake.reader(self._spark)))
+        batch = min(batch, last_merged_batch(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._read_by_gold())
         if batch < 0:
@@ -258,14 +266,14 @@ class Retention:
     def _messages(self, bound: datetime) -> dict[TopicPartition, int]:
         """Returns the last offset of bronze that may be removed, by topic-partition."""
         reader = self._lake.reader(self._spark)
-        aged, silver = self._aged(BRONZE, bound), ends(reader, SILVER)
+        aged, silver = self._aged(BRONZE, bound), last_offsets(reader, SILVER)
         if not silver:
             raise _BlockedError(f"{SILVER} has not read anything yet")
         limits = rules.message_limits(aged, [silver], self._first_offsets_in_state())
         for processor in self._settings.processors:
             if processor.key:
                 continue  # it reads no messages
-            read = ends(reader, processor.layer)
+            read = last_offsets(reader, processor.layer)
             if not read:
                 raise _BlockedError(f"{processor.layer} has not read anything yet")
             # The processor's ledger has only the topics that it reads.
@@ -276,8 +284,8 @@ class Retention:
     def _aged(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
         """Returns the last offset of each topic-partition that the layer had read before a moment."""
         reader = self._lake.reader(self._spark)
-        later = began_since(reader, layer, bound)
-        return {place: min(last, later.get(place, last + 1) - 1) for place, last in ends(reader, layer).items()}
+        later = first_offsets_since(reader, layer, bound)
+        return {place: min(last, later.get(place, last + 1) - 1) for place, last in last_offsets(reader, layer).items()}
 
     def _judged_before(self, bound: datetime) -> int:
         """Returns silver's last batch before a moment."""
@@ -292,8 +300,10 @@ class Retention:
         """Returns the last batch of silver of which gold has read all changes."""
         if reads_initial_snapshot(self._settings.checkpoint(GOLD)):
             raise _BlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
-        books = Books(self._lake.reader(self._spark), "source_to")
-        read = [row["source_to"] for row in rows_of(books.current(("layer", eq, GOLD))) if row["source_to"] is not None]
+        books = LedgerReader(self._lake.reader(self._spark), "source_to")
+        read = [
+            row["source_to"] for row in to_dicts(books.current(("layer", eq, GOLD))) if row["source_to"] is not None
+        ]
         if not read:
             raise _BlockedError(f"{GOLD} has not read anything yet, and is computed from all changes")
         return int(max(read)) - 1  # gold may have read only a part of the last one
@@ -309,7 +319,9 @@ class Retention:
         lake, spark = self._lake, self._spark
         first, last = F.coalesce("first_offset", F.lit(0)), F.unix_millis("last_kafka_timestamp")
         columns = *_PLACE, "session_id", first.alias("first"), last.alias("last")
-        sessions = lake.read(spark, PROGRESS).where(F.col("_batch") > last_merged(lake.reader(spark))).select(*columns)
+        sessions = (
+            lake.read(spark, PROGRESS).where(F.col("_batch") > last_merged_batch(lake.reader(spark))).select(*columns)
+        )
         if lake.exists(spark, SESSIONS):
             sessions = sessions.unionByName(lake.read(spark, SESSIONS).select(*columns))
         known_times = sessions.select(*_PLACE, F.col("last").alias("time"))
@@ -323,7 +335,7 @@ class Retention:
 
     def _stream_times(self) -> pa.Table:
         """Returns the stream time, including silences, at the end of what silver has read: `topic, partition, time`."""
-        judged = ends(self._lake.reader(self._spark), SILVER)
+        judged = last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
         times, _ = stored_times(self._settings, SILVER).before(places, behind)
         known = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
-from sessionlake.delta.storage.reading import Condition, among
+from sessionlake.delta.storage.reading import Condition, is_in
 from sessionlake.protocol.arrow import SESSION, is_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
@@ -37,7 +37,7 @@ class DriverSource(Source):
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         super().__init__(spark, lake, settings, batches)
-        self._table: ReadTable = partial(lake.reader(spark).table, at_most=lake.limits.driver_bytes)
+        self._table: ReadTable = partial(lake.reader(spark).table, max_bytes=lake.limits.driver_bytes)
         self._changes = self._rows(CHANGES, self._read)
         self._progress = self._rows(PROGRESS, None)
 
@@ -68,7 +68,7 @@ class DriverSource(Source):
         marks = pc.is_null(net["row_id"])
         rows, clears = net.filter(pc.invert(marks)), net.filter(marks).select(SESSION)
         if clears.num_rows:
-            held = self._table(ROWS, *_named(clears), columns=ROW_KEY, of=clears)
+            held = self._table(ROWS, *_named(clears), columns=ROW_KEY, sessions=clears)
             gone = held.join(rows.select(ROW_KEY), list(ROW_KEY), join_type="left anti")
             rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
         return rows
@@ -87,7 +87,7 @@ class DriverSource(Source):
 def _named(sessions: pa.Table) -> list[Condition]:
     """The sessions by name, if they are few."""
     ids = sessions["session_id"].to_pylist()
-    return [("session_id", among, ids)] if len(ids) <= NAMED_SESSIONS else []
+    return [("session_id", is_in, ids)] if len(ids) <= NAMED_SESSIONS else []
 
 
 def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ReadTable = Callable[..., pa.Table]
-"""Reads a table: its name, conditions, `columns=` and `of=`."""
+"""Reads a table: its name, conditions, `columns=` and `sessions=`."""
 
 
 def kept_cuts(read: ReadTable, *conditions: Condition, of: pa.Table | None = None) -> pa.Table:
@@ -23,8 +23,8 @@ def kept_cuts(read: ReadTable, *conditions: Condition, of: pa.Table | None = Non
 
     A version that counted no changes kept the table at every cut, and did not say how many `rows` it has.
     """
-    index = read(SNAPSHOT_INDEX, *conditions, of=of)
-    before = read(CUTS, *conditions, ("changes", is_null, None), of=of)
+    index = read(SNAPSHOT_INDEX, *conditions, sessions=of)
+    before = read(CUTS, *conditions, ("changes", is_null, None), sessions=of)
     before = before.append_column("rows", pa.nulls(before.num_rows, pa.int64()))
     return pa.concat_tables([index, before.select(index.column_names).cast(index.schema)])
 

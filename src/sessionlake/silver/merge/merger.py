@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, merge, merges_of, retire
+from sessionlake.delta.commit import append, fence_off, merge, merge_app_id
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -36,7 +36,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
-from sessionlake.ledger.progress import batches_after, last_merged
+from sessionlake.ledger.progress import batches_after, last_merged_batch
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
@@ -91,7 +91,7 @@ def at_once(waiting: Sequence[Waiting]) -> list[Waiting]:
 
 
 def _app_id(waiting: Sequence[Waiting]) -> str:
-    return merges_of(waiting[0].app_id)
+    return merge_app_id(waiting[0].app_id)
 
 
 def _changes(outputs: Iterable[TableOutput]) -> int:
@@ -135,9 +135,9 @@ class TableMerger:
         self._lake = Lake(settings)
         self._ledger = Ledger(self._lake)
         self._settings = settings
-        with self._lake.storage.remembering():
+        with self._lake.storage.caching():
             self._lake.ensure(self._spark, _CREATED)
-            if self._lake.storage.keeps_functions:
+            if self._lake.storage.functions_persist:
                 self._lake.ensure(self._spark, [RETAINED])
                 create_session_as_of(self._spark, self._lake)  # SQL warehouses have it from now on
         self._stop = threading.Event()
@@ -207,7 +207,7 @@ class TableMerger:
             return False
         first, last = taken[0].batch, taken[-1].batch
         started, own = datetime.now(UTC), Txn(_app_id(taken), last)
-        txn = own.under(self._lake.storage.token(SILVER))
+        txn = own.fenced_by(self._lake.storage.token(SILVER))
         changes = sum(item.changes for item in taken)
         batches = BatchRange(first, last, tuple(item.rows for item in taken))
         with interpreted(self._spark, when=changes <= self._lake.limits.few_changes):
@@ -252,14 +252,14 @@ class TableMerger:
         token, waiting = self._lake.storage.token(SILVER), self._not_merged()
         if not token or not waiting:
             return waiting
-        retire(self._spark, self._lake, _WRITTEN, Txn.before(_app_id(waiting), token))
+        fence_off(self._spark, self._lake, _WRITTEN, Txn.before_holder(_app_id(waiting), token))
         return self._not_merged()
 
     def _not_merged(self) -> list[Waiting]:
         """From the ledger: the stream's batches that no merge has taken in yet."""
         reader = self._lake.reader(self._spark)
-        with self._lake.storage.remembering():
-            behind = batches_after(reader, SILVER, last_merged(reader), "messages", "outputs", "offsets")
+        with self._lake.storage.caching():
+            behind = batches_after(reader, SILVER, last_merged_batch(reader), "messages", "outputs", "offsets")
         return [*map(_waiting, behind)]
 
     def _merge(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:
@@ -296,4 +296,4 @@ class TableMerger:
             return TableOutput(table, commit.version, commit.rows)
         names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
         others = tuple(name for name in names if name not in keys)
-        return self._merge(table, rows, Upsert(keys, others, bounded=(column,), updates=False), txn)
+        return self._merge(table, rows, Upsert(keys, others, pruned_by=(column,), updates=False), txn)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
-from sessionlake.delta.storage.reading import Condition, among
+from sessionlake.delta.storage.reading import Condition, is_in
 from sessionlake.delta.storage.values import values_of
 from sessionlake.protocol.arrow import is_of_sessions, semi_join, session_keys
 from sessionlake.protocol.columns import Column
@@ -44,17 +44,17 @@ def history_of(
     until: list[Condition] = [*named, ("_batch", operator.le, last_batch)]
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
-    changes = read(CHANGES, *until, *recent, columns=change_columns(columns), of=sessions)
+    changes = read(CHANGES, *until, *recent, columns=change_columns(columns), sessions=sessions)
     base = last_cuts(usable(tried, changes))
     others = sessions.filter(pc.invert(is_of_sessions(sessions, base)))
     if others.num_rows and recent:
-        whole = read(CHANGES, *until, columns=change_columns(columns), of=others)
+        whole = read(CHANGES, *until, columns=change_columns(columns), sessions=others)
         changes = pa.concat_tables([changes.filter(is_of_sessions(changes, base)), whole])
     position = base["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(base)))
     since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
     schema = rows_schema(columns)
     if not base.num_rows:
         return schema.empty_table(), changes
-    held = read(SNAPSHOTS, ("snapshot_at", among, values_of(pc.unique(base["snapshot_at"]))), *named, of=base)
+    held = read(SNAPSHOTS, ("snapshot_at", is_in, values_of(pc.unique(base["snapshot_at"]))), *named, sessions=base)
     rows = semi_join(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)

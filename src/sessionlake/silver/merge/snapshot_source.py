@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
-from sessionlake.delta.storage.reading import Condition, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.values import value_of, values_of
 from sessionlake.protocol.arrow import SESSION, is_of_sessions, semi_join, session_keys
 from sessionlake.settings.model import Settings
@@ -67,7 +67,7 @@ class SnapshotSource:
         Raises:
             TooLargeError: what they are made of does not fit into memory.
         """
-        read = partial(self._lake.reader(self._spark).table, at_most=self._lake.limits.driver_bytes)
+        read = partial(self._lake.reader(self._spark).table, max_bytes=self._lake.limits.driver_bytes)
         due = batches.at_hand(CUTS)
         if due is None:
             due = read(CUTS, ("_batch", operator.ge, batches.first), ("_batch", operator.le, batches.last))
@@ -98,12 +98,12 @@ class SnapshotSource:
         """
         until = *_named(due), ("_batch", operator.le, last_batch)
         columns = [*change_columns(self._columns), "_batch"]
-        changes = read(CHANGES, _since(due, last), *until, columns=columns, of=due)
+        changes = read(CHANGES, _since(due, last), *until, columns=columns, sessions=due)
         changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
         anew = self._anew(read, changes, last, until)
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(is_of_sessions(last, anew)))
         times = values_of(pc.unique(last["snapshot_at"]))
-        held = read(SNAPSHOTS, ("snapshot_at", among, times), *_named(due), of=last)
+        held = read(SNAPSHOTS, ("snapshot_at", is_in, times), *_named(due), sessions=last)
         rows = semi_join(held, CUT_COLUMNS, last)
         if anew.num_rows:
             begun, history = history_of(read, anew, kept, last_batch, self._columns, _named(due))
@@ -121,7 +121,7 @@ class SnapshotSource:
         if oldest is None:
             return changes.select(SESSION)
         conditions = ("beneath", operator.eq, True), ("_batch", operator.ge, oldest), *until
-        found = read(PROGRESS, *conditions, columns=[*SESSION, "_batch"], of=changes.select(SESSION))
+        found = read(PROGRESS, *conditions, columns=[*SESSION, "_batch"], sessions=changes.select(SESSION))
         found = found.filter(_since_last(found, "_batch", pc.greater_equal, last, "_batch"))
         return found.group_by(list(SESSION)).aggregate([])
 
@@ -129,14 +129,14 @@ class SnapshotSource:
 def _named(due: pa.Table) -> tuple[Condition, ...]:
     """The sessions by name, if they are few."""
     ids = pc.unique(due["session_id"]).to_pylist()
-    return (("session_id", among, ids),) if len(ids) <= NAMED_SESSIONS else ()
+    return (("session_id", is_in, ids),) if len(ids) <= NAMED_SESSIONS else ()
 
 
 def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
     """The cuts since those that had a table kept last."""
     oldest = pc.min(last["_batch"]).as_py()
     since: Condition = ("_batch", operator.lt, 0) if oldest is None else ("_batch", operator.ge, oldest)
-    return read(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"], of=last)
+    return read(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"], sessions=last)
 
 
 def _since(due: pa.Table, last: pa.Table) -> Condition:

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 UPSERT_SESSIONS = Upsert(
-    SESSION, tuple(name for name, _ in TABLES[SESSIONS].columns if name not in SESSION), bounded=SESSION
+    SESSION, tuple(name for name, _ in TABLES[SESSIONS].columns if name not in SESSION), pruned_by=SESSION
 )
 
 
 def upsert_rows(columns: tuple[Column, ...]) -> Upsert:
     """How net changes (see `net_changes.net_schema`) are merged into `session_rows`."""
     declared = tuple(column.name for column in columns)
-    return Upsert(ROW_KEY, (RESCUED, *MARKS), kept=declared, bounded=SESSION, deletes=True)
+    return Upsert(ROW_KEY, (RESCUED, *MARKS), optional_columns=declared, pruned_by=SESSION, deletes=True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, SESSIONS
-from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, among
+from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.integrity.rules import RuleBook
@@ -100,9 +100,9 @@ def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) 
 def _read(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
     """`SESSION` of the rows that have one of these ids."""
     names = pc.unique(ids["session_id"]).to_pylist()
-    named: list[Condition] = [("session_id", among, names)] if len(names) <= NAMED_SESSIONS else []
+    named: list[Condition] = [("session_id", is_in, names)] if len(names) <= NAMED_SESSIONS else []
     most = lake.limits.driver_bytes if ids.num_rows > 1 else None  # of one: as many rows as its topic has partitions
-    found = reader.table(table, *named, *conditions, columns=_columns(conditions), of=ids, at_most=most)
+    found = reader.table(table, *named, *conditions, columns=_columns(conditions), sessions=ids, max_bytes=most)
     return found.select(SESSION)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import text
+from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import CHANGES, CUTS, LEDGER, PROGRESS, RETAINED, ROWS, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.delta.schemas.tables import TABLES, own_columns
-from sessionlake.delta.table_function import create_table_function, relation
+from sessionlake.delta.schemas.tables import TABLES, fixed_columns
+from sessionlake.delta.table_function import create_table_function, subquery
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: it may not be created.
     """
-    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(lake.settings))
+    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].columns_for(lake.settings))
     floors = _FLOORS.format(retained=lake.identifier(RETAINED), table=CHANGES)
     known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
     parameters, body = "of_session STRING, as_of TIMESTAMP", _body(lake, _kept(spark, lake), known)
@@ -107,7 +107,7 @@ def _body(lake: Lake, kept: str, floors: str) -> str:
     pairs = [*zip(declared, inside, strict=True)]
     renamed = [f"{quote(name)} AS {own}" for name, own in pairs]
     read = {
-        name: relation(lake.identifier(table), [*map(quote, own_columns(table)), *renamed])
+        name: subquery(lake.identifier(table), [*map(quote, fixed_columns(table)), *renamed])
         for name, table in (("snapshots", SNAPSHOTS), ("changes", CHANGES))
     }
     return _BODY.format(
@@ -117,13 +117,13 @@ def _body(lake: Lake, kept: str, floors: str) -> str:
         floors=floors,
         none=", ".join(f"NULL AS {own}" for own in inside),
         no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),
-        refusal=text(_REFUSAL),
+        refusal=sql_string(_REFUSAL),
         ledger=lake.identifier(LEDGER),
         columns=", ".join(inside),
-        names=", ".join(map(text, declared)),
+        names=", ".join(map(sql_string, declared)),
         marks=", ".join(_MARKS),
         last_values=", ".join(
-            f"max_by({own}, CASE WHEN array_contains(_set, {text(name)}) THEN _at END) AS {quote(name)}"
+            f"max_by({own}, CASE WHEN array_contains(_set, {sql_string(name)}) THEN _at END) AS {quote(name)}"
             for name, own in pairs
         ),
         last_marks=", ".join(f"max_by({name}, _at) AS {name}" for name in _MARKS),
