@@ -23,7 +23,7 @@ from stages import cpu_seconds
 
 from sessionlake.bronze.job import start as start_bronze
 from sessionlake.delta.lake import Lake
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
@@ -40,11 +40,11 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(home=Path(folder), kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
-        up(settings)
+        start_broker(settings)
         try:
             measure(settings, arguments)
         finally:
-            down(settings)
+            stop_broker(settings)
 
 
 def measure(settings: Settings, arguments: argparse.Namespace) -> None:

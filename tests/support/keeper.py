@@ -29,7 +29,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.silver import rebuild
@@ -178,8 +178,8 @@ class Keeper:
 
     def restart_broker(self) -> None:
         """Stops and starts the broker."""
-        down(self.broker)
-        up(self.broker)
+        stop_broker(self.broker)
+        start_broker(self.broker)
 
     def configure(self, **sections: dict[str, Any]) -> None:
         """Changes values in sections of the configuration."""

@@ -138,7 +138,7 @@ def test_status_before_the_first_batch_needs_no_spark(call):
 def test_trace_of_an_empty_home_says_how_to_fill_it_and_needs_no_spark(call):
     result = call("trace", "capture.a", "0", "0")
     assert result.exit_code == 1
-    assert "bronze holds no messages yet: `sessionlake run all --once`" in said(result)
+    assert "bronze holds no messages yet. Run `sessionlake run all --once`" in said(result)
 
 
 @pytest.mark.parametrize("place", [("a", "0", "x"), ("a", "-1", "0"), ("a", str(2**31), "0"), ("a", "0", str(2**63))])

@@ -16,7 +16,7 @@ _COLUMNS = ("rule", *_KEY, "event", "retracts", "window_end")
 _RAISED, _CLEARED, _RETRACTED = "raised", "cleared", "retracted"
 # Lines that are shown, and how far back one looks where there are too many alerts to read all.
 _LINES = 12
-_REACHES = (timedelta(days=365_000), timedelta(days=7), timedelta(hours=6))
+_LOOKBACKS = (timedelta(days=365_000), timedelta(days=7), timedelta(hours=6))
 _BYTES = 32 << 20
 
 
@@ -45,7 +45,7 @@ def latest_alerts(reader: TableReader) -> list[Alerts]:
     if not reader.exists(RULE_EVENTS):
         return []
     newest: datetime | None = None
-    for reach in _REACHES:
+    for reach in _LOOKBACKS:
         since: tuple[Condition, ...] = () if newest is None else (("window_end", ge, newest - reach),)
         try:
             rows = reader.table(RULE_EVENTS, *since, columns=_COLUMNS, max_bytes=_BYTES).to_pylist()
@@ -63,14 +63,14 @@ def latest_alerts(reader: TableReader) -> list[Alerts]:
 
 
 def _by_key(counts: Counter[tuple[object, ...]]) -> Iterator[Alerts]:
-    told: dict[tuple[str, tuple[str, ...]], list[tuple[datetime, str]]] = {}
+    events_by_key: dict[tuple[str, tuple[str, ...]], list[tuple[datetime, str]]] = {}
     for (rule, *key, at, event), count in counts.items():
         if count > 0 and isinstance(at, datetime):
             named = tuple(
                 f"partition {part}" if isinstance(part, int) else str(part) for part in key if part is not None
             )
-            told.setdefault((str(rule), named), []).append((at, str(event)))
-    for (rule, named), events in told.items():
+            events_by_key.setdefault((str(rule), named), []).append((at, str(event)))
+    for (rule, named), events in events_by_key.items():
         spans: list[tuple[datetime, datetime | None]] = []
         for at, event in sorted(events):
             if event == _RAISED:

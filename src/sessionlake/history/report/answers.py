@@ -45,8 +45,8 @@ def _complete(contents: Contents) -> Answer:
     if lost:
         detail = f"offsets without a message, or messages that the ledger does not account for, in {places}"
         return Answer(question, Verdict.NO, f"{number(lost)} missing", f"{detail}: see sessionlake doctor")
-    whole = "no message is there twice" if contents.allows_gaps else "no offset is missing"
-    said = f"{whole} in {places}, and the ledger accounts for every message"
+    completeness = "no message is there twice" if contents.allows_gaps else "no offset is missing"
+    said = f"{completeness} in {places}, and the ledger accounts for every message"
     if bronze.behind:
         return Answer(question, Verdict.PARTLY, f"{number(bronze.behind)} to come", f"Kafka has more; so far {said}")
     unasked = "" if bronze.behind is not None else "; Kafka could not be asked for more"

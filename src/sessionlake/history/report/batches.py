@@ -14,7 +14,7 @@ from sessionlake.ledger.books import ENTRY, LedgerReader, current_mask
 from sessionlake.protocol.types import Row
 
 # As far back as it takes for so many entries; where an hour has more than can be shown, the latest.
-_REACHES = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
+_LOOKBACKS = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
 _ENOUGH = 100
 _AT_MOST = 20_000
 _COLUMNS = (*ENTRY, "started_at", "messages", "outputs")
@@ -51,7 +51,7 @@ def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) 
     """
     since, wanted = LedgerReader(reader).rebuilds(), set(layers)
     found: list[Batch] = []
-    for reach in _REACHES:
+    for reach in _LOOKBACKS:
         late = reader.batches(LEDGER, ("committed_at", ge, until - reach), columns=_COLUMNS)
         rows = (row for batch in late for row in batch.filter(current_mask(batch, since)).to_pylist())
         found = [_batch(row) for row in rows if row["layer"] in wanted]
@@ -60,7 +60,7 @@ def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) 
     return sorted(found, key=lambda batch: (batch.committed_at, batch.number))[-_AT_MOST:]
 
 
-def few_enough(batches: Sequence[Batch], table: str, total: int, at_most: int) -> list[Condition]:
+def recent_rows_condition(batches: Sequence[Batch], table: str, total: int, at_most: int) -> list[Condition]:
     """What narrows a table of silver's down to the rows of its latest batches.
 
     Args:

@@ -11,10 +11,10 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader, TableSize
 from sessionlake.history.missing import missing_offsets
 from sessionlake.history.report.alerts import Alerts, latest_alerts
-from sessionlake.history.report.batches import Batch, few_enough, latest_batches
+from sessionlake.history.report.batches import Batch, latest_batches, recent_rows_condition
 from sessionlake.history.report.crosstab import Crosstab, crosstab
 from sessionlake.history.report.pace import Lag, Throughput, lags, throughput
-from sessionlake.history.report.series import Series, few_series
+from sessionlake.history.report.series import Series, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.progress import Span
@@ -93,7 +93,7 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         judgements=_counted(reader, EVENTS, "event", batches, silver.events, _EVENTS),
         quarantined=_counted(reader, QUARANTINE, "reason", batches, silver.quarantined),
         sessions=crosstab(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
-        series=few_series(reader, few_enough(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
+        series=select_series(reader, recent_rows_condition(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
         alerts=latest_alerts(reader),
         tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),
     )
@@ -111,7 +111,7 @@ def _faults(missing: Mapping[Span, int], *, allow_gaps: bool) -> int:
 def _counted(
     reader: TableReader, table: str, kind: str, batches: Sequence[Batch], total: int, kinds: Sequence[str] = ()
 ) -> Counted:
-    window = few_enough(batches, table, total, _COUNTED)
+    window = recent_rows_condition(batches, table, total, _COUNTED)
     found = crosstab(reader.count_by(table, ("topic", kind), *window), kinds)
     return Counted(found, window[0][2] if window else None)
 

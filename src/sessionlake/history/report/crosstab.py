@@ -38,8 +38,8 @@ class Crosstab:
     @staticmethod
     def share(count: int, counts: Sequence[int]) -> float:
         """The count's share of its row, in per cent."""
-        whole = sum(counts)
-        return round(100 * count / whole, 3) if whole else 0.0
+        total = sum(counts)
+        return round(100 * count / total, 3) if total else 0.0
 
 
 def crosstab(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -> Crosstab:

@@ -47,8 +47,8 @@ def freshness(lags: Sequence[Lag]) -> Markup:
     for first, last in pairwise(edges):
         here = (first + last) / 2
         known = [(lag.layer, float(np.interp(here, lag.times, lag.seconds))) for lag in lags if lag.times[0] <= here]
-        told = (f"{layer_name(layer)}: {duration(seconds)}" for layer, seconds in known)
-        _band(axes, first, last, f"{moment(float(here))} UTC", told)
+        lines = (f"{layer_name(layer)}: {duration(seconds)}" for layer, seconds in known)
+        _band(axes, first, last, f"{moment(float(here))} UTC", lines)
     return inline(figure, "How many seconds each layer was behind bronze, over time", "freshness")
 
 
@@ -82,8 +82,8 @@ def rolling(series: Series, name: str) -> Markup:
     edges = np.unique(np.linspace(0, len(times) - 1, _BANDS + 1).astype(int))
     for first, last in pairwise(edges):
         row = series.points[(first + last) // 2]
-        told = (f"{key}: {_plain(row[key])}" for key in ("value", "average"))
-        _band(axes, times[first], times[last], f"{moment(row['ts'] / 1000)} UTC", told)
+        lines = (f"{key}: {_format_value(row[key])}" for key in ("value", "average"))
+        _band(axes, times[first], times[last], f"{moment(row['ts'] / 1000)} UTC", lines)
     return inline(figure, "Values and their moving average over event time", name)
 
 
@@ -93,7 +93,10 @@ def _mark_restated(axes: Axes, series: Series) -> None:
         at = _dates(np.array([row["ts"] / 1000]))
         axes.vlines(at, row["average_before"], row["average"], color=color("other"), linewidth=1.4)
         (mark,) = axes.plot(at, [row["average_before"]], "o", color=color("other"), markersize=5)
-        said = (f"published first: {_plain(row['average_before'])}", f"corrected: {_plain(row['average'])}")
+        said = (
+            f"published first: {_format_value(row['average_before'])}",
+            f"corrected: {_format_value(row['average'])}",
+        )
         mark.set_gid(tip(f"{moment(row['ts'] / 1000)} UTC", *said))
 
 
@@ -105,12 +108,12 @@ def minutes(series: Series, name: str) -> Markup:
     middles = starts + 30
     bars = axes.bar(_dates(middles), high - low, _MINUTE / _DAY, bottom=low, color=color("band"))
     for bar, row in zip(bars, series.minutes, strict=True):
-        told = [f"{row['window_start']:%Y-%m-%d %H:%M} UTC, {row['points']:,} points"]
-        bar.set_gid(tip(*told, *(f"{key}: {_plain(row[key])}" for key in ("max", "average", "min"))))
+        lines = [f"{row['window_start']:%Y-%m-%d %H:%M} UTC, {row['points']:,} points"]
+        bar.set_gid(tip(*lines, *(f"{key}: {_format_value(row[key])}" for key in ("max", "average", "min"))))
     axes.hlines(mean, _dates(middles - _MINUTE / 2), _dates(middles + _MINUTE / 2), color=color("average"), linewidth=2)
-    _room(axes, low, high)
+    _add_margins(axes, low, high)
     middle, span = (starts[0] + starts[-1] + 60) / 2, max(starts[-1] + 60 - starts[0], _FEWEST_MINUTES * 60)
-    _time_axis(axes, middle - span / 2, middle + span / 2, whole_minutes=True)
+    _time_axis(axes, middle - span / 2, middle + span / 2, hides_seconds=True)
     return inline(figure, "Least, mean and greatest value of each minute of event time", name)
 
 
@@ -161,7 +164,7 @@ def _figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list
     return figure, list(grid[:, 0])
 
 
-def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, whole_minutes: bool = False) -> None:
+def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, hides_seconds: bool = False) -> None:
     from matplotlib.dates import AutoDateLocator, DateFormatter
 
     if last - first < 1:
@@ -169,18 +172,18 @@ def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, wh
     axes.set_xlim(first / _DAY, last / _DAY)
     axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=6, tz=UTC))
     span = last - first
-    form = "%H:%M:%S" if span < _SHORT and not whole_minutes else "%H:%M" if span < _LONG else "%d %b"
+    form = "%H:%M:%S" if span < _SHORT and not hides_seconds else "%H:%M" if span < _LONG else "%d %b"
     axes.xaxis.set_major_formatter(DateFormatter(form, tz=UTC))
     axes.tick_params(labelbottom=labels)
 
 
-def _band(axes: Axes, first: float, last: float, title: str, told: Iterable[str]) -> None:
+def _band(axes: Axes, first: float, last: float, title: str, lines: Iterable[str]) -> None:
     """What is told where one points, as wide as what it is of, and seen only then."""
     band = axes.axvspan(first / _DAY, last / _DAY, color=color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5)
-    band.set_gid(tip(title, *told))
+    band.set_gid(tip(title, *lines))
 
 
-def _room(axes: Axes, low: Numbers, high: Numbers) -> None:
+def _add_margins(axes: Axes, low: Numbers, high: Numbers) -> None:
     """Some space around all values: bars would have matplotlib begin at 0."""
     span = float(high.max() - low.min()) or abs(float(high.max())) or 1.0
     axes.set_ylim(float(low.min()) - span * 0.08, float(high.max()) + span * 0.08)
@@ -198,7 +201,7 @@ def _short_number(value: float, _: Any = None) -> str:
     return f"{value:,.10g}".replace("-", "\u2212")
 
 
-def _plain(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "none" if value is None else f"{value:,.6g}"
 
 

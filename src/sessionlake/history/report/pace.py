@@ -17,7 +17,7 @@ Numbers = npt.NDArray[np.float64]
 FOLLOWERS = (SILVER, SILVER_TABLES, GOLD)
 """Layers that go after bronze."""
 # Points of a line that can be told apart; else its intervals; and moments that its percentiles are of.
-_MANY, _INTERVALS = 300, 150
+_MAX_POINTS, _INTERVALS = 300, 150
 _SAMPLES = 2_000
 _BARS = 60
 _WIDTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
@@ -93,10 +93,12 @@ def lags(batches: Sequence[Batch], behind: Mapping[str, int]) -> list[Lag]:
     reached = {SILVER: silver}
     merged = _steps(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
     reached[SILVER_TABLES] = _Steps(merged.times, merged.at + _last(silver), merged.before + _last(silver))
-    reached[GOLD] = _through(_steps(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver)
+    reached[GOLD] = _gold_in_messages(_steps(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver)
     edges = np.unique(np.concatenate([_times(batches), _times(batches)[1:] - _JUST_BEFORE]))
     return [
-        _lag(layer, bronze, reached[layer], _known(edges, by_layer[layer])) for layer in FOLLOWERS if by_layer[layer]
+        _lag(layer, bronze, reached[layer], _known_moments(edges, by_layer[layer]))
+        for layer in FOLLOWERS
+        if by_layer[layer]
     ]
 
 
@@ -141,19 +143,19 @@ def _last(steps: _Steps) -> float:
     return float(steps.at[-1]) if len(steps.at) else steps.before
 
 
-def _through(gold: _Steps, batches: Sequence[Batch], silver: _Steps) -> _Steps:
+def _gold_in_messages(gold: _Steps, batches: Sequence[Batch], silver: _Steps) -> _Steps:
     """Where gold is in messages: it counts the changes that silver made of them."""
     changes = np.array([batch.rows.get(CHANGES, 0) for batch in batches], dtype=np.float64)
     made = _steps(batches, 0, changes)
     messages = np.concatenate(([silver.before], silver.at))
 
-    def told(at: Numbers) -> Numbers:
+    def to_messages(at: Numbers) -> Numbers:
         return messages[np.searchsorted(made.at, at, side="right")]
 
-    return _Steps(gold.times, told(gold.at), float(told(np.array([gold.before]))[0]))
+    return _Steps(gold.times, to_messages(gold.at), float(to_messages(np.array([gold.before]))[0]))
 
 
-def _known(edges: Numbers, batches: Sequence[Batch]) -> Numbers:
+def _known_moments(edges: Numbers, batches: Sequence[Batch]) -> Numbers:
     """Moments that the layer's batches tell of: what it had before it was rebuilt, they do not."""
     return edges[edges >= batches[0].committed_at.timestamp()] if batches[0].rebuilt else edges
 
@@ -167,7 +169,7 @@ def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag
 
     over_time = at(np.linspace(edges[0], edges[-1], _SAMPLES))
     exact = at(edges)
-    many = len(edges) > _MANY
+    many = len(edges) > _MAX_POINTS
     times, seconds = _peaks(edges, exact) if many else (edges, exact)
     return Lag(
         layer,

@@ -35,9 +35,9 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
     """
     file = file or require_home(settings) / FILE
     text = page(contents_of(reader, settings))
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(file)
+    partial_file = file.with_name(f".{file.name}.new")
+    partial_file.write_text(text, encoding="utf-8")
+    partial_file.replace(file)
     return file.resolve()
 
 

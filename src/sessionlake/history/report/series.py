@@ -18,11 +18,11 @@ from sessionlake.settings.model import milliseconds
 
 # Sessions that are shown, and that are looked at to find them.
 _SHOWN = 4
-_LOOKED_AT = 12
+_MAX_SEARCHED = 12
 _POINTS = 300
 _MINUTES = 120
 # Of event time before the session's last message: where its series are looked for, and as far as they are read.
-_REACHES = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1))
+_LOOKBACKS = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1))
 # Times that a calendar has, UTC in ms: from 1970 until the year 9999.
 _FIRST, _END = 0, 253_370_764_800_000
 # In memory, of one session's points.
@@ -58,7 +58,7 @@ class Series:
     minutes: list[Row]
 
 
-def few_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]:
+def select_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]:
     """One series of each of a few sessions, of as many topics as can be.
 
     Args:
@@ -85,7 +85,7 @@ def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tupl
     for session, (messages, last) in sorted(latest.items(), key=lambda item: (-item[1][0], item[0])):
         turns[session[0]] = turns.get(session[0], -1) + 1
         ranked.append((turns[session[0]], -messages, session, last))
-    for _, _, session, last in sorted(ranked)[:_LOOKED_AT]:
+    for _, _, session, last in sorted(ranked)[:_MAX_SEARCHED]:
         yield session, last
 
 
@@ -93,7 +93,7 @@ def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
     """The session's series with most points of late; none if gold has none, or more than can be looked at."""
     own: tuple[Condition, ...] = tuple((name, eq, value) for name, value in zip(SESSION, session, strict=True))
     try:
-        for reach in _REACHES:
+        for reach in _LOOKBACKS:
             late = ("ts", ge, last - milliseconds(reach))
             names = reader.count_by(AVERAGES, _NAMES, *own, late)
             if names:
@@ -104,7 +104,7 @@ def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
                 restated = []
                 if points and (row_id, metric) in changed:
                     drawn = _restatements(reader, *of_it, ("ts", ge, points[0]["ts"]))
-                    restated = _corrected(points, drawn.get((row_id, metric), []))
+                    restated = _corrected_points(points, drawn.get((row_id, metric), []))
                 return [Series(session[0], session[2], row_id, metric, points, restated, minutes)]
     except TooLargeError:
         pass
@@ -123,21 +123,21 @@ def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str
     return found
 
 
-def _corrected(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
+def _corrected_points(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
     first: dict[tuple[int, ...], float] = {}
     for row in restatements:
         first.setdefault(tuple(row[name] for name in _PLACE), row["average_before"])
     places = [(point, tuple(point[name] for name in _PLACE)) for point in points]
-    told = [
+    corrected = [
         {"ts": point["ts"], "average_before": first[place], "average": point["average"]}
         for point, place in places
         if place in first
     ]
-    return [row for row in told if _is_drawn(row["average_before"])]
+    return [row for row in corrected if _is_drawn(row["average_before"])]
 
 
 def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
-    since = ("ts", ge, last - milliseconds(_REACHES[-1]))
+    since = ("ts", ge, last - milliseconds(_LOOKBACKS[-1]))
     order = [name for name in _ORDER if name in reader.schema(AVERAGES).names]  # earlier tables lack some
     found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
     return _last(found, order, _POINTS)

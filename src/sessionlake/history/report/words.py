@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from datetime import UTC, datetime
 
-_LONGEST = 48
+_MAX_NAME_LENGTH = 48
 # A unit stays with its number.
 _NBSP = "\u00a0"
 _SPANS = ((86_400 * 2, 86_400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
@@ -24,9 +24,9 @@ def amount(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
-def share(part: int, whole: int) -> str:
+def share(part: int, total: int) -> str:
     """In per cent; what is not nothing is not written as 0 %."""
-    percent = 100 * part / whole if whole else 0.0
+    percent = 100 * part / total if total else 0.0
     return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - the bound is the one in the text
 
 
@@ -54,11 +54,11 @@ def data_size(size: int) -> str:
 
 def moment(at: datetime | float) -> str:
     """To the second, UTC."""
-    whole = datetime.fromtimestamp(at, UTC) if isinstance(at, float) else at.astimezone(UTC)
-    return f"{whole:%Y-%m-%d %H:%M:%S}"
+    total = datetime.fromtimestamp(at, UTC) if isinstance(at, float) else at.astimezone(UTC)
+    return f"{total:%Y-%m-%d %H:%M:%S}"
 
 
-def name(text: str, longest: int = _LONGEST) -> str:
+def name(text: str, longest: int = _MAX_NAME_LENGTH) -> str:
     """A name out of the data, on one short line: what cannot be seen, or turns text around, is shown as �."""
     seen = "".join(
         "\ufffd" if unicodedata.category(letter)[0] == "C" or letter in "\u2028\u2029" else letter for letter in text
