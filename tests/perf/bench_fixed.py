@@ -54,7 +54,7 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> None:
     merger = TableMerger(spark, settings)
     stages: dict[str, Callable[[], object]] = {
         "bronze": lambda: start_bronze(spark, settings, once=True).wait(),
-        "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.announce).wait(),
+        "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.report_batch).wait(),
         "session_rows and sessions": merger.catch_up,
     }
     sessions = arguments.rows // ROWS_A_SESSION

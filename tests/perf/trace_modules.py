@@ -44,7 +44,7 @@ from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.fold.unpack import unpacked
+from sessionlake.silver.fold.unpack import unpack_rows
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.session import spark_session, stop_spark
@@ -161,7 +161,7 @@ def one_message(capture: CaptureSettings) -> None:
     _, payloads = SilverFold(capture.declared, capture)(0, None, chunks)
     changes = [payload for kind, payload in payloads if kind == SilverOutput.CHANGES]
     [report] = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
-    assert unpacked(changes, 0).num_rows == report.rows[SilverOutput.CHANGES]
+    assert unpack_rows(changes, 0).num_rows == report.rows[SilverOutput.CHANGES]
 
 
 def on_a_home(folder: Path) -> dict[str, Calls]:

@@ -380,6 +380,7 @@ def test_resolve_takes_exactly_one_decision(call, words):
 def test_resolve_says_where_silver_stopped(call):
     result = call("resolve", "--session", "s", "--accept-gap")
     assert result.exit_code == 2
-    assert "nothing stopped at session 's', so nothing is to be decided: silver is not known to have stopped" in said(
-        result
+    assert (
+        "no layer has stopped at session 's', so there is nothing to decide: silver is not known to have stopped"
+        in said(result)
     )

@@ -32,7 +32,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.stream_times import stored_times
-from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after
+from sessionlake.silver.tables.as_of import AsOf, SessionHistory, follows_in_seq_order, milliseconds, table_after
 from sessionlake.silver.tables.snapshots import change_columns, rows_schema
 
 if TYPE_CHECKING:
@@ -215,10 +215,10 @@ class _AsOfQuery:
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
-            if seen is not None and not can_follow(base, seen):
+            if seen is not None and not follows_in_seq_order(base, seen):
                 continue
             seen = self._read_changes(base)
-            if not self._session.in_seq_order or can_follow(base, seen):
+            if not self._session.in_seq_order or follows_in_seq_order(base, seen):
                 return base, table_after(self._snapshot(base), seen, self._columns, self._history)
         seen = self._read_changes(None)
         if not seen.num_rows:
@@ -260,7 +260,7 @@ class _AsOfQuery:
         if self._moment.ts is not None:
             since.append(("_applied_at", operator.le, time_of(self._moment.ts)))
         columns = [*change_columns(self._columns), *_SEEN_BY]
-        return self._moment.seen(
+        return self._moment.applied_changes(
             self._reader.table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
         )
 
