@@ -63,6 +63,7 @@ _CODE = re.compile(r"`[^`\n]+`|https?://\S+|\{[^{}]*\}")
 _END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n(?=\s*[-*|#>]|\s*\w[\w ,]*:\s)")
 _FENCED = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\([^)]*\)")
+_NAMES_ONLY = re.compile(r"[a-z0-9_\s]+")
 _HAS_WORDS = re.compile(r"[A-Za-z]+ [a-z]+ [a-z]+")
 
 
@@ -151,7 +152,7 @@ def _in_text(file: Path, line: int, text: str) -> Iterator[Finding]:
     place = 0
     for sentence in _END.split(plain):
         words = re.findall(r"[A-Za-z0-9'/_.-]+", sentence)
-        if len(words) > LONGEST:
+        if len(words) > LONGEST and not _NAMES_ONLY.fullmatch(sentence):
             at = line + plain[: plain.find(sentence, place)].count("\n")
             yield Finding(file, at, f"a sentence of {len(words)} words: {' '.join(words[:8])} …")
         place += len(sentence)

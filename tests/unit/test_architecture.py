@@ -254,7 +254,7 @@ def test_nothing_that_runs_in_production_imports_the_lab() -> None:
 def test_a_file_fits_in_the_head() -> None:
     lengths = [len(file.read_text().splitlines()) for file in MODULES.values()]
     assert {name: n for name, n in zip(MODULES, lengths, strict=True) if n > 400} == {}
-    assert median(n for n in lengths if n) <= 130
+    assert median(n for n in lengths if n) <= 140
 
 
 def test_functions_read_at_a_glance() -> None:

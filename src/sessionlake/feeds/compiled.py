@@ -1,9 +1,9 @@
 """Reads many messages by a feed with code made for it. What that code does not plainly take, the interpreter reads.
 
 The code is a function with one loop: it decodes a value, tries the rules in order, and appends to `EventLists`. Names,
-constants and paths come into it as arguments or as `repr` of a text, never as text of the configuration. A message that
-meets anything unusual (a wrong type, a missing part, a part of its own) is taken back and given to the interpreter, so
-that both give the same events by construction of the second and by test of the first.
+constants and paths come into it as arguments or as `repr` of a text, never as text of the configuration. If a message
+has anything unusual, such as a wrong type or a missing part, its events are removed and the interpreter reads it. A
+test compares both readers on random messages.
 """
 
 from __future__ import annotations
@@ -247,18 +247,18 @@ class _Writer:
         if order.kind is Ordering.ARRIVAL or order.seq is None:
             self._line("seq, after = record.offset, None")
             return
-        self._line(f"seq = {self._whole(order.seq)}")
+        self._line(f"seq = {self._number(order.seq)}")
         match order.kind:
             case Ordering.STEP:
                 self._line("after = seq - 1")
             case Ordering.LINK if order.other is not None:
-                self._line(f"after = {self._whole(order.other)}")
+                self._line(f"after = {self._number(order.other)}")
             case Ordering.RANGE if order.other is not None:
-                self._line(f"after = {self._whole(order.other)} - 1")
+                self._line(f"after = {self._number(order.other)} - 1")
             case _:
                 self._line("after = None")
 
-    def _whole(self, path: Path) -> str:
+    def _number(self, path: Path) -> str:
         value = self._find(path, element=None)
         self._line(f"if type({value}) is not int or not {-INT64_MAX - 1} < {value} <= {INT64_MAX}: raise Unusual")
         return value

@@ -107,7 +107,7 @@ class Rows:
         source: The path to the element or elements; None for the message itself.
         each: True if every element that the path gives is a row.
         values: Which column takes which path. Empty with `by_name`.
-        by_name: The columns that take the element's field of their own name.
+        by_name: The columns that take the element's field with their own name.
         rescue: True if the element's undeclared fields are kept as JSON text.
         delete: True if the row is deleted; else it is if all of these columns have these values. None: never.
         absent_is_null: True if a column that is not in the message becomes null, False if it keeps its value.

@@ -16,7 +16,7 @@ from sessionlake.feeds.values import FeedColumn, json_text, milliseconds_of, num
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
 from sessionlake.protocol.reasons import Reason
 
-_WHOLE = re.compile(r"-?\d{1,19}")
+_INTEGER = re.compile(r"-?\d{1,19}")
 _SHOWN = 60
 """Characters of a value that a refusal shows."""
 
@@ -296,7 +296,7 @@ def _number(path: Path, place: Place) -> int:
     value = number_of(find(path, place))
     if value is MISSING or value is None:
         raise _RefusedError(Reason.BAD_PATH, path.text, "the order's number is missing or null")
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
     if type(value) is not int or not INT64_MIN < value <= INT64_MAX:
         raise _RefusedError(Reason.BAD_VALUE, path.text, f"{_shown(value)} is no whole number of 64 bits")

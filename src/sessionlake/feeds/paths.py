@@ -1,14 +1,14 @@
 """Paths: where in a message a value is. This module parses them and finds values one at a time.
 
-    params.data.bids[*]      a field of a field; each element of an array
-    [-1]  [1:-2]             an element from the end; a part of an array
-    .price  .  ^.symbol      of the element, the element itself, of the element's parent
-    "x.y".z                  a field whose name has a dot
-    kafka.key  kafka.headers.source        of the Kafka message
-    =ask                     a constant
-    a | b                    the first that is present
-    entries(state)           the fields of an object as elements with .key and .value
-    parts(kafka.key, "/")[2] a part of a text
+- `params.data.bids[*]`: a field of a field; each element of an array
+- `[-1]`, `[1:-2]`: an element from the end; a part of an array
+- `.price`, `.`, `^.symbol`: a field of the element; the element itself; a field of the element's parent
+- `"x.y".z`: a field whose name has a dot
+- `kafka.key`, `kafka.headers.source`: of the Kafka message
+- `=ask`: a constant
+- `a | b`: the first that is present
+- `entries(state)`: the fields of an object as elements with `.key` and `.value`
+- `parts(kafka.key, "/")[2]`: a part of a text
 
 A value is *missing* where a field or an element is not there, or where a step meets something that has no fields or no
 elements. `null` is a value.
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 
 class PathError(ValueError):
-    """A path that cannot be read. The text says at which character, and what may stand there."""
+    """A path that cannot be read. The text says at which character, and what is allowed there."""
 
 
 class Missing(Enum):
@@ -97,7 +97,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Constant:
-    """A text that stands in the configuration; the column that takes it gives it a type."""
+    """A text of the configuration; the column that takes it gives it a type."""
 
     text: str
 
@@ -181,13 +181,13 @@ def parse_path(text: str) -> Path:
     """Parses a path.
 
     Raises:
-        PathError: naming the character and what may stand there.
+        PathError: naming the character and what is allowed there.
     """
     return Path(text, tuple(_alternative(part) for part in _alternatives(text)))
 
 
 def _alternatives(text: str) -> list[str]:
-    """The parts between bars. A constant goes on to the end of the text or to a bar between spaces."""
+    """The parts between bars. A constant continues to the end of the text or to a bar between spaces."""
     parts = re.split(r"\s+\|\s+", text.strip())
     if not all(parts):
         raise PathError(f"{text!r}: an alternative is empty")
@@ -256,7 +256,7 @@ def _steps(text: str, place: int) -> Iterator[Step]:
             yield _bracket(text, text[place + 1 : end].strip(), place)
             place = end + 1
         else:
-            raise PathError(f"{text!r}: character {place + 1} is {text[place]!r}, where . or [ may stand")
+            raise PathError(f"{text!r}: character {place + 1} is {text[place]!r}, where . or [ is expected")
 
 
 def _bracket(text: str, inside: str, place: int) -> Step:

@@ -64,7 +64,7 @@ _LONGEST_NUMBER = 4300
 
 
 class Digits(str):
-    """A number of a JSON text, as it stands there. Only where a feed has a column `from: digits`."""
+    """A number of a JSON text, as it is written there. Only where a feed has a column `from: digits`."""
 
     __slots__ = ()
 
