@@ -114,6 +114,7 @@ def _texts(node: ast.Constant | ast.JoinedStr) -> Iterator[str]:
         text = node.value if isinstance(node.value, str) else ""
     else:
         text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        text = text.replace("\n", "\n\n")  # a line of output is read by itself
     if _HAS_WORDS.search(text) and not re.search(r"\b(SELECT|FROM|WHERE|MERGE|CREATE)\b", text):
         yield text
 
@@ -140,7 +141,7 @@ def _in_markdown(file: Path) -> Iterator[Finding]:
     text = _FENCED.sub(lambda found: "\n" * found[0].count("\n"), file.read_text(encoding="utf-8"))
     line = 1
     for block in re.split(r"(\n\s*\n)", text):
-        yield from _in_text(file, line, _LINK.sub("]", block).replace("|", "\n\n"))
+        yield from _in_text(file, line, _LINK.sub("]", block).replace("|", " . "))
         line += block.count("\n")
 
 
