@@ -42,14 +42,14 @@ _VACUUM = {
 
 
 def lost_files(folder: Path) -> list[str]:
-    """Files of the latest version that are gone, those of deletion vectors, too, within the folder."""
+    """Returns missing files of the latest version, relative to the folder, also those of deletion vectors."""
     files = live_files(open_table(folder), read_vectors=False)
     named = {path for file in files for path in (file.path, file.vector) if path is not None}
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
 def has_expired(folder: Path, kept: HistoryToKeep) -> bool:
-    """Whether enough of a table's log is not to be kept."""
+    """True if enough of a table's log can be removed."""
     before = _log_kept_since(kept)
     versions = (file for file in _log(folder).glob("*.json") if file.stem.isdigit())
     passed = (file for file in versions if kept.first_unread is None or int(file.stem) < kept.first_unread)
@@ -61,7 +61,7 @@ def _log_kept_since(kept: HistoryToKeep) -> float:
 
 
 def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
-    """Removes files and log entries that are not to be kept."""
+    """Removes files and log entries that are older than the retention."""
     moment = time.time() - kept.file_span.total_seconds()
     needed = None if kept.first_unread is None else committed_at(folder, kept.first_unread)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
@@ -137,7 +137,7 @@ def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
 
 
 def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
-    """Removes all that the latest version does not need; of the log, what a stream goes on with stays (`since`)."""
+    """Removes everything that the latest version does not need, except log entries from version `since` on."""
     for version in sorted({open_table(folder).version()} | ({since} if since is not None else set())):
         if committed_at(folder, version) is not None:  # a stream may wait for one that is yet to come
             write_checkpoint(open_table(folder, version=version))
@@ -177,5 +177,5 @@ def _log(folder: Path) -> Path:
 
 
 def identifier(folder: Path) -> str:
-    """What SQL calls the table in a folder."""
+    """Returns the name in SQL of the table in a folder."""
     return f"delta.{quote(str(folder))}"

@@ -1,7 +1,7 @@
-"""What a version of a table in a folder comes to, noted beside its commit: see Delta's protocol, "Version Checksum".
+"""Writes a checksum file beside each commit of a table in a folder (Delta's protocol, "Version Checksum").
 
-Spark's commits bear it, delta-rs' do not. Where it lacks, Spark runs a job for each version that it reads, to learn of
-the log what the table's columns and properties are.
+Spark writes these, delta-rs does not. Without one, Spark runs a job for each version that it reads, to find the table's
+columns and properties in the log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sessionlake.delta.folders.table_files import Action, read_add_actions
 
 _LOG = logging.getLogger(__name__)
 _FARTHEST = 100
-"""So many versions back, one with a checksum is looked for: each from there on is read."""
+"""An earlier checksum is searched within this many versions; each commit after it is read."""
 _KEPT = 10
 # Who lists another feature may want more noted, or other things.
 _KNOWN = frozenset(
@@ -51,7 +51,7 @@ class _VersionSummary:
 
 
 def write_checksum(folder: Path, version: int) -> None:
-    """Notes it of a version that is committed, if all that it follows from is there; readers do without it.
+    """Writes the checksum of a committed version, if everything that it needs is available. It is optional for readers.
 
     Args:
         folder: the table's.
