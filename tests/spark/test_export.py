@@ -117,7 +117,7 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
 
     (tmp_path / "out").mkdir()
     write("offset < 2", overwrite=False)
-    with pytest.raises(UsageError, match=r"out is not empty \(--overwrite replaces"):
+    with pytest.raises(UsageError, match=r"out is not empty\. .*--overwrite"):
         write("offset < 3", overwrite=False)
     write("offset < 3", overwrite=True)
     assert len(files(tmp_path / "out")[0].read_text().splitlines()) == 3

@@ -73,8 +73,8 @@ class StoredSums(NamedTuple):
         if self.removed_before is None:
             return batch
         known = self.carried
-        names, told = _layer_and_app(batch), _layer_and_app(known)
-        last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=told))
+        names, known_names = _layer_and_app(batch), _layer_and_app(known)
+        last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=known_names))
         old = pc.less(
             batch.column("committed_at"), pa.scalar(self.removed_before, batch.schema.field("committed_at").type)
         )

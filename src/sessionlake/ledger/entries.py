@@ -94,7 +94,7 @@ class Ledger:
     """Appends entries, with times that order them correctly around rebuilds.
 
     A machine's clock can be set to an earlier time. So a rebuild's entry gets a later time than all entries of its
-    layer and all other rebuilds, and later entries of the layer get a later time than the rebuild. One job uses one
+    layer and all other rebuilds. Later entries of the layer get a later time than the rebuild. One job uses one
     instance: its layer is not rebuilt meanwhile.
     """
 

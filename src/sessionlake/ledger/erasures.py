@@ -71,7 +71,7 @@ class Erasure:
     @property
     def removed(self) -> dict[str, int]:
         """Number of removed rows by table, without tables that lost none."""
-        return {table: told["rows"] for table, told in self.report.get("tables", {}).items() if told["rows"]}
+        return {table: counts["rows"] for table, counts in self.report.get("tables", {}).items() if counts["rows"]}
 
     def is_for(self, topic: str, session: str) -> bool:
         """True if the receipt is this session's."""
@@ -134,8 +134,8 @@ def erase_forgotten(messages: DataFrame, known: Iterable[Erasure]) -> DataFrame:
     for erasure in known:
         by_salt.setdefault(erasure.salt, []).append(erasure.session_hash)
     for salt, hashes in by_salt.items():
-        whole = F.concat(F.lit(bytearray.fromhex(salt)), F.encode("topic", "UTF-8"), F.lit(bytearray(1)), "key")
-        gone = F.coalesce(F.sha2(whole, 256).isin(hashes), F.lit(col=False))
+        salted = F.concat(F.lit(bytearray.fromhex(salt)), F.encode("topic", "UTF-8"), F.lit(bytearray(1)), "key")
+        gone = F.coalesce(F.sha2(salted, 256).isin(hashes), F.lit(col=False))
         held = {name: None if value is None else bytearray(value) for name, value in ERASED_VALUES.items()}
         messages = messages.withColumns(
             {name: F.when(gone, F.lit(value)).otherwise(F.col(name)) for name, value in held.items()}

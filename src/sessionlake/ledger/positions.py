@@ -175,8 +175,8 @@ def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetim
             held, rows = [_sum(pa.concat_tables(held))], 0
     sums = _sum(pa.concat_tables(held)).to_pylist()
     last = {"until": until, "format": FORMAT}
-    whole = [{name: value for name, value in row.items() if name != "current"} | last for row in sums]
-    return pa.Table.from_pylist(whole, SCHEMA)
+    complete = [{name: value for name, value in row.items() if name != "current"} | last for row in sums]
+    return pa.Table.from_pylist(complete, SCHEMA)
 
 
 def _sum(rows: pa.Table) -> pa.Table:

@@ -1,8 +1,8 @@
 """What retention has removed, in `ops.retained`. No other table shows it.
 
-It is written before rows are removed, so that every reader knows what may be gone, and again afterwards. A table has
-one row of its own, its head (without a `limit`), and one for each topic-partition or session, up to whose `limit` rows
-are gone. There is a row for every session that ever was: such rows are updated in place, and never read all at once.
+It is written before rows are removed, so that every reader knows what may be gone, and again afterwards. Each table has
+one row without a `limit`, its head. It has further rows for topic-partitions or sessions, up to whose `limit` rows are
+gone. There is a row for every session that ever was: such rows are updated in place, and never read all at once.
 """
 
 from __future__ import annotations

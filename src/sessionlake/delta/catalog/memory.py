@@ -136,8 +136,8 @@ class CachingReader(TableReader):
         return self._source.files(table, *conditions)
 
     def count(self, table: str) -> int:
-        whole = self._cached_rows(table, ())
-        return self._source.count(table) if whole is None else whole.num_rows
+        all_rows = self._cached_rows(table, ())
+        return self._source.count(table) if all_rows is None else all_rows.num_rows
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
@@ -171,16 +171,16 @@ class CachingReader(TableReader):
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        whole, known = self._cached_rows(table, ()), self._cached_table(table)
-        if whole is not None:
-            found, rows = _filtered(whole, conditions), whole.num_rows
+        all_rows, known = self._cached_rows(table, ()), self._cached_table(table)
+        if all_rows is not None:
+            found, rows = _filtered(all_rows, conditions), all_rows.num_rows
         elif known is None:
             return self._source.read_with_count(table, *conditions, columns=columns)
         else:
-            told = next(((held, n) for asked, held, n in known.rows if asked == conditions and n is not None), None)
+            cached = next(((held, n) for asked, held, n in known.rows if asked == conditions and n is not None), None)
             commits = known.commits
-            found, rows = told or self._source.read_with_count(table, *conditions)
-            if told is None and found.nbytes <= _SMALL_BYTES and commits == known.commits:
+            found, rows = cached or self._source.read_with_count(table, *conditions)
+            if cached is None and found.nbytes <= _SMALL_BYTES and commits == known.commits:
                 known.rows.append((conditions, found, rows))
         return (found if columns is None else found.select(list(columns))), rows
 
@@ -199,12 +199,12 @@ class CachingReader(TableReader):
             return None
         if known.is_small is None:
             commits = known.commits
-            whole = self.schema(table).empty_table() if self._is_known_empty(table) else self._read(table, ())
+            all_rows = self.schema(table).empty_table() if self._is_known_empty(table) else self._read(table, ())
             if commits != known.commits:
-                return whole
-            known.is_small = whole is not None
-            if whole is not None:
-                known.rows = [((), whole, whole.num_rows)]
+                return all_rows
+            known.is_small = all_rows is not None
+            if all_rows is not None:
+                known.rows = [((), all_rows, all_rows.num_rows)]
         wanted = () if known.is_small else tuple(conditions)
         held = next((rows for asked, rows, _ in known.rows if asked == wanted), None)
         if held is None and wanted:

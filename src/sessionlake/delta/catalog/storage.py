@@ -172,8 +172,8 @@ class CatalogStorage(Storage):
         if found is None:
             session = _required(spark, self._settings)
             with interpreted(session):
-                told = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
-            found = {row["key"]: row["value"] for row in told}
+                rows = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
+            found = {row["key"]: row["value"] for row in rows}
             if known is not None:
                 known.properties = found
         return dict(found)
@@ -260,8 +260,8 @@ class CatalogStorage(Storage):
         return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
-        told = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
-        return None if told is None or told["createdAt"] is None else told["createdAt"].astimezone(UTC)
+        detail = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
+        return None if detail is None or detail["createdAt"] is None else detail["createdAt"].astimezone(UTC)
 
     # -- reading
 
@@ -366,8 +366,8 @@ class CatalogStorage(Storage):
     def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
         last = last_vacuum(self.delta(spark, table))
         self._vacuums[table] = datetime.now(UTC)
-        told = {} if last is None else last["operationMetrics"]
-        return Vacuumed(int(told.get("numFilesToDelete", 0)), int(told.get("sizeOfDataToDelete", 0)))
+        metrics = {} if last is None else last["operationMetrics"]
+        return Vacuumed(int(metrics.get("numFilesToDelete", 0)), int(metrics.get("sizeOfDataToDelete", 0)))
 
     def _files(self, spark: SparkSession, table: str) -> tuple[int, int]:
         """Returns how many files a table has, and their bytes."""

@@ -40,7 +40,7 @@ ROW_GROUP = 1 << 20
 _BOUNDS = (1 << 20, 16 << 20, 128 << 20)
 # Number of files of each tier that are merged at once. Those of the first tier may have a few kilobytes each.
 _ENOUGH = (50, 16, 16)
-# A smaller number suffices for files before a larger one: no more files will join them, so they are merged once.
+# Fewer files are enough if a larger one came after them: no further files will join them, so they are merged once.
 _ENOUGH_CLOSED = 8
 LARGEST = 256 << 20
 """Largest number of bytes merged at once. Files of half this size or more stay as they are."""

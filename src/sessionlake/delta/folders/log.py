@@ -223,7 +223,7 @@ def write_commit(
         sync(unnamed)
         os.link(unnamed, entry)
     except FileExistsError:
-        # On NFS, a repeated request whose first answer was lost fails because of its own file.
+        # On NFS, a request that is repeated because its answer was lost finds the file that it wrote itself.
         if entry.read_bytes() != content:
             return False
     finally:

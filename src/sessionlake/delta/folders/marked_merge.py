@@ -72,19 +72,19 @@ def merge_by_marking(
     """
     table = open_writable(delta)
     folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
-    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.has_change_feed)
+    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), all_columns=table.has_change_feed)
     former = {one.file: one.rows for one in merged.former}
     absorbed = _absorbed(table, [] if marks else former) if merged else []
     moved = [read_files([replace(file, deleted_rows=_gone(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
     written = next(iter(table.writer().files(gather_batches(rows))), None)
-    told = _feed(folder, merged.changes(), schema) if table.has_change_feed and merged else None
+    feed_file = _feed(folder, merged.changes(), schema) if table.has_change_feed and merged else None
     now = now_ms()
-    files, vectors = [one for one in (written, told) if one], list[Path]()
+    files, vectors = [one for one in (written, feed_file) if one], list[Path]()
     changes = [remove_action(file, now) for file in absorbed]
     changes += _replaced({file: former[file] for file in former if file not in absorbed}, vectors, now)
     changes += [] if written is None else [add_action(written, now)]
-    changes += [] if told is None else [{"cdc": file_fields(told) | {"dataChange": False}}]
+    changes += [] if feed_file is None else [{"cdc": file_fields(feed_file) | {"dataChange": False}}]
     info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
     if write_commit(table, info, [txn_action(app, batch), *changes], files, *vectors):
         return True
@@ -135,19 +135,19 @@ class _Merged:
         schema: pa.Schema,
         lookup: Lookup,
         *,
-        whole: bool,
+        all_columns: bool,
     ) -> _Merged:
         """Finds and reads what is needed.
 
         Args:
-            whole: whether all columns of rows that do not stay are.
+            all_columns: True to read all columns of replaced rows.
         """
         found = lookup.find(files, source, upsert.keys, schema)
         source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
         former = _former(found, source, upsert)
         given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
         gone = _removes(source, upsert)[given]
-        read = schema.names if whole else [*upsert.keys, *_others(upsert, schema)]
+        read = schema.names if all_columns else [*upsert.keys, *_others(upsert, schema)]
         held = read_found_rows(
             former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read])
         )
@@ -223,9 +223,9 @@ def _inserted(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> p
 
 def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
     """Writes the file that readers of the change feed use for this commit; None if no row changed."""
-    own, told = folder / _FEED, schema.append(_CHANGE)
-    own.mkdir(exist_ok=True)
-    files = FileWriter(str(own), told, ()).files(gather_batches(_batches(changes, told)))
+    feed_folder, feed_schema = folder / _FEED, schema.append(_CHANGE)
+    feed_folder.mkdir(exist_ok=True)
+    files = FileWriter(str(feed_folder), feed_schema, ()).files(gather_batches(_batches(changes, feed_schema)))
     return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
 
 

@@ -103,7 +103,7 @@ class FileWriter:
 
     def files(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
         """Writes rows in this process, to one file, or to none if there are no rows."""
-        return [WrittenFile(**told) for batch in self(batches) for told in batch.to_pylist()]
+        return [WrittenFile(**row) for batch in self(batches) for row in batch.to_pylist()]
 
 
 def column_types(delta: DeltaTable) -> dict[str, str]:
@@ -204,7 +204,7 @@ def dictionary_columns(schema: pa.Schema) -> list[str]:
 
 
 def _encoded_as(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
-    """The schema, with those columns as dictionaries that were found as such."""
+    """Returns the schema, with dictionary types for those columns that `found` has as dictionaries."""
     there = {f.name: f.type for f in found if pa.types.is_dictionary(f.type)}
     return pa.schema(
         [

@@ -147,18 +147,18 @@ _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<="
 
 def _predicate(conditions: Sequence[Condition]) -> str | None:
     """As SQL, those conditions that compare with texts, numbers, times or nothing: by them files are left out."""
-    told = [
+    parts = [
         f"{_quoted(name)} {_SQL[compare]} {_literal(value)}"
         for name, compare, value in conditions
         if compare in _SQL and isinstance(value, str | int | datetime)
     ]
-    told += [
+    parts += [
         f"{_quoted(name)} IN ({', '.join(map(_literal, values))})"
         for name, compare, values in conditions
         if compare is is_in and values and all(isinstance(value, str | int | datetime) for value in values)
     ]
-    told += [f"{_quoted(name)} IS NULL" for name, compare, _ in conditions if compare is is_null]
-    return " AND ".join(told) or None
+    parts += [f"{_quoted(name)} IS NULL" for name, compare, _ in conditions if compare is is_null]
+    return " AND ".join(parts) or None
 
 
 def _quoted(name: str) -> str:

@@ -45,8 +45,8 @@ class StagedFiles:
 
     def columns(self, *names: str) -> pa.Table:
         """Reads these columns of the rows from the files."""
-        whole = pa.schema(self._delta.schema().to_arrow())
-        schema = pa.schema([whole.field(name) for name in names])
+        table_schema = pa.schema(self._delta.schema().to_arrow())
+        schema = pa.schema([table_schema.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
         return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 

@@ -84,8 +84,10 @@ def _nearest(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
     """The nearest version before with a whole checksum, or none at all, before the first; None if that is far."""
     for number in range(version - 1, max(-1, version - _FARTHEST), -1):
         with suppress(OSError, ValueError, KeyError):  # there is none, or a power cut has left it empty
-            told = decode((log / f"{number:020}.crc").read_bytes())
-            return _VersionSummary(told["metadata"], told["protocol"], told["numFiles"], told["tableSizeBytes"]), number
+            content = decode((log / f"{number:020}.crc").read_bytes())
+            return _VersionSummary(
+                content["metadata"], content["protocol"], content["numFiles"], content["tableSizeBytes"]
+            ), number
     return (_VersionSummary(), -1) if version < _FARTHEST else (None, -1)
 
 
@@ -94,7 +96,7 @@ def _is_known(protocol: Action) -> bool:
 
 
 def _write(log: Path, version: int, found: _VersionSummary) -> None:
-    told = {
+    content = {
         "tableSizeBytes": found.size,
         "numFiles": found.files,
         "numMetadata": 1,
@@ -103,7 +105,7 @@ def _write(log: Path, version: int, found: _VersionSummary) -> None:
         "protocol": found.protocol,
     }
     written = log / f".{uuid.uuid4()}.crc"
-    written.write_bytes(encode(told) + b"\n")
+    written.write_bytes(encode(content) + b"\n")
     written.replace(log / f"{version:020}.crc")
-    # Of older versions nobody reads it, and whoever looks for the newest looks at each file that is there.
+    # Readers list all checksums to find the newest, and never use old ones.
     (log / f"{version - _KEPT:020}.crc").unlink(missing_ok=True)
