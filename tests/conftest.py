@@ -110,15 +110,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
     """A running broker on a free port; tests keep apart by topic names."""
-    from sessionlake.local.broker import down, up
+    from sessionlake.local.broker import start_broker, stop_broker
     from sessionlake.local.broker_config import free_port as unused
 
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{unused()}")
     own = Settings(home=tmp_path_factory.mktemp("broker-home"), kafka=kafka)
     try:
-        yield up(own)
+        yield start_broker(own)
     finally:
-        down(own)
+        stop_broker(own)
 
 
 @pytest.fixture

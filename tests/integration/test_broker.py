@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from sessionlake.errors import BrokerError, UsageError
 from sessionlake.kafka.clients import require_broker
-from sessionlake.local.broker import BrokerStatus, down, status, up
+from sessionlake.local.broker import BrokerStatus, broker_status, start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 
 
@@ -24,7 +24,7 @@ def own(tmp_path: Path, free_port: int):
     """Settings of a broker that the test starts itself; it is stopped whatever happens."""
     settings = Settings(home=tmp_path / "home", kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}"))
     yield settings
-    down(settings)
+    stop_broker(settings)
 
 
 def _produce(servers: str, topic: str, value: bytes, **message: int) -> None:
@@ -54,10 +54,12 @@ def _read(servers: str, topic: str, partition: int) -> list[tuple[tuple[int, int
 def test_a_broker_that_runs_answers_and_up_again_changes_nothing(broker, tmp_path):
     settings = Settings(home=broker.folder.parent, kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
     require_broker(settings)
-    assert up(settings) == broker
-    assert status(settings) == broker
+    assert start_broker(settings) == broker
+    assert broker_status(settings) == broker
     elsewhere = Settings(home=tmp_path / "other", kafka=settings.kafka)
-    assert status(elsewhere) == BrokerStatus("foreign", broker.bootstrap_servers, None, tmp_path / "other" / "kafka")
+    assert broker_status(elsewhere) == BrokerStatus(
+        "foreign", broker.bootstrap_servers, None, tmp_path / "other" / "kafka"
+    )
 
 
 def test_a_topic_is_made_on_first_use_with_two_partitions(broker):
@@ -81,22 +83,22 @@ def test_a_message_beyond_what_the_pipeline_accepts_can_still_be_sent(broker):
 
 @pytest.mark.soak
 def test_down_stops_it_and_up_finds_the_data_again_after_a_kill_too(own):
-    assert down(own) is False
-    first = up(own)
+    assert stop_broker(own) is False
+    first = start_broker(own)
     _produce(own.kafka.bootstrap_servers, "kept", b"x", partition=0, timestamp=5)
-    assert down(own) is True
+    assert stop_broker(own) is True
     assert not psutil.pid_exists(first.pid)
-    assert status(own).state == "stopped"
-    assert down(own) is False
-    second = up(own)
+    assert broker_status(own).state == "stopped"
+    assert stop_broker(own) is False
+    second = start_broker(own)
     assert second.pid != first.pid
     assert _read(own.kafka.bootstrap_servers, "kept", 0) == [((1, 5), b"x")]
     _produce(own.kafka.bootstrap_servers, "kept", b"y", partition=0, timestamp=6)
     process = psutil.Process(second.pid)
     process.kill()
     process.wait(10)
-    assert status(own).state == "stopped"  # its pid file is stale
-    assert up(own).pid != second.pid
+    assert broker_status(own).state == "stopped"  # its pid file is stale
+    assert start_broker(own).pid != second.pid
     assert _read(own.kafka.bootstrap_servers, "kept", 0) == [((1, 5), b"x"), ((1, 6), b"y")]
 
 
@@ -105,9 +107,9 @@ def test_a_pid_that_another_process_has_now_is_neither_taken_for_the_broker_nor_
     folder = own.home / "kafka"
     folder.mkdir(parents=True)
     (folder / "broker.pid").write_text(f"{os.getpid()} {own.kafka.bootstrap_servers}\n")
-    assert status(own).state == "stopped"
-    assert down(own) is False
-    assert up(own).pid != os.getpid()
+    assert broker_status(own).state == "stopped"
+    assert stop_broker(own) is False
+    assert start_broker(own).pid != os.getpid()
 
 
 @pytest.mark.parametrize("content", ["", "x y", "999999999 127.0.0.1:1"])
@@ -115,8 +117,8 @@ def test_a_pid_file_that_makes_no_sense_is_a_stopped_broker(own, content):
     folder = own.home / "kafka"
     folder.mkdir(parents=True)
     (folder / "broker.pid").write_text(content)
-    assert status(own).state == "stopped"
-    assert down(own) is False
+    assert broker_status(own).state == "stopped"
+    assert stop_broker(own) is False
 
 
 def test_a_port_in_use_names_the_port_and_the_key(own):
@@ -125,15 +127,15 @@ def test_a_port_in_use_names_the_port_and_the_key(own):
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(BrokerError, match=rf"port {port} on 127.0.0.1 is in use .* kafka.bootstrap_servers"),
     ):
-        up(own)
+        start_broker(own)
     assert not (own.home / "kafka" / "data").exists()
 
 
 def test_the_port_of_another_home_s_broker_is_in_use(broker, tmp_path):
     other = Settings(home=tmp_path / "other", kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
     with pytest.raises(BrokerError, match="is in use by a process that is not this home's broker"):
-        up(other)
-    assert down(other) is False
+        start_broker(other)
+    assert stop_broker(other) is False
 
 
 def test_a_port_changed_while_the_broker_runs_is_told_not_ignored(broker, free_port):
@@ -141,25 +143,25 @@ def test_a_port_changed_while_the_broker_runs_is_told_not_ignored(broker, free_p
     with pytest.raises(
         BrokerError, match=rf"already runs at {broker.bootstrap_servers}, but .* `sessionlake broker down`"
     ):
-        up(moved)
-    assert status(moved).bootstrap_servers == broker.bootstrap_servers
+        start_broker(moved)
+    assert broker_status(moved).bootstrap_servers == broker.bootstrap_servers
 
 
 @pytest.mark.parametrize("servers", ["kafka.example:9092", "10.1.2.3:9092", "127.0.0.1:1,127.0.0.1:2"])
 def test_an_outside_broker_is_not_started(tmp_path, servers):
     settings = Settings(home=tmp_path / "home", kafka=KafkaSettings(bootstrap_servers=servers))
     with pytest.raises(UsageError, match=r"an external broker\. There is no embedded broker to start"):
-        up(settings)
-    assert status(settings).state == "outside"
+        start_broker(settings)
+    assert broker_status(settings).state == "outside"
 
 
 def test_a_broker_that_cannot_start_says_why(own):
-    up(own)
-    down(own)
+    start_broker(own)
+    stop_broker(own)
     (own.home / "kafka" / "data" / "meta.properties").write_text("version=1\ncluster.id=other\nnode.id=7\n")
     with pytest.raises(BrokerError, match=r"the embedded broker stopped while it was starting \(.*node.?id.*\)\. See"):
-        up(own)
-    assert status(own).state == "stopped"
+        start_broker(own)
+    assert broker_status(own).state == "stopped"
 
 
 @pytest.mark.soak
@@ -171,7 +173,7 @@ def test_two_ups_at_once_start_one_broker(own):
     }
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     pids = {process.communicate(timeout=120)[0].strip() for process in both}
-    assert pids == {str(status(own).pid)}
+    assert pids == {str(broker_status(own).pid)}
 
 
 def test_the_broker_outlives_the_command_that_started_it_and_its_ctrl_c(own):
@@ -187,12 +189,12 @@ def test_the_broker_outlives_the_command_that_started_it_and_its_ctrl_c(own):
         os.killpg(starter.pid, signal.SIGINT)
         starter.wait(20)
     time.sleep(0.5)
-    assert status(own).pid == pid
-    assert status(own).state == "running"
+    assert broker_status(own).pid == pid
+    assert broker_status(own).state == "running"
 
 
 _UP = """
 from sessionlake.settings.model import load_settings
-from sessionlake.local.broker import up
-print(up(load_settings()).pid, flush=True)
+from sessionlake.local.broker import start_broker
+print(start_broker(load_settings()).pid, flush=True)
 """

@@ -21,7 +21,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import AccessError
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.topics import TopicState, read_topics
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.settings.model import (
     BronzeSettings,
@@ -54,13 +54,13 @@ def own(tmp_path: Path, free_port: int) -> Iterator[Settings]:
         bronze=BronzeSettings(topic_refresh="500ms"),
     )
     try:
-        up(settings)
+        start_broker(settings)
         admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
         for made in admin.create_topics([NewTopic(topic, 2, 1) for topic in TOPICS]).values():
             made.result(30)
         yield settings
     finally:
-        down(settings)
+        stop_broker(settings)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def sending(settings: Settings) -> Iterator[set[tuple[str, int, int]]]:
 
 
 def kill(settings: Settings) -> None:
-    process = psutil.Process(up(settings).pid)  # it runs already
+    process = psutil.Process(start_broker(settings).pid)  # it runs already
     process.kill()
     process.wait(10)
 
@@ -134,7 +134,7 @@ def test_a_broker_that_is_killed_is_waited_for_until_it_is_back(own, spark):
             kill(own)
             reached(live, lambda: not live.queries[Layer.BRONZE].active)
             reached(live, lambda: bool(told) and told[-1].startswith("bronze waits for Kafka: "))
-            up(own)
+            start_broker(own)
             before = len(captured(spark, own))
             reached(live, lambda: len(captured(spark, own)) > before)
         reached(live, lambda: len(captured(spark, own)) >= len(acknowledged))
@@ -151,7 +151,7 @@ def test_a_broker_that_is_killed_five_times_under_all_layers_hurts_none(own, spa
                 kill(own)
                 back = time.monotonic() + away
                 reached(live, lambda at=back: time.monotonic() >= at)
-                up(own)
+                start_broker(own)
         reached(live, lambda: len(captured(spark, own)) >= len(acknowledged))
         live.drain()
     assert live.failed == {}

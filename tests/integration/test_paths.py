@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, MESSAGES, ROWS, SILVER
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.local.broker_config import free_port
 from sessionlake.settings.model import Settings, load_settings
 from support.lakes import rows_of
@@ -48,10 +48,10 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     settings = load_settings(file)
     try:
-        up(settings)
+        start_broker(settings)
         yield settings
     finally:
-        down(settings)
+        stop_broker(settings)
 
 
 def reconfigured(settings: Settings, **sections: Any) -> None:

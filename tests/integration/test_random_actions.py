@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sessionlake.delta.storage.upkeep import HistoryToKeep
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 from spark.test_maintenance import eager  # noqa: F401 - a fixture of tests here
 from support.keeper import Keeper, KeeperOfAll
@@ -36,10 +36,10 @@ def broker_of_its_own(tmp_path: Path, free_port: int) -> Iterator[Settings]:
     """One that may be stopped."""
     own = Settings(home=tmp_path / "broker", kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}"))
     try:
-        up(own)
+        start_broker(own)
         yield own
     finally:
-        down(own)
+        stop_broker(own)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake_lab.simulate.run import run_simulation
 
@@ -63,7 +63,7 @@ def measure(shape: str, folder: Path, arguments: argparse.Namespace, *where: str
     sessions, rows = SHAPES[shape]
     messages = arguments.messages
     settings = Settings(home=folder, kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
-    up(settings)
+    start_broker(settings)
     try:
         produce(settings, 0, sessions, rows, messages)
         name = " ".join((shape, *where))
@@ -91,7 +91,7 @@ def measure(shape: str, folder: Path, arguments: argparse.Namespace, *where: str
             sys.exit(f"the pipeline ended with {pipeline.returncode} after {found[-1]['stage']} of {name}")
         return found
     finally:
-        down(settings)
+        stop_broker(settings)
 
 
 def produce(settings: Settings, number: int, sessions: int, rows: int, messages: int) -> None:

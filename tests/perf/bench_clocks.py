@@ -24,7 +24,7 @@ from sessionlake.settings.model import CaptureSettings, OnViolation
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import total
+from sessionlake.silver.job import sum_counts
 from sessionlake.silver.stream_times import StoredTimes, StreamTimesLog
 
 START = 1_790_000_000_000
@@ -76,7 +76,7 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
             states[shard] = after or states.get(shard)
             reports += [payload for kind, payload in sent_on if kind == SilverOutput.REPORT]
         folds.append(time.process_time() - begun)
-        ends = total([read_report(report) for report in reports])
+        ends = sum_counts([read_report(report) for report in reports])
         begun = time.process_time()
         log.advance(ends)
         notes.append(time.process_time() - begun)

@@ -23,7 +23,7 @@ from stages import cpu_seconds
 
 from sessionlake.bronze.job import start as start_bronze
 from sessionlake.delta.lake import Lake
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
@@ -40,11 +40,11 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(home=Path(folder), kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
-        up(settings)
+        start_broker(settings)
         try:
             measure(settings, arguments)
         finally:
-            down(settings)
+            stop_broker(settings)
 
 
 def measure(settings: Settings, arguments: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> None:
     merger = TableMerger(spark, settings)
     stages: dict[str, Callable[[], object]] = {
         "bronze": lambda: start_bronze(spark, settings, once=True).wait(),
-        "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.announce).wait(),
+        "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.report_batch).wait(),
         "session_rows and sessions": merger.catch_up,
     }
     sessions = arguments.rows // ROWS_A_SESSION

@@ -99,7 +99,7 @@ def measure(home: Path, rows: int, batches: int, sessions: int) -> dict[str, lis
         arrive(lake, number, chosen, ends)
         topic, first = chosen[0]
         stages: dict[str, Callable[[], object]] = {
-            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.announce).wait(),
+            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.report_batch).wait(),
             "session_rows and sessions": merger.catch_up,
             "as of": partial(session_as_of, settings, first, topic, ts=NOW + number),
         }

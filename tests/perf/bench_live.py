@@ -30,7 +30,7 @@ from rich.table import Table
 
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.pipeline import Pipeline
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
 from sessionlake.spark.session import spark_session
@@ -61,11 +61,11 @@ def main() -> None:
                 ),
                 trigger,
             )
-            up(settings)
+            start_broker(settings)
             try:
                 curve[trigger] = measure(settings, arguments)
             finally:
-                down(settings)
+                stop_broker(settings)
     if len(curve) > 1:
         show(curve)
 

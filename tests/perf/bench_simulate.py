@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench import free_port
 
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake_lab.simulate.generate import generate
 from sessionlake_lab.simulate.scenario import Faults, Scenario
@@ -46,7 +46,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(home=Path(folder), kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
-        up(settings)
+        start_broker(settings)
         try:
             for number, (name, scenario) in enumerate(scenarios.items()):
                 mine = Scenario(**{**vars(scenario), "prefix": f"capture.bench{number}-"})
@@ -54,7 +54,7 @@ def main() -> None:
                     name, "produce", lambda mine=mine: produce(settings, generate(mine, columns), partitions=2).messages
                 )
         finally:
-            down(settings)
+            stop_broker(settings)
 
 
 def report(name: str, what: str, work: Callable[[], int]) -> None:

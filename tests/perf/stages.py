@@ -58,7 +58,7 @@ def main(home: Path, servers: str, *more: str) -> None:
     while True:
         for name, work in {
             "bronze": lambda: start_bronze(spark, settings, once=True).wait(),
-            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.announce).wait(),
+            "silver": lambda: start_silver(spark, settings, once=True, on_batch=merger.report_batch).wait(),
             "tables": merger.catch_up,
             "gold": lambda: start_gold(spark, settings, once=True).wait(),
         }.items():

@@ -39,12 +39,12 @@ from sessionlake.cli.rebuild import verify_silver
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SESSIONS
 from sessionlake.gold.job import start as start_gold
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.fold.unpack import unpacked
+from sessionlake.silver.fold.unpack import unpack_rows
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.session import spark_session, stop_spark
@@ -161,19 +161,19 @@ def one_message(capture: CaptureSettings) -> None:
     _, payloads = SilverFold(capture.declared, capture)(0, None, chunks)
     changes = [payload for kind, payload in payloads if kind == SilverOutput.CHANGES]
     [report] = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
-    assert unpacked(changes, 0).num_rows == report.rows[SilverOutput.CHANGES]
+    assert unpack_rows(changes, 0).num_rows == report.rows[SilverOutput.CHANGES]
 
 
 def on_a_home(folder: Path) -> dict[str, Calls]:
     """Every other scenario, over one small batch from a broker of its own."""
     settings = Settings(home=folder, kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
-    up(settings)
+    start_broker(settings)
     try:
         run_simulation(settings, mode="bench", prefix="capture.", sensors=1, sessions=2, rows=5, messages=200)
         return through_layers(spark_session(settings), settings)
     finally:
         stop_spark()
-        down(settings)
+        stop_broker(settings)
 
 
 def through_layers(spark: Any, settings: Settings) -> dict[str, Calls]:

@@ -507,7 +507,7 @@ def test_which_figures_are_explained_and_what_cannot_be_is_said(feed: Feed):
     assert more is False
     rows, more = explain(feed.spark, feed.settings, AVERAGES, "")
     assert ([row.key["ts"] for row in rows], more) == ([0, 20 * SECOND, 40 * SECOND], True)
-    with pytest.raises(UsageError, match=r"'silver.sessions' cannot be explained: name one of gold"):
+    with pytest.raises(UsageError, match=r"'silver.sessions' cannot be explained\. Name one of gold"):
         explain(feed.spark, feed.settings, "silver.sessions", "")
     with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")

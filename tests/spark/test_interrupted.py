@@ -28,7 +28,7 @@ from sessionlake.operations.rebuild import silver as silver_rebuild
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.resharding import reshard as resharding
-from sessionlake.operations.resharding.layers import present
+from sessionlake.operations.resharding.layers import shards_of_states
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
@@ -311,12 +311,12 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
     [lost, *_] = sorted(handover.prepared_folder(settings, PROCESSOR).glob("*.state"))
     lost.unlink()
     assert resharding.reshard(spark, other, 3) == ["silver", PROCESSOR]
-    assert [present(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]
+    assert [shards_of_states(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]
 
     died_at(monkeypatch, "after:silver.swapped", partial(resharding.reshard, spark, settings, 2))
     assert resharding.cancel(spark, settings) == ["silver"]
     assert not RESHARD.file(settings).exists()
-    assert [present(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
+    assert [shards_of_states(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
     with pytest.raises(LakeError, match=r"or move .* with `sessionlake reshard 2`"):
         commands(spark, settings)["run processor"]()
     assert resharding.reshard(spark, settings, 2) == [PROCESSOR]

@@ -99,5 +99,5 @@ def test_as_of_a_time_goes_by_the_times_that_count(spark: Any, tmp_path: Path) -
 
     moments = [NO_TIME, START - 1, START, START + 8_999, START + 9_000]
     assert list(map(qty, moments)) == [[0], [0], [3], [3], [4]]
-    with pytest.raises(LakeError, match="stream time has not come to"):
+    with pytest.raises(LakeError, match="stream time has not reached"):
         qty(START + SKEW)  # only the message from the future says that

@@ -113,7 +113,7 @@ def test_cuts_that_were_too_many_to_be_handed_over_are_read(spark: Any, tmp_path
     def announce(entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
         told.append({*rows})
         first = len(told) == 1
-        merger.announce(entry, {table: found for table, found in rows.items() if not first or table != CUTS})
+        merger.report_batch(entry, {table: found for table, found in rows.items() if not first or table != CUTS})
 
     home.take_in(0, announce)
     home.take_in(1, announce)

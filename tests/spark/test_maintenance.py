@@ -140,7 +140,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
     compacted: set[str] = set()
     merger = TableMerger(spark, settings)
     beside = Maintenance(spark, settings, lambda done: compacted.add(done.table) if done.compacted else None)
-    query = job.start(spark, settings, on_batch=merger.announce)
+    query = job.start(spark, settings, on_batch=merger.report_batch)
     merger.start()
     beside.start()
     try:

@@ -24,7 +24,7 @@ from sessionlake.operations.pipeline import Layer, claimed
 from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.recover import gold as recover
-from sessionlake.operations.resharding.layers import layers_of, present
+from sessionlake.operations.resharding.layers import layers_of, shards_of_states
 from sessionlake.operations.resharding.reshard import reshard
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import (
@@ -104,12 +104,12 @@ def run(spark: Any, settings: Settings, *layers: str) -> None:
 def numbers(spark: Any, settings: Settings) -> list[int | None]:
     """How many shards the states of each layer are of, and as many there are."""
     for layer in layers_of(settings):
-        shards = present(spark, settings, layer)
+        shards = shards_of_states(spark, settings, layer)
         if shards is None:
             continue
         found = [row["shard"] for row in state_frame(spark, settings, layer).select("shard").collect()]
         assert sorted(found) == list(range(shards))
-    return [present(spark, settings, layer) for layer in layers_of(settings)]
+    return [shards_of_states(spark, settings, layer) for layer in layers_of(settings)]
 
 
 def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
@@ -158,7 +158,7 @@ def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, 
     assert reshard(spark, other, 7) == [SILVER]
     arrive(spark, other, second)
     run(spark, other, SILVER)
-    assert present(spark, other, SILVER) == 7
+    assert shards_of_states(spark, other, SILVER) == 7
     assert_silver_is_the_truth(spark, other, [message for batch in parts for message in batch])
 
 

@@ -76,7 +76,7 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.stream_times import StreamTimesLog, _of_bronze
+from sessionlake.silver.stream_times import StreamTimesLog, _times_from_bronze
 from sessionlake.silver.tables.as_of import AsOf
 from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
@@ -152,13 +152,13 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
     session = find_session(reader, cut.settings, "long")
     for offset in range(6, len(cut.come)):
         if offset < FLOOR:
-            with pytest.raises(LakeError, match=r"begins behind its whole table of .* offset 10, next seq 5"):
+            with pytest.raises(LakeError, match=r"nothing before its snapshot of .* offset 10, next seq 5"):
                 table_as_of(reader, cut.settings, session, AsOf(offset=offset))
             continue
         found = table_as_of(reader, cut.settings, session, AsOf(offset=offset)).to_pylist()
         expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, 0, "long"]
         assert {row["row_id"]: row["price"] for row in found} == {n: row["price"] for n, row in expected.items()}
-    with pytest.raises(LakeError, match="nothing older can be told"):
+    with pytest.raises(LakeError, match="nothing before its snapshot"):
         table_as_of(reader, cut.settings, session, AsOf(seq=3))
     over = find_session(reader, cut.settings, "old")
     assert table_as_of(reader, cut.settings, over, AsOf(seq=3)).num_rows == 2
@@ -171,20 +171,20 @@ def test_sql_tells_the_same_and_refuses_the_same(cut: Aging) -> None:
     create_session_as_of(cut.spark, Lake(cut.settings))
     asked = "SELECT count(*) FROM session_as_of('long', timestamp_millis({}))"
     assert fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
-    with pytest.raises(UsageError, match="session_changes does not reach back so far"):
+    with pytest.raises(UsageError, match="session_changes does not reach back that far"):
         fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 2) * MINUTE))
 
 
 def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Aging) -> None:
     counting = "SELECT count(*) FROM silver.session_changes"
     assert answer_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
-    with pytest.raises(LakeError, match=r"session_changes that were .* of batches up to 1: .* not of 0"):
+    with pytest.raises(LakeError, match=r"session_changes that were .* up to 1, so it cannot be read as of batch 0"):
         answer_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
 
 
 def test_a_trace_tells_what_is_gone(cut: Aging) -> None:
     assert trace(cut.reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
-    with pytest.raises(NotThereError, match=r"bronze\.messages begins at offset 6, by maintain.retention: 3 is gone"):
+    with pytest.raises(NotThereError, match=r"bronze\.messages begins at offset 6, .*, so offset 3 is gone"):
         trace(cut.reader, cut.settings, TOPIC, 0, 3)
     with pytest.raises(NotThereError, match=r"judged it in batch 1, and retention has removed rows of silver\.\w+ th"):
         trace(cut.reader, cut.settings, TOPIC, 0, 12)
@@ -256,10 +256,10 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
 
 def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Aging) -> None:
     place = TOPIC, 0
-    assert _of_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
-    assert _of_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
-    with pytest.raises(LakeError, match=r"stream time up to offset 4 cannot be told"):
-        _of_bronze(cut.spark, cut.lake, {place: 4})
+    assert _times_from_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
+    assert _times_from_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
+    with pytest.raises(LakeError, match=r"stream time up to offset 4 is not known any more"):
+        _times_from_bronze(cut.spark, cut.lake, {place: 4})
 
 
 def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
@@ -277,7 +277,7 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     )
     assert _check_offsets(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
     assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
-    with pytest.raises(NotThereError, match=r"bronze has taken in offset 12, but retention has removed rows of ops\."):
+    with pytest.raises(NotThereError, match=r"bronze has read offset 12, but retention has removed rows of ops\."):
         trace(reader, cut.settings, TOPIC, 0, 12)
     refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with monkeypatch.context() as patch:
@@ -308,7 +308,7 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
     assert last_offsets(aging.reader, "bronze") == last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
-    assert [found for found in doctor._books(aging.settings) if found.level is Level.FAIL] == []
+    assert [found for found in doctor._check_tables(aging.settings) if found.level is Level.FAIL] == []
 
 
 class Events:
@@ -630,7 +630,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     write_bronze(spark, lake, found)
     judged = tuple(OffsetRange("a", n, 0, 1999, 2000) for n in range(3))
     Ledger(lake).write(spark, LedgerEntry("silver", Txn("q", 0), "any", datetime.now(UTC), offsets=judged))
-    StreamTimesLog.begin(spark, lake.settings, SILVER, {("a", n): 1999 for n in range(3)})
+    StreamTimesLog.open(spark, lake.settings, SILVER, {("a", n): 1999 for n in range(3)})
     for place in (("a", 1), ("a", 2)):
         moment = datetime.fromtimestamp((START + silent[place]) / 1000, UTC)
         come[place] = max(come.get(place, moment), moment)

@@ -23,9 +23,9 @@ from sessionlake.settings.model import CaptureSettings, milliseconds
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import total
-from sessionlake.silver.stream_times import ends_of, require_continued
-from sessionlake.silver.tables.net_changes import net_changes, refolded
+from sessionlake.silver.job import sum_counts
+from sessionlake.silver.stream_times import require_continued, times_after
+from sessionlake.silver.tables.net_changes import net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import split_events, split_sessions
 from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
@@ -149,9 +149,9 @@ class Folder:
             payloads += out
         reports = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
         violations = [violation for report in reports for violation in report.violations]
-        ends = total(reports)
+        ends = sum_counts(reports)
         require_continued("silver", ends, self.ends)
-        self._times = self._times.noted(ends_of(ends, reports))  # before the batch is committed, as in silver
+        self._times = self._times.noted(times_after(ends, reports))  # before the batch is committed, as in silver
         if violations:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self.stored = states
@@ -230,7 +230,7 @@ class Folder:
         apply_net(self.silver.rows, net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
         affected = history.filter(is_of_sessions(history, filled_late))
-        apply_net(self.silver.rows, refolded(affected, self._columns), self._columns)
+        apply_net(self.silver.rows, refold_by_seq(affected, self._columns), self._columns)
 
 
 _YEAR_ONE = -62_135_596_800_000

@@ -23,13 +23,13 @@ from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import Recoverable
 from sessionlake.cli.recover import recover
 from sessionlake.cli.reshard import reshard_all
-from sessionlake.cli.rules import apply, check
+from sessionlake.cli.rules import apply, load_rules
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.local.broker import down, up
+from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.silver import rebuild
@@ -178,8 +178,8 @@ class Keeper:
 
     def restart_broker(self) -> None:
         """Stops and starts the broker."""
-        down(self.broker)
-        up(self.broker)
+        stop_broker(self.broker)
+        start_broker(self.broker)
 
     def configure(self, **sections: dict[str, Any]) -> None:
         """Changes values in sections of the configuration."""
@@ -320,7 +320,7 @@ class KeeperOfAll(Keeper):
         self.actions_taken[-1] += f" {chosen}"
         file = self.file.with_name("rules.yml")
         file.write_text(yaml.safe_dump({"rules": [{"name": name, **RULES[name]} for name in chosen]}))
-        apply(self.spark, self.settings, check(self.settings, file), self.actions_taken.append, only=True)
+        apply(self.spark, self.settings, load_rules(self.settings, file), self.actions_taken.append, only=True)
 
     def other_points(self) -> None:
         """Changes the number of points of the rolling averages."""

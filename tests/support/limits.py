@@ -85,7 +85,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     ),
     "how much of a text, a list or a history is shown": (
         "gold.fold.outputs.MOST_CAUSES",
-        "history.asof._LOOKED_AT",
+        "history.asof._MAX_SEARCHED",
         "history.asof._NAMED",
         "history.missing._NAMED",
         "processors.outputs._LONGEST",

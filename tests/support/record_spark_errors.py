@@ -299,7 +299,7 @@ def _lost(case: Case, lose: Callable[[Any], object]) -> BaseException | None:
         port = probe.getsockname()[1]
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
     own = Settings(home=case.folder / "home", kafka=kafka)
-    address = broker.up(own).bootstrap_servers
+    address = broker.start_broker(own).bootstrap_servers
     try:
         admin, producer = AdminClient({"bootstrap.servers": address}), Producer({"bootstrap.servers": address})
         _create(admin)
@@ -315,7 +315,7 @@ def _lost(case: Case, lose: Callable[[Any], object]) -> BaseException | None:
         lose(admin)
         return case.run(_kafka(case, address))
     finally:
-        broker.down(own)
+        broker.stop_broker(own)
 
 
 def _kafka(case: Case, address: str) -> DataFrame:

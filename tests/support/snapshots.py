@@ -16,12 +16,12 @@ from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
     change_columns,
+    compute_snapshots,
     last_cuts,
-    sizes,
-    snapshots,
     snapshots_schema,
+    table_sizes,
 )
-from sessionlake.silver.tables.weights import of_kept, since_kept
+from sessionlake.silver.tables.weights import cuts_of_kept_sessions, weights_input
 from support.folding import Folder
 from support.tables import Tables
 
@@ -54,8 +54,8 @@ class Cutter:
         due = cuts.filter(pc.and_(pc.greater_equal(cuts["_batch"], start), pc.less(cuts["_batch"], end)))
         kept = kept_cuts(Tables({CUTS: cuts, SNAPSHOT_INDEX: self.index}).table, ("_batch", operator.lt, start))
         last = last_cuts(kept.filter(is_of_sessions(kept, due)))
-        weights = since_kept(last, cuts.filter(pc.less(cuts["_batch"], start)))
-        due = due.filter(of_kept(due, weights))
+        weights = weights_input(last, cuts.filter(pc.less(cuts["_batch"], start)))
+        due = due.filter(cuts_of_kept_sessions(due, weights))
         last = last.filter(is_of_sessions(last, due))
         changes = self._until(end, self._folder.table(SilverOutput.CHANGES, changes_schema(self._columns)))
         progress = self._until(end, self._folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA))
@@ -66,10 +66,10 @@ class Cutter:
         rows = self.found.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
         rows = rows.filter(pc.invert(is_of_sessions(rows, remade)))
         weighed = due.select([*CUT_COLUMNS, "changes"])
-        made = list(snapshots(weighed, weights, rows, changes, remade, self._columns))
+        made = list(compute_snapshots(weighed, weights, rows, changes, remade, self._columns))
         combined = pa.concat_tables([self.found.slice(0, 0), *made])
         self.found = pa.concat_tables([self.found, combined.filter(pc.is_valid(combined["row_id"]))])
-        index = due.join(sizes(combined), list(CUT_COLUMNS), join_type="inner")
+        index = due.join(table_sizes(combined), list(CUT_COLUMNS), join_type="inner")
         index = index.filter(pc.field("_batch") >= self._unlisted)
         self.index = pa.concat_tables([self.index, index.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)])
 

@@ -138,7 +138,7 @@ def test_status_before_the_first_batch_needs_no_spark(call):
 def test_trace_of_an_empty_home_says_how_to_fill_it_and_needs_no_spark(call):
     result = call("trace", "capture.a", "0", "0")
     assert result.exit_code == 1
-    assert "bronze holds no messages yet: `sessionlake run all --once`" in said(result)
+    assert "bronze holds no messages yet. Run `sessionlake run all --once`" in said(result)
 
 
 @pytest.mark.parametrize("place", [("a", "0", "x"), ("a", "-1", "0"), ("a", str(2**31), "0"), ("a", "0", str(2**63))])
@@ -380,6 +380,7 @@ def test_resolve_takes_exactly_one_decision(call, words):
 def test_resolve_says_where_silver_stopped(call):
     result = call("resolve", "--session", "s", "--accept-gap")
     assert result.exit_code == 2
-    assert "nothing stopped at session 's', so nothing is to be decided: silver is not known to have stopped" in said(
-        result
+    assert (
+        "no layer has stopped at session 's', so there is nothing to decide: silver is not known to have stopped"
+        in said(result)
     )

@@ -60,7 +60,9 @@ def test_so_can_the_one_at_which_a_processor_that_is_ahead_of_silver_stopped(set
 
 @pytest.mark.parametrize("decision", list(Decision))
 def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
-    with pytest.raises(UsageError, match=r"nothing stopped at session 's', offset 6.*silver is not known to have stop"):
+    with pytest.raises(
+        UsageError, match=r"no layer has stopped at session 's', offset 6.*silver is not known to have stop"
+    ):
         decide(settings, 6, decision)
     stop(settings, 5)
     with pytest.raises(UsageError, match=r"offset 6.*: silver stopped at session 's', topic t, partition 0, offset 5"):
@@ -82,13 +84,13 @@ def test_where_one_layer_has_gone_on_the_other_is_still_stopped(settings):
 
 def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
     stop(settings, 3, "processor-p")
-    with pytest.raises(UsageError, match="silver has passed offset 3"):
+    with pytest.raises(UsageError, match="silver has already processed offset 3"):
         decide(settings, 3)
 
 
 def test_what_was_taken_in_before_it_broke_can_be_decided_but_not_skipped(settings):
     stop(settings, 2)
-    with pytest.raises(UsageError, match="offset 2 was taken in before it came to a violation"):
+    with pytest.raises(UsageError, match="offset 2 was processed before it became a violation"):
         decide(settings, 2)
     decide(settings, 2, Decision.ISOLATE)
     assert known(settings) == {("t", 0, "s", 2): Decision.ISOLATE}
@@ -98,7 +100,7 @@ def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_table
     with contextlib.suppress(KeyError), committing(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 6, 3)]):
         raise KeyError
     stop(settings, 6)
-    with pytest.raises(UsageError, match="committed offset 6: run `sessionlake run silver --once`"):
+    with pytest.raises(UsageError, match=r"committed offset 6\. Run `sessionlake run silver --once`"):
         decide(settings, 6)
     stop(settings, 7)
     decide(settings, 7)
@@ -116,7 +118,7 @@ def test_a_decision_is_withdrawn_and_made_anew_as_often_as_one_likes(settings):
     for decision in (Decision.SKIP, Decision.ISOLATE, Decision.SKIP):
         decide(settings, 6, decision)
         assert known(settings) == {("t", 0, "s", 6): decision}
-        with pytest.raises(UsageError, match=f"decided already: {decision}; --withdraw takes it back"):
+        with pytest.raises(UsageError, match=rf"already decided: {decision}\. Run the command with --withdraw"):
             decide(settings, 6, Decision.ACCEPT_GAP)
         withdraw(settings)
         assert known(settings) == {}
@@ -151,7 +153,7 @@ class SlowClock(datetime):
 
 
 def test_only_a_decision_that_is_there_can_be_withdrawn(settings):
-    with pytest.raises(UsageError, match="session 's', offset 6: nothing is decided"):
+    with pytest.raises(UsageError, match="session 's', offset 6: there is no decision to withdraw"):
         withdraw(settings, 6)
 
 
@@ -161,7 +163,7 @@ def test_of_several_the_one_to_withdraw_is_named(settings):
         decide(settings)
     with pytest.raises(
         UsageError,
-        match=r"several decisions .*, partition 0, offset 6; session 's', topic t, partition 0, offset 7.: choose one",
+        match=r"several decisions: .*, partition 0, offset 6; session 's', topic t, partition 0, offset 7\. Choose one",
     ):
         withdraw(settings)
     withdraw(settings, 6)
@@ -173,7 +175,7 @@ def test_a_decision_that_silver_has_followed_cannot_be_withdrawn(settings):
     decide(settings, 6)
     row = pa.Table.from_pylist([entry("silver", 5, [6], batch=1)])  # of what was held back: its offset came earlier
     write_deltalake(folder_of(Lake(settings), LEDGER), row, mode="append")
-    with pytest.raises(UsageError, match="offset 6: silver has followed it: it cannot be withdrawn"):
+    with pytest.raises(UsageError, match="offset 6: silver has followed the decision, so it cannot be withdrawn"):
         withdraw(settings, 6)
 
 
@@ -200,7 +202,7 @@ def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     decide(settings, 6)
     clear_stop(settings)
     write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
-    with pytest.raises(UsageError, match=f"{layer} has passed it: the decision cannot be withdrawn"):
+    with pytest.raises(UsageError, match=f"{layer} has passed it, so the decision cannot be withdrawn"):
         withdraw(settings)
 
 
@@ -217,5 +219,7 @@ def test_nothing_is_withdrawn_while_a_batch_is_half_committed(settings):
     decide(settings, 6)
     with contextlib.suppress(KeyError), committing(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 5, 2)]):
         raise KeyError
-    with pytest.raises(UsageError, match="interrupted while it committed a batch: run `sessionlake run silver --once`"):
+    with pytest.raises(
+        UsageError, match=r"interrupted while it committed a batch\. Run `sessionlake run silver --once`"
+    ):
         withdraw(settings)

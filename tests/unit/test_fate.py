@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
+from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
 from sessionlake.settings.model import Integrity
 
 OFFSET, TAKEN_IN, LATER = 100, 7, 9
@@ -55,7 +55,7 @@ CHANGED = [{"change": "upsert", "_batch": TAKEN_IN}]
     ],
 )
 def test_what_a_table_of_silver_says_decides_in_every_class(content, rows, verdict, integrity):
-    assert fate_of(content, found(**rows), integrity) == verdict
+    assert decide_fate(content, found(**rows), integrity) == verdict
 
 
 EAGER = [integrity for integrity in Integrity if integrity is not Integrity.WINDOW]
@@ -63,21 +63,21 @@ EAGER = [integrity for integrity in Integrity if integrity is not Integrity.WIND
 
 @pytest.mark.parametrize("integrity", EAGER)
 def test_a_message_without_rows_that_nothing_is_said_of_was_applied_at_once(integrity):
-    assert fate_of(HEARTBEAT, found(), integrity) == DecidedFate(Fate.APPLIED, None, TAKEN_IN)
+    assert decide_fate(HEARTBEAT, found(), integrity) == DecidedFate(Fate.APPLIED, None, TAKEN_IN)
 
 
 @pytest.mark.parametrize("integrity", EAGER)
 def test_a_message_with_rows_that_nothing_is_said_of_contradicts_the_ledger(integrity):
-    assert fate_of(UPDATE, found(), integrity) is None
+    assert decide_fate(UPDATE, found(), integrity) is None
 
 
 @pytest.mark.parametrize("integrity", list(Integrity))
 def test_a_malformed_message_that_is_not_in_quarantine_contradicts_the_ledger(integrity):
-    assert fate_of(MALFORMED, found(), integrity) is None
+    assert decide_fate(MALFORMED, found(), integrity) is None
 
 
 def test_window_holds_a_message_with_rows_back_until_its_changes_are_there():
-    assert fate_of(UPDATE, found(session=session(last_ts=5_000)), Integrity.WINDOW) == DecidedFate(Fate.HELD)
+    assert decide_fate(UPDATE, found(session=session(last_ts=5_000)), Integrity.WINDOW) == DecidedFate(Fate.HELD)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_window_holds_a_message_with_rows_back_until_its_changes_are_there():
 def test_window_has_released_a_message_without_rows_once_its_session_s_applied_times_reach_it_or_its_life_is_over(
     of_session, fate
 ):
-    assert fate_of(HEARTBEAT, found(session=of_session), Integrity.WINDOW) == DecidedFate(fate)
+    assert decide_fate(HEARTBEAT, found(session=of_session), Integrity.WINDOW) == DecidedFate(fate)
 
 
 def test_window_judges_gaps_at_release_so_their_event_names_the_releasing_batch():
     rows = found(events=[event("gap", LATER)], session=session(999))
-    assert fate_of(HEARTBEAT, rows, Integrity.WINDOW) == DecidedFate(Fate.APPLIED, None, LATER)
+    assert decide_fate(HEARTBEAT, rows, Integrity.WINDOW) == DecidedFate(Fate.APPLIED, None, LATER)
 
 
 def test_window_s_limit_is_met_on_arrival_and_says_nothing_of_the_release():
     rows = found(events=[event("held_limit")], session=session(999))
-    assert fate_of(HEARTBEAT, rows, Integrity.WINDOW) == DecidedFate(Fate.HELD)
+    assert decide_fate(HEARTBEAT, rows, Integrity.WINDOW) == DecidedFate(Fate.HELD)

@@ -154,7 +154,7 @@ def test_a_stream_that_kafka_refuses_is_told_what_to_correct(package):
     said = f"{package}.common.errors.SaslAuthenticationException: Authentication failed"
     error = explain(passed_on(said), "bronze", "/none")
     assert isinstance(error, AccessError)
-    assert "correct kafka.security, or kafka.options" in str(error)
+    assert "Correct kafka.security or kafka.options" in str(error)
 
 
 def passed_on(text: str) -> Exception:

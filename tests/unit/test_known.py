@@ -25,7 +25,7 @@ SPANS = [
             ("capture.a", 0, 4712),
             "topic capture.a, partition 0: bronze holds offsets 100 to 4711; 4712 has not been read yet",
         ),
-        (("capture.a", 0, 99), "bronze holds offsets 100 to 4711; 99 had left Kafka before bronze began"),
+        (("capture.a", 0, 99), "bronze holds offsets 100 to 4711; Kafka had removed 99 before bronze started"),
         (("capture.a", 0, 200), "bronze holds offsets 100 to 4711, but none at 200: Kafka had no message there"),
         (
             ("capture.a", 2, 0),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.silver.merge.merger import Waiting, at_once
+from sessionlake.silver.merge.merger import PendingBatch, batches_for_one_merge
 
 
-def waiting(*sizes: tuple[int, int]) -> list[Waiting]:
+def waiting(*sizes: tuple[int, int]) -> list[PendingBatch]:
     """Batches of so many messages and changes."""
-    return [Waiting("q", number, *size) for number, size in enumerate(sizes)]
+    return [PendingBatch("q", number, *size) for number, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def waiting(*sizes: tuple[int, int]) -> list[Waiting]:
 )
 def test_one_merge_takes_in_as_many_batches_as_its_memory_allows_and_at_least_one(sizes, taken):
     batches = waiting(*sizes)
-    assert at_once(batches) == batches[:taken]
+    assert batches_for_one_merge(batches) == batches[:taken]

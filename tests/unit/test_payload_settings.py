@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sessionlake.errors import ConfigError, UsageError
-from sessionlake.history.trace import decoded
+from sessionlake.history.trace import decode_row
 from sessionlake.ledger.entries import config_hash
 from sessionlake.operations.pipeline import Layer, preflight
 from sessionlake.settings.model import Settings, load_settings
@@ -94,7 +94,7 @@ def test_a_schema_file_that_is_missing_is_named_before_anything_starts(tmp_path)
 
 
 def test_the_simulator_writes_json_and_says_so(tmp_path):
-    with pytest.raises(UsageError, match=r"the simulator writes JSON, capture\.format is avro"):
+    with pytest.raises(UsageError, match=r"the simulator writes JSON, but capture\.format is avro"):
         run_simulation(load(tmp_path, format="avro", payload={"registry_url": "http://a"}))
 
 
@@ -104,5 +104,5 @@ def test_tracing_a_message_reads_it_in_its_own_format(tmp_path):
     value = avro({"type": "update", "seq": 7, "ts": 5, "rows": [{"id": "a", "qty": 1}]})
     now = datetime.now(UTC)
     row = {"topic": "t", "partition": 0, "offset": 1, "timestamp": now, "key": b"s", "value": value, "ingested_at": now}
-    content = decoded(row, found)
+    content = decode_row(row, found)
     assert (content.type, content.seq, content.ts, content.changes) == ("update", 7, 5, 1)

@@ -159,7 +159,7 @@ def test_large_rows_leave_in_chunks():
 
 def test_a_type_without_a_spelling_is_refused_by_name():
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "many": [["x"]], CHANGE: ["insert"], VERSION: [1]})
-    with pytest.raises(LakeError, match="column many is list<item: string>"):
+    with pytest.raises(LakeError, match="column many has type list<item: string>"):
         list(Messages(("k",), 0)([batch]))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.delta.schemas.names import CHANGES, QUARANTINE
 from sessionlake.history.report import pace
-from sessionlake.history.report.batches import Batch, few_enough
+from sessionlake.history.report.batches import Batch, recent_rows_condition
 from sessionlake.history.report.pace import lags, throughput
 from support.ledgers import NOON
 
@@ -110,6 +110,6 @@ def test_intervals_without_a_commit_have_no_peak():
 
 def test_a_table_is_narrowed_down_to_the_latest_batches_that_fit():
     timeline = [batch("silver", n, 1, number=n, quarantined=10) for n in range(10)]
-    assert few_enough(timeline, QUARANTINE, 100, 100) == []
-    assert [value for _, _, value in few_enough(timeline, QUARANTINE, 100, 35)] == [7]
-    assert [value for _, _, value in few_enough(timeline, QUARANTINE, 100, 5)] == [9]
+    assert recent_rows_condition(timeline, QUARANTINE, 100, 100) == []
+    assert [value for _, _, value in recent_rows_condition(timeline, QUARANTINE, 100, 35)] == [7]
+    assert [value for _, _, value in recent_rows_condition(timeline, QUARANTINE, 100, 5)] == [9]

@@ -83,7 +83,7 @@ def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
     write_deltalake(folder_of(lake, MESSAGES), pa.table({"topic": ["capture.a"] * 400}))
     found = seen(lake)
     assert found.all_text("h2") == SECTIONS
-    assert found.charts == ["What each layer took in a second, over time"]
+    assert found.charts == ["How much each layer read per second, over time"]
     verdicts = [answer.verdict for answer in answers(contents_of(lake.reader(), lake.settings))]
     assert verdicts == [Verdict.YES, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.YES]
 
@@ -94,7 +94,7 @@ def test_every_chart_and_table_of_a_lake_is_on_its_page(lake):
     assert found.all_text("h2") == SECTIONS
     over_time = [
         "How many seconds each layer was behind bronze, over time",
-        "What each layer took in a second, over time",
+        "How much each layer read per second, over time",
     ]
     of_series = ["Values and their moving average over event time"]
     of_series += ["Least, mean and greatest value of each minute of event time"]
@@ -180,7 +180,7 @@ def test_a_hole_is_one_in_each_layer_counts_once_and_not_at_all_where_offsets_ha
     settings = lake.settings.model_copy(update={"kafka": compacted})
     complete = answers(contents_of(lake.reader(), settings))[0]
     assert complete.verdict == Verdict.YES
-    assert complete.detail.startswith("no message is there twice in ")
+    assert complete.detail.startswith("no message occurs twice in ")
     write_deltalake(folder_of(lake, LEDGER), entries(4, 12), mode="append")
     assert answers(contents_of(lake.reader(), settings))[0].verdict == Verdict.NO
 

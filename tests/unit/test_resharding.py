@@ -32,8 +32,8 @@ from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import total
-from sessionlake.silver.stream_times import ends_of
+from sessionlake.silver.job import sum_counts
+from sessionlake.silver.stream_times import times_after
 from sessionlake.streaming.journal import Journal, require_uninterrupted
 from sessionlake.streaming.operation import RESHARD
 from sessionlake.streaming.payloads import rules_of
@@ -93,7 +93,7 @@ class Processing:
         packed = Packer(rules_of(self._rules), shards, times=self._times).pack(raw_table(messages, shards))
         fold = SilverFold(self._rules.declared, self._rules, processor=each)
         reports = _collect(self.result, "test", list(_folded(fold, [packed], self.states)))
-        self._times = self._times.noted(ends_of(total([*reports]), reports))
+        self._times = self._times.noted(times_after(sum_counts([*reports]), reports))
 
     def reshard(self, shards: int) -> None:
         self.states = dict(resharded(JudgingResharder(RuleBook(self._rules), shards), self.states))

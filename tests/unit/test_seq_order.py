@@ -13,8 +13,8 @@ from sessionlake.protocol.arrow import SESSION, is_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
-from sessionlake.silver.merge.seq_history import history_of
-from sessionlake.silver.tables.net_changes import refolded
+from sessionlake.silver.merge.seq_history import read_seq_history
+from sessionlake.silver.tables.net_changes import refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY, change_columns
 from support.folding import Folder
 from support.seeds import seeds
@@ -60,12 +60,12 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
         if not sessions.num_rows:
             continue
         cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
-        rows, changes = history_of(Tables(found).table, sessions, cuts, batch, columns)
+        rows, changes = read_seq_history(Tables(found).table, sessions, cuts, batch, columns)
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
         whole = whole.filter(is_of_sessions(whole, sessions)).select(change_columns(columns))
         told_from.append("snapshot" if changes.num_rows < whole.num_rows else "beginning")
-        expected = refolded(whole, columns).to_pylist()
-        made = refolded(changes, columns, rows).to_pylist()
+        expected = refold_by_seq(whole, columns).to_pylist()
+        made = refold_by_seq(changes, columns, rows).to_pylist()
         assert _rows(made) == _rows(expected)
         # A session that has nothing new, and had an empty table, is not even cleared.
         assert _cleared(made) - _cleared(expected) == set()

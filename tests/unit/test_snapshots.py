@@ -10,8 +10,8 @@ import pytest
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, changes_schema
-from sessionlake.silver.tables.snapshots import CUT_COLUMNS, rows_schema, snapshots
-from sessionlake.silver.tables.weights import since_kept
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, compute_snapshots, rows_schema
+from sessionlake.silver.tables.weights import weights_input
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import seeds
@@ -60,5 +60,5 @@ def test_nothing_to_cut_gives_nothing() -> None:
     columns = CaptureSettings(columns=COLUMNS).declared
     cuts, changes = CUTS_SCHEMA.empty_table(), changes_schema(columns).empty_table()
     none = changes.select(SESSION)
-    weights = since_kept(INDEX_SCHEMA.empty_table(), cuts)
-    assert list(snapshots(cuts, weights, rows_schema(columns).empty_table(), changes, none, columns)) == []
+    weights = weights_input(INDEX_SCHEMA.empty_table(), cuts)
+    assert list(compute_snapshots(cuts, weights, rows_schema(columns).empty_table(), changes, none, columns)) == []

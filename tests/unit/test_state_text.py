@@ -12,7 +12,7 @@ import pytest
 
 from sessionlake.cli import state as command
 from sessionlake.cli.show import OutputFormat, show
-from sessionlake.history.state import readable, session_state
+from sessionlake.history.state import session_state, with_iso_times
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import CURSOR, Cursor, Hole, encode_memory
 from sessionlake.integrity.seq_set import SeqSet
@@ -50,7 +50,7 @@ def test_programs_get_times_as_ms(stored):
 
 
 def test_people_get_times_to_read(stored):
-    told = readable(session_state(stored, "t", 0, "s"))
+    told = with_iso_times(session_state(stored, "t", 0, "s"))
     assert told["first_ts"] == "2026-01-02T12:00:00.000Z"
     assert told["last_kafka_ts"] == "2026-01-02T12:00:01.001Z"
     assert told["stream_time"] == "2026-01-02T12:01:00.000Z"

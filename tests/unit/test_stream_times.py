@@ -72,7 +72,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def begin(settings: Settings, **ends: int) -> StreamTimesLog:
     """Without Spark: whatever would be looked up in bronze fails."""
-    return StreamTimesLog.begin(None, settings, "silver", {(topic, 0): end for topic, end in ends.items()})
+    return StreamTimesLog.open(None, settings, "silver", {(topic, 0): end for topic, end in ends.items()})
 
 
 def took_in(topic: str, last: int, time: int, since: int = BEGINNING) -> PartitionCounts:
@@ -124,5 +124,5 @@ def test_notes_that_cannot_be_read_are_none(settings: Settings, loss: str) -> No
 def test_a_batch_that_does_not_go_on_where_the_ledger_ends_is_refused(since: int, ends: int) -> None:
     whole = [took_in("a", 9, 90, since=4), PartitionCounts("c", 0, -1, -1, 0, applied=1, held=-1)]
     require_continued("silver", whole, {("a", 0): 4, ("c", 0): 7})
-    with pytest.raises(LakeError, match=rf"topic a, partition 0: .* up to offset {since}, .* behind offset {ends}\."):
+    with pytest.raises(LakeError, match=rf"topic a, partition 0: .* up to offset {since}, .* after offset {ends}\."):
         require_continued("silver", [took_in("a", 9, 90, since=since)], {("a", 0): ends})

@@ -182,12 +182,12 @@ def _check_checkpoints(settings: Settings) -> str:
 
 
 def _check_tables(settings: Settings) -> list[Finding]:
-    from sessionlake.history.status import begun
+    from sessionlake.history.status import may_have_ledger
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
     ran = [layer for layer in layers_of(settings) if has_committed(settings, layer)]
-    if not ran and not begun(settings):
+    if not ran and not may_have_ledger(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
     stored = [

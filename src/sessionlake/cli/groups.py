@@ -367,7 +367,7 @@ def broker_up(config: Config = None) -> None:
     """Start the broker, and wait until it answers."""
     from sessionlake.local import broker
 
-    _show_broker(broker.up(settings_of(config)))
+    _show_broker(broker.start_broker(settings_of(config)))
 
 
 @broker_app.command("down")
@@ -375,7 +375,7 @@ def broker_down(config: Config = None) -> None:
     """Stop the broker. Its data stays."""
     from sessionlake.local import broker
 
-    say("the broker has stopped" if broker.down(settings_of(config)) else "no broker of this home was running")
+    say("the broker has stopped" if broker.stop_broker(settings_of(config)) else "no broker of this home was running")
 
 
 @broker_app.command("status")
@@ -383,7 +383,7 @@ def broker_status(config: Config = None) -> None:
     """Show whether the broker runs. Exits with 1 if not."""
     from sessionlake.local import broker
 
-    status = broker.status(settings_of(config))
+    status = broker.broker_status(settings_of(config))
     _show_broker(status)
     if status.state != "running":
         raise typer.Exit(1)

@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import UsageError
 from sessionlake.integrity.rules import Decision
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import Decided, decide, withdraw
+from sessionlake.silver.decisions import RecordedDecision, decide, withdraw
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def resolve(
     topic: str | None,
     partition: int | None = None,
     why: str | None,
-) -> Decided:
+) -> RecordedDecision:
     """Records the current user's decision, or withdraws the earlier one if `decision` is None.
 
     Raises:

@@ -29,7 +29,7 @@ from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_strea
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import Batch, log_changes
-from sessionlake.gold.rules.document import Written, read_file
+from sessionlake.gold.rules.document import StoredRule, read_file
 from sessionlake.gold.rules.patterns import MATCH, events_to_find
 from sessionlake.gold.tables.expiry import slices_begin
 from sessionlake.settings.file import read_text
@@ -42,7 +42,7 @@ _COLUMNS = ("text", "enabled", "updated_at")
 _TESTED = ("rule", "change", *KEY, "event", "at", "values")
 
 
-def load_rules(settings: Settings, file: Path) -> list[Written]:
+def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
     """Reads the rules in a file.
 
     Raises:
@@ -59,7 +59,7 @@ def load_rules(settings: Settings, file: Path) -> list[Written]:
     return rules
 
 
-def apply(spark: SparkSession, settings: Settings, rules: Sequence[Written], say: Say, *, only: bool) -> None:
+def apply(spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool) -> None:
     """Writes rules into `gold.rules`. A rule replaces the one of the same name.
 
     Args:
@@ -114,7 +114,9 @@ class _WithEvents(StoredInLake):
         return self.events
 
 
-def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written], form: OutputFormat, say: Say) -> None:
+def try_rules(
+    reader: TableReader, settings: Settings, rules: Sequence[StoredRule], form: OutputFormat, say: Say
+) -> None:
     """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
     declared = declared_in(settings)
     if not reader.exists(RULES):

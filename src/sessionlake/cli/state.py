@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.names import PROGRESS
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import UsageError
 from sessionlake.history.asof import choose_place
-from sessionlake.history.state import STATS, readable, session_state, stats_of
+from sessionlake.history.state import STATS, session_state, stats_of, with_iso_times
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import shard_of, shard_states
@@ -44,7 +44,7 @@ def show_session_state(
         )
     state = {"shard": shard, **session_state(stored, topic, partition, session)}
     if form is OutputFormat.TABLE:
-        fields = [(name, value) for name, value in readable(state).items() if value not in (None, [])]
+        fields = [(name, value) for name, value in with_iso_times(state).items() if value not in (None, [])]
         show(("field", "value"), fields, form)
     else:
         show(list(state), [list(state.values())], form)

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 LAYER = GOLD
 # Silver also drops a session's state at twice its timeout.
 _IDLE_TIMEOUTS = 2
-# So a row that gets a new point once a day keeps its state, and is not recomputed from the table each time.
+# A week, so that a row with one point a day keeps its state, and is not recomputed from the table each time.
 _ROW_IDLE = timedelta(days=7)
 
 
@@ -124,9 +124,9 @@ def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> di
         _start_stream(spark, lake, others, once=True, asks=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables):
         ReferenceRuntime(spark, lake, settings, others, asks=False).apply_all()
-    made = {table.table: rebuild_table(spark, lake, settings, table) for table in tables}
+    rebuilt = {table.table: rebuild_table(spark, lake, settings, table) for table in tables}
     store_maintained(spark, lake, [*others, *tables])
-    return made
+    return rebuilt
 
 
 def _start_stream(

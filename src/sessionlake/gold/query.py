@@ -68,7 +68,7 @@ def metrics(
         UsageError: The range, the keys or the step are not valid.
         LakeError: Gold has no metrics yet, or the buckets of a part of the range have expired.
     """
-    begin, end = _whole_minute_ms("since", since), _whole_minute_ms("until", until)
+    begin, end = _minute_ms("since", since), _minute_ms("until", until)
     length = None if step is None else milliseconds(step)
     _check_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
@@ -146,7 +146,7 @@ def _file_counts(
     return found
 
 
-def _whole_minute_ms(name: str, moment: datetime) -> int:
+def _minute_ms(name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise UsageError(f"{name} {moment} has no time zone", fix="Add one, for example +00:00")
     passed = micros_of(moment)

@@ -1,1 +1,1 @@
-"""Read only: the past, the state and the report of a lake."""
+"""Read-only views of a lake: past tables, traces of messages, explanations of figures, status and the report."""

@@ -1,4 +1,4 @@
-"""The exact table of a session at any moment of its history: the nearest snapshot, and the changes since."""
+"""Reads the exact table of a session at a past moment, from the nearest earlier snapshot and the changes since."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Integrity, Settings
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.stream_times import stored_times
-from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after
+from sessionlake.silver.tables.as_of import AsOf, SessionHistory, follows_in_seq_order, milliseconds, table_after
 from sessionlake.silver.tables.snapshots import change_columns, rows_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NAMED = 5
-# Among so many rows, others of the sessions that there are, are looked for.
-_LOOKED_AT = 1_000
+_MAX_NAMED = 5
+# The error for an unknown session names sessions that are found among this many rows.
+_MAX_SEARCHED = 1_000
 _SEEN_BY = ["_applied_at", "_applied_by"]
 
 
@@ -55,35 +55,42 @@ def session_as_of(
     offset: int | None = None,
     spark: SparkSession | None = None,
 ) -> pa.Table:
-    """The rows of a session's table at one moment, by row id, with the columns of `session_rows`.
+    """Returns a session's table at one moment, sorted by row id, with the columns of `session_rows`.
+
+    Give exactly one of `ts`, `seq` and `offset`.
 
     Args:
-        topic: the session's, where its id alone is ambiguous.
-        partition: the session's, where its id occurs in several of the topic's.
-        ts: stream time of its topic-partition, which its Kafka timestamps have come to; an integer is milliseconds.
-        seq: after the last message with a seq of at most this was applied, in the session's latest life.
-        offset: after the messages of its topic-partition up to this offset had come.
-        spark: reads the tables where they are in a catalog. Local tables need none.
+        settings: The configuration.
+        session: The session's id.
+        topic: The session's topic. Needed if the id occurs in several topics.
+        partition: The session's partition. Needed if the id occurs in several partitions of the topic.
+        ts: Stream time of the session's topic-partition; an integer is ms since the Unix epoch.
+        seq: The moment after the last message with a seq up to this one was applied, in the session's latest life.
+        offset: The moment after the messages of the topic-partition up to this offset had come.
+        spark: Reads tables in a catalog. Local tables need none.
 
     Raises:
-        UsageError: not exactly one moment, or an unknown or ambiguous session.
-        LakeError: the moment is not known, with what is.
+        UsageError: Not exactly one moment is given, or the session is unknown or ambiguous.
+        LakeError: The table at this moment is not known; the text says what is.
     """
     given = [name for name, value in (("ts", ts), ("seq", seq), ("offset", offset)) if value is not None]
     if len(given) != 1:
-        raise UsageError(f"as-of takes one moment, a ts, a seq or an offset; given: {', '.join(given) or 'none'}")
+        raise UsageError(
+            f"as-of needs exactly one moment; given: {', '.join(given) or 'none'}",
+            fix="Give one of ts, seq and offset",
+        )
     moment = AsOf(ts=_moment_ms(ts), seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
     return table_as_of(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
 
 def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> pa.Table:
-    """The rows of a found session's table at one moment: see `session_as_of`.
+    """Returns the table of a known session at one moment, sorted by row id, with the columns of `session_rows`.
 
     Raises:
-        LakeError: the moment is not known, with what is.
+        LakeError: The table at this moment is not known; the text says what is.
     """
-    return _Question(reader, settings, session, moment).table()
+    return _AsOfQuery(reader, settings, session, moment).table()
 
 
 def _moment_ms(ts: datetime | int | None) -> int | None:
@@ -91,13 +98,22 @@ def _moment_ms(ts: datetime | int | None) -> int | None:
 
 
 def to_ms(time: datetime) -> int:
-    """Milliseconds since the epoch; a time without a zone is in UTC."""
+    """Returns milliseconds since the Unix epoch. A time without a zone is taken as UTC."""
     return ms_of(time)
 
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """What silver has noted of a session, up to its latest batch."""
+    """What silver's latest batch knows of a session.
+
+    Attributes:
+        topic: Its topic.
+        session_id: Its id.
+        partition: Its partition.
+        life: First offset of its latest life.
+        next_seq: The seq expected next; None if no seq was applied.
+        in_seq_order: True if a late message was applied below newer ones, so that changes are folded in seq order.
+    """
 
     topic: str
     session_id: str
@@ -113,18 +129,18 @@ class SessionSummary:
 def find_session(
     reader: TableReader, settings: Settings, session: str, topic: str | None = None, partition: int | None = None
 ) -> SessionSummary:
-    """The session of this id.
+    """Returns the session with this id.
 
     Raises:
-        LakeError: there are no sessions yet.
-        UsageError: there is none of this id, or several, by topic or partition, of which none is chosen.
+        LakeError: There are no sessions yet.
+        UsageError: No session has this id, or several have it and topic and partition do not choose one.
     """
     columns = ["topic", "session_id", "partition", "first_offset", "next_seq", "beneath", "_batch"]
     of_topic: list[Condition] = [] if topic is None else [("topic", operator.eq, topic)]
     noted = list(reader.rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
     place = choose_place(session, {(row["topic"], row["partition"]) for row in noted}, partition)
     if place is None:
-        raise _unknown(reader, settings, session, topic, partition)
+        raise _unknown_session(reader, settings, session, topic, partition)
     noted = [row for row in noted if (row["topic"], row["partition"]) == place]
     last = max(noted, key=lambda row: row["_batch"])
     late_fills = any(row["beneath"] for row in noted)
@@ -132,77 +148,79 @@ def find_session(
 
 
 def choose_place(session: str, places: Collection[TopicPartition], partition: int | None) -> TopicPartition | None:
-    """The topic and partition of the only session that is meant; None if there is none.
+    """Returns the topic and partition of the only matching session; None if none matches.
 
     Args:
-        places: where sessions of this id are.
-        partition: the one that is meant; None if any.
+        session: The session's id, for the error text.
+        places: Topics and partitions that have a session with this id.
+        partition: The session's partition; None if any matches.
 
     Raises:
-        UsageError: several are meant.
+        UsageError: Several sessions match.
     """
-    meant = sorted(place for place in places if partition in (None, place[1]))
-    topics = sorted({topic for topic, _ in meant})
+    matches = sorted(place for place in places if partition in (None, place[1]))
+    topics = sorted({topic for topic, _ in matches})
     if len(topics) > 1:
-        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
-    if len(meant) > 1:
-        numbers = ", ".join(str(number) for _, number in meant)
+        raise UsageError(f"session {session!r} exists in {', '.join(topics)}", fix="Choose one with --topic")
+    if len(matches) > 1:
+        numbers = ", ".join(str(number) for _, number in matches)
         raise UsageError(
-            f"session {session!r} exists in several partitions of {topics[0]} ({numbers}), which makes it as many "
-            "sessions: choose one with --partition"
+            f"session {session!r} exists in several partitions of {topics[0]} ({numbers})",
+            why="An id in several partitions means several sessions",
+            fix="Choose one with --partition",
         )
-    return meant[0] if meant else None
+    return matches[0] if matches else None
 
 
-def _unknown(
+def _unknown_session(
     reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> LakeError | UsageError:
-    rows = reader.sample(PROGRESS, _LOOKED_AT, columns=["session_id", "topic"])
+    rows = reader.sample(PROGRESS, _MAX_SEARCHED, columns=["session_id", "topic"])
     known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
-        return LakeError(f"no sessions in {settings.home} yet: fill it with `sessionlake run all --once`")
-    some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_NAMED])
+        return LakeError(f"no sessions in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it")
+    some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_MAX_NAMED])
     where = f"{f' of topic {topic}' if topic else ''}{'' if partition is None else f', partition {partition},'}"
     return UsageError(f"session {session!r}{where} is unknown; there are {some}, …")
 
 
-class _Question:
-    """One question for one session's table, answered from the nearest cut before and the changes since."""
+class _AsOfQuery:
+    """Computes one session's table at one moment, from the nearest earlier cut and the changes since."""
 
     def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> None:
         self._reader, self._settings, self._session, self._moment = reader, settings, session, moment
         self._columns = settings.capture.declared
-        self._own: list[Condition] = [
+        self._session_conditions: list[Condition] = [
             ("topic", operator.eq, session.topic),
             ("partition", operator.eq, session.partition),
             ("session_id", operator.eq, session.session_id),
         ]
         has_seqs = RuleBook(settings.capture).of(session.topic).integrity is not Integrity.NONE
-        self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._reached)
+        self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_reached)
 
     def table(self) -> pa.Table:
-        """The session's rows at the moment, by row id.
+        """Returns the session's rows at the moment, sorted by row id.
 
         Raises:
-            LakeError: the moment is not known.
+            LakeError: The table at this moment is not known.
         """
         base, rows = self._answer()
-        self._refuse_cut(base)  # behind the reading: what is noted there goes after that
+        self._refuse_cut(base)  # after the read: retention records what it removes before it removes it
         return self._sorted(rows)
 
     def _answer(self) -> tuple[pa.Table | None, pa.Table]:
-        """The cut that the moment is told from, if there is one, and the table."""
+        """Returns the cut that the table is computed from (None: from the beginning), and the table."""
         self._refuse_later()
-        cuts = self._moment.cuts_before(self._merged_cuts(), replace(self._history, reached=self._surely_reached))
+        cuts = self._moment.cuts_before(self._merged_cuts(), replace(self._history, reached=self._has_surely_reached))
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
-            if seen is not None and not can_follow(base, seen):
+            if seen is not None and not follows_in_seq_order(base, seen):
                 continue
-            seen = self._seen(base)
-            if not self._session.in_seq_order or can_follow(base, seen):
+            seen = self._read_changes(base)
+            if not self._session.in_seq_order or follows_in_seq_order(base, seen):
                 return base, table_after(self._snapshot(base), seen, self._columns, self._history)
-        seen = self._seen(None)
+        seen = self._read_changes(None)
         if not seen.num_rows:
             self._refuse_cut(None)
             self._refuse_earlier()
@@ -210,9 +228,9 @@ class _Question:
         return None, table_after(nothing, seen, self._columns, self._history)
 
     def _merged_cuts(self) -> pa.Table:
-        """The session's cuts of which the tables are kept, less those that are still to be merged."""
-        conditions = *self._own, ("_batch", operator.le, last_merged_batch(self._reader))
-        if not self._reader.exists(SNAPSHOT_INDEX):  # a home of before there was one: all tables were kept
+        """Returns the session's merged cuts whose tables are kept."""
+        conditions = *self._session_conditions, ("_batch", operator.le, last_merged_batch(self._reader))
+        if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.table(CUTS, *conditions)
         return kept_cuts(self._reader.table, *conditions)
 
@@ -224,13 +242,15 @@ class _Question:
             (name, operator.eq, value_of(base[name][0])) for name in ("snapshot_at", "reason", "position")
         ]
         schema = rows_schema(self._columns)
-        found = self._reader.table(SNAPSHOTS, *self._own, *same, columns=schema.names).cast(schema)
+        found = self._reader.table(SNAPSHOTS, *self._session_conditions, *same, columns=schema.names).cast(schema)
         if "rows" in base.column_names and base["rows"][0].as_py() not in (None, found.num_rows):
-            raise LakeError(f"{self._session}: retention removes rows of {SNAPSHOTS} just now: ask once more")
+            raise LakeError(
+                f"{self._session}: retention is removing rows of {SNAPSHOTS} at the moment", fix="Run the command again"
+            )
         return found
 
-    def _seen(self, base: pa.Table | None) -> pa.Table:
-        """The changes since a cut, or since the beginning, that the moment has seen."""
+    def _read_changes(self, base: pa.Table | None) -> pa.Table:
+        """Returns the changes after a cut, or from the beginning, that were applied by the moment."""
         since: list[Condition] = []
         if base is not None:
             since = [("_position", operator.gt, base["position"][0].as_py())]
@@ -240,21 +260,30 @@ class _Question:
         if self._moment.ts is not None:
             since.append(("_applied_at", operator.le, time_of(self._moment.ts)))
         columns = [*change_columns(self._columns), *_SEEN_BY]
-        return self._moment.seen(self._reader.table(CHANGES, *self._own, *since, columns=columns), self._history)
+        return self._moment.applied_changes(
+            self._reader.table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
+        )
 
-    def _surely_reached(self, ts: int) -> bool:
-        """As `_reached`; False where it is not in bronze any more: from a cut before, changes lead to the same."""
-        return self._untold(self._moment.offset) is None and self._reached(ts)
+    def _has_surely_reached(self, ts: int) -> bool:
+        """Returns True if stream time had certainly reached `ts` (ms); False also if bronze no longer has the answer.
 
-    def _reached(self, ts: int, offset: int | None = None) -> bool:
-        """Whether the topic-partition's stream time had come to this (ms) with this offset, or the one asked for.
+        An earlier cut and more changes then give the same table.
+        """
+        return self._why_unknown(self._moment.offset) is None and self._has_reached(ts)
+
+    def _has_reached(self, ts: int, offset: int | None = None) -> bool:
+        """Returns True if the topic-partition's stream time had reached `ts` (ms) at an offset.
+
+        Args:
+            ts: Stream time in ms.
+            offset: The offset; None means the offset of the moment.
 
         Raises:
-            LakeError: it is not in bronze any more.
+            LakeError: Bronze no longer has the messages that answer this.
         """
         until = self._moment.offset if offset is None else offset
-        if (untold := self._untold(until)) is not None:
-            raise LakeError(untold)
+        if (why_unknown := self._why_unknown(until)) is not None:
+            raise LakeError(why_unknown)
         place = self._session.topic, self._session.partition
         gone = self._beginnings.get(place)
         if gone is not None and gone.highest_ms >= ts:
@@ -272,16 +301,16 @@ class _Question:
         )
         return any(bool((counted_times_of(batch, self._settings) >= ts).any()) for batch in later)
 
-    def _untold(self, offset: int | None) -> str | None:
-        """Why stream time with an offset cannot be told; None if it can."""
+    def _why_unknown(self, offset: int | None) -> str | None:
+        """Returns why stream time at an offset is not known; None if it is known."""
         place = self._session.topic, self._session.partition
         gone = self._beginnings.get(place)
         if gone is None or offset is None or offset >= gone.last_removed:
             return None
-        return f"{describe_beginning(place, gone)}: stream time with offset {offset} cannot be told"
+        return f"{describe_beginning(place, gone)}, so stream time at offset {offset} is not known"
 
-    def _noted(self, judged: int) -> int:
-        """Stream time behind the last offset that silver has judged, with the silences that it has taken in, by it."""
+    def _noted_stream_time(self, judged: int) -> int:
+        """Returns stream time (ms) after the last judged offset, as silver stored it, including silences."""
         place = self._session.topic, self._session.partition
         (time,), _ = stored_times(self._settings, SILVER).before([place], np.array([judged + 1]))
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
@@ -297,7 +326,11 @@ class _Question:
     # -- what is not known
 
     def _refuse_cut(self, base: pa.Table | None) -> None:
-        """Refuses what was told without changes that are gone."""
+        """Checks that retention has removed no changes that the table needs.
+
+        Args:
+            base: The cut that the table is computed from; None if it is computed from the beginning.
+        """
         session = self._session
         floor = last_removed_position(self._reader, session.topic, session.partition, session.session_id)
         if floor is None or (base is not None and base["position"][0].as_py() >= floor):
@@ -305,32 +338,36 @@ class _Question:
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
         at = int(milliseconds(kept["snapshot_at"])[0])
         raise LakeError(
-            f"{session}: {CHANGES} begins behind its whole table of {time_text(at)} ({at}; offset "
-            f"{kept['offset'][0].as_py()}, next seq {kept['next_seq'][0].as_py()}), by maintain.retention: nothing "
-            "older can be told"
+            f"{session}: nothing before its snapshot of {time_text(at)} ({at}; offset {kept['offset'][0].as_py()}, "
+            f"next seq {kept['next_seq'][0].as_py()}) is known any longer",
+            why=f"maintain.retention has removed the older rows of {CHANGES}",
+            fix="Ask for that moment or a later one",
         )
 
     def _refuse_later(self) -> None:
         session, moment = self._session, self._moment
         judged = last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
-        now = f"; `sessionlake session show {session.session_id}` has the table as it is now"
+        fix = f"Run `sessionlake session show {session.session_id}` for the table as it is now"
         if moment.offset is not None and moment.offset > judged:
             raise LakeError(
-                f"{session}: silver has judged offsets up to {judged}, {moment.offset} is not known yet{now}"
+                f"{session}: silver has judged offsets up to {judged}, {moment.offset} is not known yet", fix=fix
             )
-        if moment.ts is not None and not (self._noted(judged) >= moment.ts or self._reached(moment.ts, judged)):
+        if moment.ts is not None and not (
+            self._noted_stream_time(judged) >= moment.ts or self._has_reached(moment.ts, judged)
+        ):
             raise LakeError(
-                f"{session}: up to offset {judged}, which silver has judged, stream time has not come to "
-                f"{time_text(moment.ts)} ({moment.ts}){now}"
+                f"{session}: silver has judged offsets up to {judged}, and stream time has not reached "
+                f"{time_text(moment.ts)} ({moment.ts}) by then",
+                fix=fix,
             )
-        # The last possible seq is its own successor.
+        # The highest possible seq has no successor, so next_seq stays at it.
         if moment.seq is not None and moment.seq >= (session.next_seq or 0) != INT64_MAX:
-            come = "no seq has been applied" if session.next_seq is None else f"seq {session.next_seq} is due"
-            raise LakeError(f"{session}: {come}, {moment.seq} is not known yet{now}")
+            come = "no seq has been applied" if session.next_seq is None else f"the next seq is {session.next_seq}"
+            raise LakeError(f"{session}: {come}, so seq {moment.seq} is not known yet", fix=fix)
 
     def _refuse_earlier(self) -> None:
         columns = ["_position", "_seq", "_offset", "_life", *_SEEN_BY]
-        changes = self._reader.table(CHANGES, *self._own, columns=columns)
+        changes = self._reader.table(CHANGES, *self._session_conditions, columns=columns)
         if not changes.num_rows:
             return  # a session whose table was always empty
         first = changes.sort_by("_position").slice(0, 1)
@@ -343,4 +380,6 @@ class _Question:
             "seq": f"with seq {min(seqs, default=None)} (its latest life)",
         }
         name = next(name for name in known if getattr(self._moment, name) is not None)
-        raise LakeError(f"{self._session}: its table begins {known[name]}, not before {getattr(self._moment, name)}")
+        raise LakeError(
+            f"{self._session}: its table begins {known[name]}, which is after {name} {getattr(self._moment, name)}"
+        )

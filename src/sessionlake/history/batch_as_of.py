@@ -1,10 +1,9 @@
-"""All silver tables as of one batch of the ledger, consistently.
+"""Reads all silver tables consistently as of one batch of the ledger.
 
-The append-only tables name the batch of each row. The merged ones take in several batches at once, so what is
-consistent is the end of a merge: of the batches up to the one asked for, the last that a merge ended with. As of that
-batch the append-only tables hold the rows of all batches up to it, and the merged ones are read at the versions that
-the ledger notes for it. Batches from before a rebuild of silver are read at the versions of then, as long as Delta has
-them.
+Rows of append-only tables have the number of their batch. A merge writes several batches to the merged tables at once,
+so all tables are consistent only where a merge ended. Silver is therefore read as of the last merge that ended at or
+before the requested batch: append-only tables up to that batch, merged tables at the version in the ledger. Batches
+before a rebuild of silver are read at the tables' old versions, as long as Delta still has them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, QUARANTINE, EVENTS)
-"""What silver's stream and the merges beside it write."""
+"""The tables that silver's stream and its merges write."""
 _BATCH = "_batch"
 _LAYERS: Condition = ("layer", is_in, [SILVER, SILVER_TABLES])
 _END = ("layer", "batch_id", "source_to")
@@ -55,14 +54,15 @@ _NEVER = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True)
 class AsOfBatch:
-    """Which version of each of silver's tables belongs to one batch of the ledger.
+    """The versions of silver's tables that belong to one batch of the ledger.
 
     Attributes:
-        asked: the batch that was asked for.
-        batch: the batch that the tables are read as of: the end of the last merge that ended at or before it.
-        versions: as that batch left them, of the tables whose rows do not name their batch; of all if silver was
-            rebuilt since.
-        rebuilt: whether silver was rebuilt since: rows then name the rebuild, not the batch.
+        lake: The lake.
+        asked: The requested batch.
+        batch: The batch that tables are read as of: the end of the last merge at or before the requested batch.
+        versions: Versions after that batch, by table: of the tables whose rows have no batch number, or of all tables
+            if silver was rebuilt since.
+        rebuilt: True if silver was rebuilt since, so that rows have the number of the rebuild instead of the batch.
     """
 
     lake: Lake
@@ -72,70 +72,79 @@ class AsOfBatch:
     rebuilt: bool
 
     def read(self, spark: SparkSession, table: str) -> DataFrame:
-        """One of silver's tables, as it was.
+        """Returns one of silver's tables as of the batch.
 
         Raises:
-            LakeError: it is no table of silver's.
+            LakeError: Silver has no such table, or retention has removed rows that belong to it.
         """
         from pyspark.sql import functions as F
 
         if table not in SILVER_WRITES:
-            raise LakeError(f"{table} is not read as of a batch of silver; its tables are {', '.join(SILVER_WRITES)}")
+            raise LakeError(f"{table} is not a table of silver; its tables are {', '.join(SILVER_WRITES)}")
         appended = _is_appended(table)
         by_rows = appended and not self.rebuilt
         found = read_head(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
-                f"{found.summary}, of batches up to {found.batch}: it can be read as of that batch, or a later one, "
-                f"not of {self.batch}"
+                f"{found.summary}, of batches up to {found.batch}, so it cannot be read as of batch {self.batch}",
+                fix=f"Choose batch {found.batch} or a later one",
             )
-        # A table that nothing had been written to by then is as it was created.
+        # Version 0: nothing had been written to the table by then.
         version = None if by_rows else self.versions.get(table, 0)
         frame = self.lake.read(spark, table, version)
         return frame.where(F.col(_BATCH) <= self.batch) if appended else frame
 
 
 def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatch:
-    """Silver as of a batch of the ledger's layer `silver`.
+    """Returns the view of silver's tables as of a batch of the ledger's layer `silver`.
 
     Raises:
-        LakeError: there is no such batch, or no merge ended at or before it.
+        LakeError: There is no such batch, or no merge ended at or before it.
     """
     lake = Lake(settings)
     if not lake.exists(spark, LEDGER):
-        raise LakeError(f"silver has committed no batch in {settings.home} yet: `sessionlake run all --once`")
+        raise LakeError(
+            f"silver has committed no batch in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it"
+        )
     reader = lake.reader(spark)
     books = LedgerReader(reader, "source_to", "outputs", "batches", VERSIONS)
-    known = _Known().told(to_dicts(books.entries(_LAYERS)), batch)
+    known = _LedgerSummary().with_entries(to_dicts(books.entries(_LAYERS)), batch)
     if not 0 <= batch <= known.committed:
-        said = "none yet" if known.committed < 0 else f"0 to {known.committed}"
-        raise LakeError(f"batch {batch}: silver has committed batches {said}; `sessionlake status` shows them")
+        committed = "none yet" if known.committed < 0 else f"0 to {known.committed}"
+        raise LakeError(
+            f"batch {batch}: silver has committed batches {committed}",
+            fix="Run `sessionlake status` for the last batch of each layer",
+        )
     if known.summed <= known.merged >= 0:
         end, versions = known.merged, _versions(books.entries(_LAYERS), known.merged)
-    else:  # sums that reach beyond say nothing of what was before it
-        end, versions = _found(reader, known, batch)
-    used = known.used(end)
+    else:  # an entry that sums up batches beyond this one does not say what was true before
+        end, versions = _search_ledger(reader, known, batch)
+    versioned_tables = known.versioned_tables(end)
     return AsOfBatch(
-        lake, batch, end, {table: one for table, one in versions.items() if table in used}, known.is_rebuilt(end)
+        lake,
+        batch,
+        end,
+        {table: one for table, one in versions.items() if table in versioned_tables},
+        known.is_rebuilt(end),
     )
 
 
 def _is_appended(table: str) -> bool:
-    """Whether a table's rows name the batch that they are of."""
+    """Returns True if the table's rows have the number of their batch."""
     return any(name == _BATCH for name, _ in TABLES[table].columns)
 
 
 @dataclass
-class _Known:
-    """What the ledger's entries say together; old ones may be sums.
+class _LedgerSummary:
+    """What the ledger's entries say about silver. Old entries may be sums of several.
 
     Attributes:
-        committed: silver's last batch; -1 before the first.
-        merged: the last batch up to the one asked for that a merge ended with, as far as it is known; or -1.
-        latest: when the last entry was committed.
-        summed: the last batch that a sum of several entries is about; -1 if there is none.
-        rebuilds: the batches of silver's rebuilds.
-        left: of each table that was written, when it was for the last time, and its version then.
+        committed: Silver's last batch; -1 before the first.
+        merged: The last batch up to the requested one at which a merge is known to have ended; -1 if none is known.
+        latest: When the last entry was committed.
+        summed: The last batch in an entry that sums up several; -1 if there is none.
+        rebuilds: The batches of silver's rebuilds.
+        last_writes: By table, when it was last written and its version after that.
     """
 
     committed: int = -1
@@ -143,10 +152,15 @@ class _Known:
     latest: datetime = _NEVER
     summed: int = -1
     rebuilds: list[int] = field(default_factory=list)
-    left: dict[str, tuple[datetime, int | None]] = field(default_factory=dict)
+    last_writes: dict[str, tuple[datetime, int | None]] = field(default_factory=dict)
 
-    def told(self, rows: Iterable[Row], batch: int) -> Self:
-        """Takes in entries, one by one."""
+    def with_entries(self, rows: Iterable[Row], batch: int) -> Self:
+        """Adds the ledger's entries up to any batch, and returns itself.
+
+        Args:
+            rows: The entries.
+            batch: The requested batch.
+        """
         for row in rows:
             self.latest = max(self.latest, row["committed_at"])
             if row["layer"] == SILVER:
@@ -160,74 +174,74 @@ class _Known:
             if row["app_id"].startswith(REBUILD):
                 self.rebuilds.append(end)
             for output in row["outputs"]:
-                self.left.setdefault(output["table"], (_NEVER, None))
-            for one in row[VERSIONS] or ():
-                last, _ = self.left.get(one["table"], (_NEVER, None))
-                if one["committed_at"] >= last:
-                    self.left[one["table"]] = one["committed_at"], one["version"]
+                self.last_writes.setdefault(output["table"], (_NEVER, None))
+            for write in row[VERSIONS] or ():
+                last, _ = self.last_writes.get(write["table"], (_NEVER, None))
+                if write["committed_at"] >= last:
+                    self.last_writes[write["table"]] = write["committed_at"], write["version"]
         return self
 
     def is_rebuilt(self, end: int) -> bool:
-        """Whether silver was rebuilt since a batch."""
+        """Returns True if silver was rebuilt after a batch."""
         return any(batch > end for batch in self.rebuilds)
 
-    def used(self, end: int) -> set[str]:
-        """The tables that are read at their versions as of a batch."""
-        return {table for table in self.left if self.is_rebuilt(end) or not _is_appended(table)}
+    def versioned_tables(self, end: int) -> set[str]:
+        """Returns the tables that must be read at a version to see them as of a batch."""
+        return {table for table in self.last_writes if self.is_rebuilt(end) or not _is_appended(table)}
 
     def idle_since(self, moment: datetime) -> dict[str, int]:
-        """Versions of merged tables that nothing was written to since.
+        """Returns the versions of merged tables that were not written after the moment.
 
-        Those of whoever is merged after that: silver itself, which writes the others, may be ahead of the merges.
+        Other tables are left out, because silver writes them itself and may be ahead of the merges.
         """
         return {
             table: version
-            for table, (last, version) in self.left.items()
+            for table, (last, version) in self.last_writes.items()
             if version is not None and last < moment and not _is_appended(table)
         }
 
 
-def _found(reader: TableReader, known: _Known, batch: int) -> tuple[int, dict[str, int]]:
-    """The last batch up to one that a merge ended with, and the versions that belong to it of the tables used.
+def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tuple[int, dict[str, int]]:
+    """Returns the batch at which the last merge up to `batch` ended, and the versions of tables that belong to it.
 
-    The ledger's own entries are looked through, from the latest back to where all is found.
+    It reads the ledger's single entries, from the latest back until everything is found.
 
     Raises:
-        LakeError: no merge ended by then, or the entries that say it are gone.
+        LakeError: No merge ended by then, or retention has removed the entries that say so.
     """
     for window in search_windows(known.latest):
-        ends = _merges(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
+        ends = _merge_ends(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
             continue
         versions = known.idle_since(window[0][2]) if window else {}
         versions |= _versions(reader.batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end)
-        if versions.keys() >= known.used(end):
+        if versions.keys() >= known.versioned_tables(end):
             break
     else:
         cut = read_heads(reader).get(LEDGER)
-        if cut is not None:  # which table had which version may be among what is gone
-            raise LakeError(f"batch {batch}: {cut.summary}, and does not say what it left")
+        if cut is not None:  # the removed entries may have had the versions
+            raise LakeError(f"batch {batch}: {cut.summary}, so the tables' versions after this batch are not known")
     if end is None:
-        first = min(_merges(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
-        said = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
-        raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {said}")
+        first = min(_merge_ends(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
+        merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
+        raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {merged}")
     return end, versions
 
 
 def _ends(entries: pa.RecordBatch) -> pa.Array:
-    """The last of silver's batches that each entry of the ledger is about."""
+    """Returns the last of silver's batches in each entry of the ledger."""
     return pc.if_else(pc.equal(entries["layer"], SILVER), entries["batch_id"], entries["source_to"])
 
 
-def _merges(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
-    """The batches that merges ended with."""
+def _merge_ends(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """Yields the batches at which merges ended."""
     for part in entries:
         yield from part["source_to"].filter(pc.equal(part["layer"], SILVER_TABLES)).to_pylist()
 
 
 def _versions(entries: Iterable[pa.RecordBatch], end: int) -> dict[str, int]:
-    """The version that the last batch up to one, of those that wrote to it, left each table at."""
+    """Returns the version of each table after the last of the entries up to batch `end` that wrote to it."""
     found: dict[str, tuple[int, str, int]] = {}
     for part in entries:
         kept = part.filter(pc.less_equal(_ends(part), end))

@@ -1,4 +1,4 @@
-"""What a figure of gold is made of: its events, their Kafka offsets, the batches that brought them, and the logic."""
+"""Explains a figure of gold: its events, their Kafka offsets, the batches that brought them, and the table's logic."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OF_BATCH = ("batch_id", "source_from", "source_to", "committed_at", "code_versi
 
 @dataclass(frozen=True)
 class Offsets:
-    """The messages of one topic-partition that are in a figure."""
+    """The messages of one topic-partition in a figure: first and last offset, and their number."""
 
     topic: str
     partition: int
@@ -58,12 +58,15 @@ class Offsets:
 
 @dataclass(frozen=True)
 class GoldBatch:
-    """A batch of gold that brought some of a figure's events, by the ledger.
+    """A batch of gold that added some of a figure's events, from the ledger.
 
     Attributes:
-        silver_batches: the first and last of silver's that it took in.
-        with_earlier: whether it stands for all of gold's batches up to it, too: silver was rebuilt since, so that
-            nothing tells any more which of them brought the events.
+        batch: Its number.
+        silver_batches: The first and last batch of silver that it read.
+        committed_at: When it was committed.
+        code_version: Version of sessionlake that committed it.
+        with_earlier: True if it stands for all of gold's batches up to it: silver was rebuilt since, and it is no
+            longer known which of them added the events.
     """
 
     batch: int
@@ -75,16 +78,19 @@ class GoldBatch:
 
 @dataclass(frozen=True)
 class Explained:
-    """One row of a table of gold.
+    """One row of a table of gold, and what it is computed from.
 
     Attributes:
-        key: what tells it apart.
-        figures: its results.
-        events: how many it was made of, of the changes that are still there.
-        logic: what the table's rows rest on.
-        holds: whether the message that was asked for is in it; None if none was, or it cannot be told.
-        gone_before: retention has removed changes that were committed before, of which the row may be made, too; None
-            if all of its are there.
+        table: Name of the table.
+        key: The row's key columns.
+        figures: The row's results.
+        events: Number of events in the row, among the changes that still exist.
+        offsets: The messages of these events, by topic-partition.
+        batches: Gold's batches that added these events.
+        logic: The settings and code that the table's rows depend on; None if the table does not have them.
+        holds: True if the requested message is in the row; None if no message was requested, or it is not known.
+        gone_before: Retention has removed changes that were committed before this time and may be in the row. None if
+            all of its changes exist.
     """
 
     table: str
@@ -100,10 +106,12 @@ class Explained:
 
 @dataclass(frozen=True)
 class _Changes:
-    """Silver's changes that gold has taken in.
+    """The changes of silver that gold has read.
 
     Attributes:
-        renumbered: see `ledger.progress.ChangesRead`.
+        rows: The changes.
+        settings: The configuration.
+        renumbered: Number of the batch that a rebuild of silver gave to earlier changes; None if there was none.
     """
 
     rows: DataFrame
@@ -120,49 +128,53 @@ def explain(
     message: tuple[int, int] | None = None,
     at_most: int = 3,
 ) -> tuple[list[Explained], bool]:
-    """Explains the rows of a table of gold that meet a condition, the first of them in the order of their keys.
+    """Explains the rows of a table of gold that meet a condition, in the order of their keys.
 
     Args:
-        where: in SQL, over the table's columns.
-        message: partition and offset of a message, of which it is said whether it is in the figures.
-        at_most: so many rows.
+        where: A SQL condition on the table's columns; empty for all rows.
+        message: Partition and offset of a message: the result says whether it is in each row.
+        at_most: The most rows to explain.
 
     Returns:
-        The rows, and whether there are more.
+        The explained rows, and whether there are more.
 
     Raises:
-        UsageError: the table is none of gold's.
-        LakeError: it has not been made yet.
-        NotThereError: no row meets the condition.
+        UsageError: Gold has no such table, or the table cannot be explained.
+        LakeError: The table does not exist yet.
+        NotThereError: No row meets the condition.
     """
     known = {one.table: one for one in tables_of(settings)}
     for own in settings.gold.products:
         if own.table == table and own.source is not None:
             raise UsageError(
-                f"{table} is made of the rows of {own.source}, which need not be of one message each: those of a "
-                f"figure have its {', '.join(own.keys)}{f', and {own.time} in its bucket' * bool(own.bucket)}. "
-                "`sessionlake query` shows them, and `sessionlake verify gold` compares every figure with them"
+                f"{table} cannot be explained by messages",
+                why=f"It is computed from rows of {own.source}, which need not come from one message each. A figure's "
+                f"rows have the same {', '.join(own.keys)}{f' and a {own.time} in its bucket' * bool(own.bucket)}",
+                fix="Run `sessionlake query` to see these rows, or `sessionlake verify gold` to compare all figures "
+                "with them",
             )
     if table not in known:
-        raise UsageError(f"{table!r} cannot be explained: name one of {', '.join(known)}")
+        raise UsageError(f"{table!r} cannot be explained", fix=f"Name one of {', '.join(known)}")
     lake = Lake(settings)
     if not lake.exists(spark, table):
-        raise LakeError(f"{table} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
+        raise LakeError(
+            f"{table} does not exist yet in {settings.place}", fix="Run `sessionlake run all --once` to fill it"
+        )
     rows, reader = _rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
         begins = "".join(f"; {describe_floors(*found)}" for found in read_floors(reader, [table]).items())
         raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
-    changes = _taken_in(spark, lake, reader)
+    changes = _changes_read_by_gold(spark, lake, reader)
     logic = lake.storage.properties(spark, table).get(LOGIC)
-    explained = [_explained(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
+    explained = [_explain_row(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
     return explained, len(rows) > at_most
 
 
 def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, at_most: int) -> list[Row]:
-    """The first rows that meet a condition.
+    """Returns the first rows that meet a condition.
 
     Raises:
-        UsageError: Spark does not accept it, or it fails while it is computed.
+        UsageError: Spark rejects the condition, or it fails at run time.
     """
     from pyspark.errors import PySparkException
 
@@ -176,33 +188,34 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
         raise explain_sql_error("explain", error) from error
 
 
-def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
+def _changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
     from pyspark.sql import functions as F
 
     taken = changes_read(reader)
     last = -1 if taken is None else taken.batch
-    if not _is_level(lake.settings):
-        last -= 1  # of silver's last batch, gold may have read a part
+    if not _has_read_complete_batches(lake.settings):
+        last -= 1  # gold may have read only a part of silver's last batch
     rows = lake.read(spark, CHANGES).where(F.col("_batch") <= last)
     return _Changes(rows, lake.settings, None if taken is None else taken.renumbered)
 
 
-def _is_level(settings: Settings) -> bool:
-    """Whether gold has read all of each of silver's batches that it has begun to read.
+def _has_read_complete_batches(settings: Settings) -> bool:
+    """Returns True if gold has read its last silver batch completely.
 
     Raises:
-        LakeError: nobody can tell, as it is still at what was there when it began.
+        LakeError: This is not known, because gold is still reading what silver held when gold first started.
     """
     if reads_initial_snapshot(settings.checkpoint(GOLD)):
         raise LakeError(
-            f"{GOLD} is still at what {CHANGES} held when it began, which need not come in order: what its figures "
-            "are made of can be told once it has read that"
+            f"{GOLD} is still reading the rows that {CHANGES} held when {GOLD} first started",
+            why="They come in any order, so it is not known yet which of them are in its figures",
+            fix=f"Wait until {GOLD} has read them, and run the command again",
         )
     batch = last_committed(settings.checkpoint(GOLD))
     return batch is None or version_reached(settings, GOLD, batch)[1]
 
 
-def _explained(
+def _explain_row(
     reader: TableReader,
     changes: _Changes,
     table: GoldTable,
@@ -212,46 +225,46 @@ def _explained(
 ) -> Explained:
     keys = table.row_keys
 
-    def is_told(name: str) -> bool:
+    def is_shown(name: str) -> bool:
         return name in table.results or not name.startswith("_")
 
-    events = _of_row(changes, table, row)
+    events = _events_of_row(changes, table, row)
     found = _rows(events.groupBy("topic", "partition").agg(*_spans()))
-    brought = [one["batch"] for one in _rows(events.select("batch").distinct())]
+    silver_numbers = [one["batch"] for one in _rows(events.select("batch").distinct())]
     key = {name: row[name] for name in keys}
     made_of = sum(one["events"] for one in found)
-    gone = None if _is_whole(table, row, made_of) else _gone_before(reader, key)
-    holds = None if message is None else _holds(events, message)
+    gone = None if _is_complete(table, row, made_of) else _gone_before(reader, key)
+    holds = None if message is None else _contains(events, message)
     return Explained(
         table=table.table,
         key=key,
-        figures={name: value for name, value in row.items() if name not in keys and is_told(name)},
+        figures={name: value for name, value in row.items() if name not in keys and is_shown(name)},
         events=made_of,
         offsets=tuple(
             Offsets(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
         ),
-        batches=tuple(_gold_batches(reader, sorted(brought), changes.renumbered)),
+        batches=tuple(_gold_batches(reader, sorted(silver_numbers), changes.renumbered)),
         logic=logic,
         holds=None if gone is not None and not holds else holds,
         gone_before=gone,
     )
 
 
-def _is_whole(table: GoldTable, row: Row, events: int) -> bool:
-    """Whether the row itself says that it is made of so many events."""
+def _is_complete(table: GoldTable, row: Row, events: int) -> bool:
+    """Returns True if the row itself shows that it has exactly this many events."""
     if isinstance(table, EnrichedTable):
         return events == 1
     return isinstance(table, RollingAverage) and bool(events == row["points"])
 
 
 def _gone_before(reader: TableReader, key: Row) -> datetime | None:
-    """Before when changes were committed that are gone and of which a row may be made."""
+    """Returns the time before which changes are gone that may be in a row; None if none of its changes are gone."""
     cut = read_heads(reader).get(CHANGES)
     if cut is None or not cut.gone:
         return None
     is_of_session = {"topic", "session_id"} <= key.keys()
     if is_of_session and last_removed_position(reader, key["topic"], key.get("partition"), key["session_id"]) is None:
-        return None  # none of the row's session
+        return None  # no changes of the row's session are gone
     return cut.before
 
 
@@ -270,8 +283,8 @@ def _spans() -> list[Any]:
     ]
 
 
-def _of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
-    """The events that a row is made of."""
+def _events_of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
+    """Returns the events in a row."""
     from pyspark.sql import functions as F
 
     if isinstance(table, EnrichedTable):
@@ -279,7 +292,7 @@ def _of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
         found = changes.rows.select(*own, F.col(BATCH).alias("batch"))
         return found.where(reduce(and_, (F.col(quote(name)) == F.lit(row[name]) for name in table.row_keys)))
     if isinstance(table, RollingAverage):
-        return _of_average(changes, table, row)
+        return _events_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
     events = _events(changes, key, numbers=table.source.numbers).where(~is_late(table))
     if START in key and table.bucket_ms is not None:
@@ -290,8 +303,8 @@ def _of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
     return events
 
 
-def _of_average(changes: _Changes, series: RollingAverage, row: Row) -> DataFrame:
-    """The points that an average is of: the row's own, and those before it."""
+def _events_of_average(changes: _Changes, series: RollingAverage, row: Row) -> DataFrame:
+    """Returns the points in a moving average: the row's own point and those before it."""
     from pyspark.sql import functions as F
 
     key = {name: row[name] for name in series.row_keys}
@@ -303,7 +316,7 @@ def _of_average(changes: _Changes, series: RollingAverage, row: Row) -> DataFram
 
 
 def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
-    """Those of the row's topic, session and table row, where the row is of one."""
+    """Returns the events of the topic, session and table row that a gold row's key names, if it names them."""
     from pyspark.sql import functions as F
 
     found = changes.rows
@@ -315,29 +328,35 @@ def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
     return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
 
 
-def _holds(events: DataFrame, message: tuple[int, int]) -> bool:
+def _contains(events: DataFrame, message: tuple[int, int]) -> bool:
     partition, offset = message
     return not events.where(f"partition = {int(partition)} AND offset = {int(offset)}").isEmpty()
 
 
-def _gold_batches(reader: TableReader, brought: list[int], renumbered: int | None) -> Iterator[GoldBatch]:
-    """Gold's batches that took in these of silver's, which are in order, since it was emptied."""
-    if not brought:
+def _gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: int | None) -> Iterator[GoldBatch]:
+    """Yields the batches of gold, since it was last emptied, that read these batches of silver.
+
+    Args:
+        reader: Reads the ledger.
+        silver_numbers: Silver's batches, ascending.
+        renumbered: Number of the batch that a rebuild of silver gave to earlier changes; None if there was none.
+    """
+    if not silver_numbers:
         return
     own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, earliest_after_rebuild(reader, GOLD))]
-    if renumbered in brought:
+    if renumbered in silver_numbers:
         yield from _before_rebuild(reader, own, renumbered)
-    between = ("source_to", ge, brought[0]), ("source_from", le, brought[-1])
+    between = ("source_to", ge, silver_numbers[0]), ("source_from", le, silver_numbers[-1])
     rows = reader.rows(LEDGER, *own, *between, columns=[*_OF_BATCH, "layer"])
     for row in sorted(rows, key=itemgetter("committed_at")):
         first, last = span = row["source_from"], row["source_to"]
-        place = bisect_left(brought, first)
-        if place < len(brought) and brought[place] <= last:
+        place = bisect_left(silver_numbers, first)
+        if place < len(silver_numbers) and silver_numbers[place] <= last:
             yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
 
 
 def _before_rebuild(reader: TableReader, own: list[Condition], renumbered: int) -> Iterator[GoldBatch]:
-    """The last of gold's batches that took in what has the number of silver's rebuild by now, for all of them."""
+    """Yields one batch for all of gold's batches that read changes which a rebuild of silver has renumbered since."""
     if not reader.exists(LEDGER):
         return
     found = reader.table(LEDGER, *own, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"])

@@ -1,7 +1,7 @@
-"""What became of one message that silver has passed, by what silver's tables say of it. Pure.
+"""Decides from silver's tables what happened to one message that silver has judged. Pure.
 
-Only what was not fine, and what changes rows, leaves a trace of its own. What leaves none was applied without changing
-rows (a heartbeat, an end, an empty update), or is held back in the state (class `window`).
+A message leaves rows in silver's tables if it changed rows or if something was wrong with it. A message without such
+rows was applied without a change (a heartbeat, an end, an empty update), or is held back in the state (class `window`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Integrity
 
-# Events of a message in its turn; all others come up when it arrives, before a held-back message's turn.
-_IN_TURN = frozenset({EventKind.GAP, EventKind.ORPHAN, EventKind.AFTER_END, EventKind.HEALED})
+# Events that occur when a held-back message is released. All others occur when a message arrives.
+_AT_RELEASE = frozenset({EventKind.GAP, EventKind.ORPHAN, EventKind.AFTER_END, EventKind.HEALED})
 
 
 class Fate(StrEnum):
-    """What became of a message."""
+    """What happened to a message."""
 
     APPLIED = "applied"
     DUPLICATE = "duplicate"
@@ -33,13 +33,15 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Content:
-    """What a message says, decoded by today's configuration.
+    """The content of a message, decoded with the current configuration.
 
     Attributes:
-        type: None where it is malformed.
-        ts: event time, ms.
-        changes: how many row changes it asks for.
-        erased: whether it stood in a session that was forgotten, and is gone.
+        type: Its type; None if it is malformed.
+        seq: Its seq; None if it has none.
+        ts: Its event time in ms.
+        session_id: Its session.
+        changes: Number of row changes that it asks for.
+        erased: True if its session was forgotten, so that only a placeholder is left.
     """
 
     type: str | None = None
@@ -52,12 +54,15 @@ class Content:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What silver's tables say of a message.
+    """The rows about a message in silver's tables.
 
     Attributes:
-        offset: the message's.
-        batch: the silver batch that took it in.
-        session: its session's latest row of `session_progress`.
+        offset: The message's offset.
+        batch: The silver batch that read it.
+        quarantine: Its rows of `quarantine`.
+        events: Its rows of `integrity_events`.
+        changes: Its rows of `session_changes`.
+        session: The latest row of its session in `session_progress`.
     """
 
     offset: int
@@ -69,12 +74,13 @@ class Evidence:
 
 
 class DecidedFate(NamedTuple):
-    """Fate, reason and deciding batch of one message.
+    """What happened to a message, why, and in which batch.
 
     Attributes:
-        reason: why it is in quarantine.
-        batch: the silver batch that decided, which is a later one than took it in if it was held back; None while it
-            is held, and where nothing tells which of the later ones released it.
+        fate: What happened.
+        reason: Why it is in quarantine.
+        batch: The silver batch that decided; for a message that was held back it is later than the batch that read it.
+            None while it is held, and if it is not known which batch released it.
     """
 
     fate: Fate
@@ -82,8 +88,8 @@ class DecidedFate(NamedTuple):
     batch: int | None = None
 
 
-def fate_of(content: Content, found: Evidence, integrity: Integrity) -> DecidedFate | None:
-    """What became of a message; None if the tables contradict the ledger, which counts it."""
+def decide_fate(content: Content, found: Evidence, integrity: Integrity) -> DecidedFate | None:
+    """Returns what happened to a message; None if silver's tables lack it, which contradicts the ledger."""
     for row in found.quarantine:
         return DecidedFate(
             Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"]
@@ -102,14 +108,14 @@ def fate_of(content: Content, found: Evidence, integrity: Integrity) -> DecidedF
 
 def _held_or_released(content: Content, found: Evidence) -> DecidedFate:
     for row in found.events:
-        if row["event"] in _IN_TURN:
+        if row["event"] in _AT_RELEASE:
             return DecidedFate(Fate.APPLIED, batch=row["_batch"])
-    held = content.changes > 0 or not _passed_by(content, found)
+    held = content.changes > 0 or not _is_released(content, found)
     return DecidedFate(Fate.HELD if held else Fate.APPLIED)
 
 
-def _passed_by(content: Content, found: Evidence) -> bool:
-    """Whether its session has released messages of this event time, in whose order it does, or has begun a new life."""
+def _is_released(content: Content, found: Evidence) -> bool:
+    """Returns True if the message must be released: its session released this event time, expired or has a new life."""
     session = found.session
     if session is None:
         return False

@@ -1,4 +1,4 @@
-"""What the ledger knows of messages that are not there: which topics, partitions and offsets there are."""
+"""Counts missing offsets, and explains why a layer does not have a message, from the ledger."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sessionlake.ledger.progress import Span, offset_spans
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
-_NAMED = 20
+_MAX_NAMED = 20
 
 
 def missing_offsets(reader: TableReader) -> dict[Span, int]:
-    """Of each layer and topic-partition, how many offsets no message was taken in of; negative if some were twice.
+    """Returns the number of offsets without a message, for each layer and topic-partition.
 
-    Offsets that are known to hold no message do not count.
+    It is negative if messages occur twice. Offsets that are known to have no message do not count.
     """
     found = {span: span.last - span.first + 1 - span.messages for span in offset_spans(reader)}
     wanted: dict[TopicPartition, tuple[int, int]] = {}
@@ -35,43 +35,51 @@ def missing_offsets(reader: TableReader) -> dict[Span, int]:
 
 
 def why_unread(spans: list[Span], settings: Settings, topic: str, partition: int, offset: int) -> str:
-    """Why bronze has no such message, and what it has."""
+    """Returns why bronze does not have a message, and what it has instead."""
     known = [span for span in spans if span.layer == "bronze"]
     of_topic = {span.partition: span for span in known if span.topic == topic}
     if not known:
-        return "bronze holds no messages yet: `sessionlake run all --once` takes in what Kafka holds"
+        return "bronze holds no messages yet. Run `sessionlake run all --once` to read what Kafka holds"
     if not of_topic:
         outside = "" if re.fullmatch(settings.kafka.topic_pattern, topic) else ", and kafka.topic_pattern excludes it"
-        return (
-            f"topic {topic}: bronze holds no message of it{outside}; it knows {_some({s.topic: None for s in known})}"
-        )
+        topics = _join_names({span.topic: None for span in known})
+        return f"topic {topic}: bronze holds no message of it{outside}; it knows {topics}"
     if partition not in of_topic:
         return (
             f"topic {topic}, partition {partition}: bronze holds no message of it; it holds "
-            f"{_some(f'partition {n} (offsets {span.first} to {span.last})' for n, span in of_topic.items())}"
+            f"{_join_names(f'partition {n} (offsets {span.first} to {span.last})' for n, span in of_topic.items())}"
         )
     span = of_topic[partition]
     where = f"topic {topic}, partition {partition}: bronze holds offsets {span.first} to {span.last}"
     if offset > span.last:
         return f"{where}; {offset} has not been read yet"
     if offset < span.first:
-        return f"{where}; {offset} had left Kafka before bronze began, or was never there"
+        return f"{where}; Kafka had removed {offset} before bronze started, or it never existed"
     return f"{where}, but none at {offset}: Kafka had no message there, as in a compacted topic"
 
 
 def why_absent(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
-    """Why no message can be at an offset; None if it is not known to be without one."""
+    """Returns why there is no message at an offset; None if no reason is recorded."""
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
     for row in reader.rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
         where = f"topic {topic}, partition {partition}: bronze has no message at offset {offset}"
         if row["reason"] == Reason.SKIPPED:
-            return f"{where}: {row['who']} had it skipped ({row['why']}), since Spark cannot deliver it"
+            return f"{where}: {row['who']} skipped it ({row['why']}), because Spark cannot deliver it"
         return f"{where}: Kafka used it for a transaction, as a marker or for an aborted record"
     return None
 
 
 def why_unjudged(spans: list[Span], batch: int, committed_at: datetime, topic: str, partition: int, offset: int) -> str:
-    """How far silver is in the partition of a message that bronze committed with its batch `batch`."""
+    """Returns a text that says how far silver is in the partition of a message that it has not judged yet.
+
+    Args:
+        spans: What each layer has read.
+        batch: The batch of bronze that committed the message.
+        committed_at: When that batch was committed.
+        topic: The message's topic.
+        partition: The message's partition.
+        offset: The message's offset.
+    """
     place = (topic, partition)
     done = next((s for s in spans if s.layer == "silver" and (s.topic, s.partition) == place), None)
     reach = f"silver has judged offsets {done.first} to {done.last}" if done else "silver has judged none of it"
@@ -81,7 +89,7 @@ def why_unjudged(spans: list[Span], batch: int, committed_at: datetime, topic: s
     )
 
 
-def _some(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     found = list(names)
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"{', '.join(found[:_NAMED])}{more}"
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    return f"{', '.join(found[:_MAX_NAMED])}{more}"

@@ -1,4 +1,4 @@
-"""A look into silver's state store: what judging remembers of a session, and how much there is of it."""
+"""Reads silver's state: what it remembers of a session, and how large a shard's state is."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ _HELD = ("offset", "seq", "ts", "size")
 
 @dataclass(frozen=True)
 class ShardStats:
-    """How much one shard's state holds.
+    """The size of one shard's state.
 
     Attributes:
-        sessions: how many are remembered; of these, how many are past their session timeout, have gaps, and hold
-            messages back.
-        held: messages held back in all.
-        bytes: size of the state as stored.
+        shard: Number of the shard.
+        sessions: Number of sessions in the state.
+        expired: Number of them that are past their session timeout.
+        with_gaps: Number of them that have gaps.
+        holding: Number of them that hold messages back.
+        held: Number of messages that are held back.
+        bytes: Size of the stored state.
     """
 
     shard: int
@@ -40,7 +43,12 @@ STATS = tuple(ShardStats.__dataclass_fields__)
 
 
 def stats_of(shard: int, stored: bytes) -> ShardStats:
-    """How much a shard remembers."""
+    """Returns the size of a shard's state.
+
+    Args:
+        shard: Number of the shard.
+        stored: The state as stored.
+    """
     state = ShardState.decode(stored, None)
     return ShardStats(
         shard=shard,
@@ -54,27 +62,27 @@ def stats_of(shard: int, stored: bytes) -> ShardStats:
 
 
 def session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
-    """What a shard remembers of one session; times in ms, absent ones None.
+    """Returns what a shard's state has of one session. Times are in ms; a missing value is None.
 
     Raises:
-        UsageError: the state remembers nothing of the session.
+        UsageError: The state has nothing of the session.
     """
     state = ShardState.decode(stored, None)
     place = pc.index(state.keys, session_key(topic, partition, session)).as_py()
     if place < 0:
         raise UsageError(
-            f"the state holds nothing of session {session!r} of topic {topic}, partition {partition}: it "
-            "never came, or it is forgotten, "
-            "as a session is twice its session timeout after its last message"
+            f"the state has nothing of session {session!r} of topic {topic}, partition {partition}",
+            why="It never had a message, or its state was dropped: that happens at twice the session timeout after the "
+            "last message",
         )
     cursor = Cursor.of(state.cursors[place], decode_memory(state.memories[place]))
     lane = state.clock.lanes[cursor.lane]
-    told = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
+    fields = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
     bounds = cursor.taken.bounds
     return {
         "topic": topic,
         "session_id": session,
-        **{name: None if value == INITIAL.get(name) else value for name, value in told.items()},
+        **{name: None if value == INITIAL.get(name) else value for name, value in fields.items()},
         "status": Status(cursor.status).name.lower(),
         "expired": bool(cursor.marked),
         "stream_time": None if lane.time == NO_TIME else lane.time,
@@ -84,13 +92,13 @@ def session_state(stored: bytes, topic: str, partition: int, session: str) -> di
     }
 
 
-def readable(found: Any) -> Any:
-    """What `session_state` tells, with its times as ISO 8601 texts in UTC; those beyond the year 9999 stay numbers."""
+def with_iso_times(found: Any) -> Any:
+    """Returns a session's state with times as ISO 8601 texts in UTC. Times after the year 9999 stay numbers."""
     if isinstance(found, list):
-        return [readable(item) for item in found]
+        return [with_iso_times(item) for item in found]
     if not isinstance(found, dict):
         return found
-    return {name: _iso(value) if name in _TIMES else readable(value) for name, value in found.items()}
+    return {name: _iso(value) if name in _TIMES else with_iso_times(value) for name, value in found.items()}
 
 
 def _iso(ms: int | None) -> str | int | None:
@@ -100,7 +108,7 @@ def _iso(ms: int | None) -> str | int | None:
 
 _TIMES = {
     *("first_ts", "last_ts", "last_kafka_ts", "ended_at", "highest_ts", "changed_at", "stream_time"),
-    *("due", "ts"),  # of unfilled seqs, of messages held back
+    *("due", "ts"),  # in the entries of `unfilled` and `held`
 }
 _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "holes", "due", "held", "status"}
 

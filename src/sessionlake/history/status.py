@@ -1,6 +1,6 @@
-"""How far each layer is: totals, what is behind it, when it last committed.
+"""The status of each layer: totals, how much it has not read yet, and its last commit.
 
-All of it is by the ledger, but what gold is behind: changes that it has not taken in may have been removed since.
+Everything comes from the ledger, except how much gold has not read yet: retention may have removed such changes.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ class LayerStatus:
     """One layer's totals and how far it is behind; a row of `sessionlake status`.
 
     Attributes:
-        last_batch: its id, None before the first.
-        messages: taken in: Kafka messages for bronze, silver and processors, those of the merged batches for the silver
-            tables, session changes for gold.
-        rows: written to its tables, merged ones included.
-        behind: what its source holds and it has not taken in yet, in the unit of `messages`; None where Kafka
-            cannot be asked.
-        events: judgements that silver recorded in `silver.integrity_events`.
-        unaccounted: messages that the ledger shows as taken in but not as applied, dropped, quarantined or held; 0.
-        committed_at: of its last batch, UTC.
-        age_seconds: since then.
+        layer: The layer's name in the ledger.
+        batches: Number of batches.
+        last_batch: Id of the last batch; None before the first.
+        messages: What it has read: Kafka messages for bronze, silver and processors, messages of the merged batches
+            for the silver tables, session changes for gold.
+        rows: Rows written to its tables, including merged ones.
+        behind: What its source has and it has not read yet, in the unit of `messages`; None if this is not known.
+        duplicates, quarantined, held: Numbers of messages that silver dropped, put into quarantine, and holds back.
+        events: Number of rows that silver wrote to `silver.integrity_events`.
+        unaccounted: Messages that were read, but not applied, dropped, quarantined or held. Must be 0.
+        committed_at: When its last batch was committed, UTC.
+        age_seconds: Seconds since then.
     """
 
     layer: str
@@ -62,26 +64,26 @@ class LayerStatus:
     age_seconds: float | None = None
 
     def row(self) -> tuple[Any, ...]:
-        """The fields' values, in the order of `STATUS_COLUMNS`."""
+        """Returns the values of the fields, in the order of `STATUS_COLUMNS`."""
         return astuple(self)
 
 
 STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 
-def begun(settings: Settings) -> bool:
-    """Whether there may be a ledger to read, as far as can be told without Spark."""
+def may_have_ledger(settings: Settings) -> bool:
+    """Returns False if there is certainly no ledger yet. It does not start Spark."""
     return not Lake(settings).is_known_missing(LEDGER)
 
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
-    """Every layer's status, in the order in which data passes them."""
+    """Returns the status of every layer, in the order in which data flows through them."""
     batches = _batches(reader)
     if not batches:
         return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
-    taken_in = offset_spans(reader)
-    bronze, silver = (_ends(taken_in, layer) for layer in ("bronze", "silver"))
-    kafka = _as_captured(kafka_ends(settings), latest_generations(parse_topics(reader.rows(TOPICS))))
+    layer_spans = offset_spans(reader)
+    bronze, silver = (_ends(layer_spans, layer) for layer in ("bronze", "silver"))
+    kafka = _as_bronze_offsets(kafka_ends(settings), latest_generations(parse_topics(reader.rows(TOPICS))))
     behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _unread(reader, kafka, bronze),
         "silver": _unread(reader, bronze, silver),
@@ -93,15 +95,16 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
             behind[own.layer] = None
             continue
         wanted = {place: end for place, end in bronze.items() if re.fullmatch(own.topics, place[0])}
-        behind[own.layer] = _unread(reader, wanted, _ends(taken_in, own.layer))
+        behind[own.layer] = _unread(reader, wanted, _ends(layer_spans, own.layer))
     now = datetime.now(UTC)
     return [_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()]
 
 
 def kafka_ends(settings: Settings) -> KafkaEnds | None:
-    """Where reading each partition of the captured topics ends now: before the first message of an open transaction.
+    """Returns one past the last readable offset of each partition of the captured topics.
 
-    None if Kafka cannot be asked from here, or is not what bronze reads.
+    Reading ends before the first message of an open transaction. The result is None if Kafka does not answer, or if
+    bronze does not read Kafka.
     """
     if settings.bronze.source is not SourceKind.KAFKA:
         return None
@@ -125,15 +128,18 @@ def kafka_ends(settings: Settings) -> KafkaEnds | None:
 
 
 def _ends(spans: Iterable[Span], layer: str) -> KafkaEnds:
-    """Where the layer stands in each topic-partition: one past the last offset that it has."""
+    """Returns one past the last offset that a layer has read, by topic-partition."""
     return {(span.topic, span.partition): span.last + 1 for span in spans if span.layer == layer}
 
 
-_SUMMED = ("batches", "messages", "duplicates", "quarantined", "held", "unaccounted")
+_SUMMED_COLUMNS = ("batches", "messages", "duplicates", "quarantined", "held", "unaccounted")
 
 
-class _Batches(NamedTuple):
-    """Batches of a layer, added up: `rows` written in all, and of those to `integrity_events`."""
+class _BatchTotals(NamedTuple):
+    """Totals of one ledger entry, which may stand for several batches of a layer.
+
+    `rows` counts rows written to all tables, `events` those written to `integrity_events`.
+    """
 
     layer: str
     last_batch: int
@@ -148,27 +154,27 @@ class _Batches(NamedTuple):
     events: int
 
 
-def _batches(reader: TableReader) -> list[_Batches]:
-    """All of them, in narrow rows."""
-    return [_narrow(row) for row in to_dicts(LedgerReader(reader, *_SUMMED, "outputs").current())]
+def _batches(reader: TableReader) -> list[_BatchTotals]:
+    """Returns the totals of all current entries of the ledger."""
+    return [_to_totals(row) for row in to_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").current())]
 
 
-def _narrow(row: Row) -> _Batches:
+def _to_totals(row: Row) -> _BatchTotals:
     def written(*tables: str) -> int:
         return sum(output["rows"] for output in row["outputs"] if not tables or output["table"] in tables)
 
-    return _Batches(
+    return _BatchTotals(
         layer=row["layer"],
         last_batch=row["batch_id"],
         committed_at=row["committed_at"],
         rows=written(),
         events=written(EVENTS),
-        **{name: row[name] for name in _SUMMED},
+        **{name: row[name] for name in _SUMMED_COLUMNS},
     )
 
 
-def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
-    """Kafka's ends as offsets of `bronze.messages`, without the topics that are not read any more."""
+def _as_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
+    """Converts Kafka's ends to offsets of `bronze.messages`, without topics that are no longer read."""
     if ends is None:
         return None
     read = {name: row.offset_shift for name, row in topics.items() if row.state in READ_STATES}
@@ -177,37 +183,38 @@ def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEn
 
 
 def _unread(reader: TableReader, source: KafkaEnds, reached: KafkaEnds) -> int:
-    """How many messages of its source a layer has not read: offsets known to hold none do not count."""
+    """Returns the number of messages that a layer has not read. Offsets without a message do not count."""
     wanted = {place: (reached.get(place, 0), end) for place, end in source.items() if end > reached.get(place, 0)}
     known = AbsentOffsets(reader).overlapping(wanted)
     return sum(end - first - count_covered(known[place], first, end) for place, (first, end) in wanted.items())
 
 
-def _messages(batches: Iterable[_Batches], layer: str) -> int:
+def _messages(batches: Iterable[_BatchTotals], layer: str) -> int:
     return sum(b.messages for b in batches if b.layer == layer)
 
 
 def _changes_behind(reader: TableReader, read: int) -> int:
-    """How many changes there are that gold has not taken in.
+    """Returns the number of changes that gold has not read.
 
     Args:
-        read: how many it has, since it was emptied; of these, some may have been removed.
+        reader: Reads the tables.
+        read: Number of changes that gold has read since it was last emptied. Some of them may have been removed.
     """
     taken = changes_read(reader)
     if taken is None:
         return reader.count(CHANGES)
     later = reader.count_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
-    # A gold that begins reads files of the table in the order in which they were written, merged ones late.
+    # A new gold reads the table's files in the order in which they were written, compacted ones late.
     return max(later, reader.count(CHANGES) - read)
 
 
-def _status(layer: str, batches: list[_Batches], behind: int | None, now: datetime) -> LayerStatus:
+def _status(layer: str, batches: list[_BatchTotals], behind: int | None, now: datetime) -> LayerStatus:
     if not batches:
         return LayerStatus(layer, behind=behind)
     committed = max(b.committed_at for b in batches)
     committed = committed.replace(microsecond=committed.microsecond // 1000 * 1000)
-    totals = {name: sum(getattr(b, name) for b in batches) for name in (*_SUMMED, "rows", "events")}
-    if layer == SILVER_TABLES:  # they take over what silver has accounted for
+    totals = {name: sum(getattr(b, name) for b in batches) for name in (*_SUMMED_COLUMNS, "rows", "events")}
+    if layer == SILVER_TABLES:  # silver has accounted for these messages already
         totals["unaccounted"] = 0
     return LayerStatus(
         layer,

@@ -1,4 +1,4 @@
-"""Where one Kafka message is: the bronze commit, the silver batch, what became of it, the row changes it made."""
+"""Traces one Kafka message through the layers: bronze's commit, silver's batch, its judgement, and its row changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.far_times import FarTime, ms_of
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.errors import LakeError, NotThereError
-from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
+from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
 from sessionlake.history.missing import why_absent, why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
@@ -61,11 +61,14 @@ _SESSION = ("session_id", "partition", "status", "epoch", "next_seq", *_COUNTED,
 
 @dataclass(frozen=True)
 class BatchCommit:
-    """One micro-batch of a layer, by the ledger.
+    """One micro-batch of a layer, from the ledger.
 
     Attributes:
-        versions: of the tables it wrote.
-        recovered: whether the entry stands for all batches until then, since the ledger's own were lost.
+        batch: Its id.
+        app_id: Application id of its transactions.
+        committed_at: When it was committed.
+        versions: Version of each table that it wrote.
+        recovered: True if the entry stands for all batches up to it, because their own entries were lost.
     """
 
     batch: int
@@ -77,7 +80,7 @@ class BatchCommit:
 
 @dataclass(frozen=True)
 class Merge(BatchCommit):
-    """A merge, and the first and last silver batch that it took over."""
+    """A merge, with the first and last silver batch that it merged."""
 
     first_batch: int
     last_batch: int
@@ -85,11 +88,15 @@ class Merge(BatchCommit):
 
 @dataclass(frozen=True)
 class TracedMessage:
-    """What bronze holds of the message, and what it says by today's configuration.
+    """The message in bronze, and its content decoded with the current configuration.
 
     Attributes:
-        type: None, as are `seq` and `ts` (ms), where it is malformed.
-        timestamp: Kafka's.
+        key: Its Kafka key.
+        session_id: Its session.
+        type, seq, ts: Its type, seq and event time (ms); None if it is malformed.
+        timestamp: Its Kafka timestamp.
+        value_bytes: Size of its value.
+        ingested_at: When bronze read it.
     """
 
     key: bytes | None
@@ -107,10 +114,13 @@ class Judgement:
     """What silver decided about the message, why, and in which batch.
 
     Attributes:
-        reason: why it is in quarantine.
-        batch: the silver batch that decided, as in `fate.DecidedFate`, and when that was committed.
-        events: what was recorded of it in `integrity_events`.
-        broken_by: the event that broke the session, if that is the reason.
+        fate: What happened to the message.
+        reason: Why it is in quarantine.
+        batch: The silver batch that decided. None while the message is held back, and if the batch is not known.
+        committed_at: When that batch was committed.
+        integrity: Integrity class of the topic.
+        events: Its rows of `integrity_events`.
+        broken_by: The event that broke the session, if the reason is `session_broken`.
     """
 
     fate: Fate
@@ -124,13 +134,17 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Trace:
-    """The way of one message through the lake.
+    """The path of one message through the layers.
 
     Attributes:
-        silver: the batch that took it in; `judgement.batch` is a later one for a message that was held back.
-        tables: the merge that took the deciding batch over into `session_rows` and `sessions`; None if none has yet.
-        changes: its rows of `session_changes`, in order; `set` has the columns that it set.
-        session: its session now.
+        topic, partition, offset: Coordinates of the message.
+        bronze: The batch of bronze that has it.
+        message: The message.
+        silver: The batch of silver that read it. `judgement.batch` is later if the message was held back.
+        judgement: What silver decided.
+        tables: The merge of the deciding batch into `session_rows` and `sessions`; None if it is not merged yet.
+        changes: Its rows of `session_changes`, in order; `set` has the columns that it set.
+        session: Its session now.
     """
 
     topic: str
@@ -146,31 +160,31 @@ class Trace:
 
 
 def trace(reader: TableReader, settings: Settings, topic: str, partition: int, offset: int) -> Trace:
-    """Follows one message through the layers, by offset.
+    """Returns the path of one message through the layers.
 
     Raises:
-        NotThereError: bronze has not read it, or silver has not judged it yet; the text says what is known.
-        LakeError: silver counts it, but its tables lack it.
+        NotThereError: Bronze has not read it, silver has not judged it yet, or retention has removed it.
+        LakeError: The ledger says that silver read it, but silver's tables lack it.
     """
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
     raw = next(reader.rows(MESSAGES, *place, columns=_READ), None)
-    bronze = _took_in(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
+    bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = beginnings(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
-        raise NotThereError(f"{describe_beginning((topic, partition), gone)}: {offset} is gone")
+        raise NotThereError(f"{describe_beginning((topic, partition), gone)}, so offset {offset} is gone")
     if raw is not None:
         _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
         absent = why_absent(reader, topic, partition, offset)
         raise NotThereError(absent or why_unread(offset_spans(reader), settings, topic, partition, offset))
-    silver = _took_in(reader, SILVER, topic, partition, offset, bronze.committed_at)
+    silver = _find_batch(reader, SILVER, topic, partition, offset, bronze.committed_at)
     _require_entries(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
         raise NotThereError(
             why_unjudged(offset_spans(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
         )
-    _require_uncut(reader, silver)
-    content = decoded(raw, settings)
+    _require_complete_tables(reader, silver)
+    content = decode_row(raw, settings)
     found = Evidence(
         offset=offset,
         batch=silver.batch,
@@ -189,7 +203,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         silver,
         judgement,
         _merge(reader, judgement),
-        [_shown(row) for row in found.changes],
+        [_public_change(row) for row in found.changes],
         found.session and {name: found.session[name] for name in _SESSION},
     )
 
@@ -197,37 +211,44 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
 def _require_entries(
     reader: TableReader, topic: str, partition: int, offset: int, found: tuple[BatchCommit | None, str]
 ) -> None:
-    """Tells a batch that is gone from the ledger from one that has not come.
+    """Checks that a batch which was not found is not one whose ledger entry was removed.
+
+    Args:
+        reader: Reads the tables.
+        topic: The message's topic.
+        partition: The message's partition.
+        offset: The message's offset.
+        found: The batch that has the message (None if it was not found), and its layer.
 
     Raises:
-        NotThereError: retention has removed the entry.
+        NotThereError: Retention has removed the entry.
     """
     batch, layer = found
     cut = None if batch is not None else read_heads(reader).get(LEDGER)
     if cut is not None and has_read(reader, layer, topic, partition, offset):
         raise NotThereError(
-            f"topic {topic}, partition {partition}: {layer} has taken in offset {offset}, but {cut.summary}, its batch "
-            "among them"
+            f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but {cut.summary}, so its batch "
+            "is not known"
         )
 
 
-def _require_uncut(reader: TableReader, silver: BatchCommit) -> None:
-    """What became of a message shows by what tables lack, too: they must be whole.
+def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
+    """Checks that silver's tables still have all rows of a batch, because missing rows are evidence, too.
 
     Raises:
-        NotThereError: retention has removed rows of the batch that judged it.
+        NotThereError: Retention has removed rows of the batch.
     """
     known = read_heads(reader)
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
             raise NotThereError(
-                f"silver judged it in batch {silver.batch}, and {found.summary}, of batches up to {found.batch}: what "
-                "became of it cannot be told"
+                f"silver judged the message in batch {silver.batch}, but {found.summary}, of batches up to "
+                f"{found.batch}, so it is no longer known what happened to the message"
             )
 
 
-def decoded(raw: Row, settings: Settings) -> Content:
-    """What a row of `bronze.messages` says."""
+def decode_row(raw: Row, settings: Settings) -> Content:
+    """Returns the content of a row of `bronze.messages`, decoded with the current configuration."""
     rules = rules_of(settings.capture)
     ingested = None if raw["ingested_at"] is None else ms_of(raw["ingested_at"])
     row = raw | {"kafka_ts": ms_of(raw["timestamp"]), "ingested_at": ingested}
@@ -253,14 +274,14 @@ def _message(raw: Row, content: Content) -> TracedMessage:
     )
 
 
-def _took_in(
+def _find_batch(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
 ) -> BatchCommit | None:
     found = find_entry(reader, layer, topic, partition, offset, near)
-    return None if found is None else BatchCommit(*_head(found))
+    return None if found is None else BatchCommit(*_commit_fields(found))
 
 
-def _head(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
+def _commit_fields(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
     versions = {output["table"]: output["version"] for output in row["outputs"]}
     return row["batch_id"], row["app_id"], row["committed_at"], versions, row["source"] == RECOVERED
 
@@ -270,14 +291,14 @@ def _changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Ro
     return sorted(reader.rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
 
 
-def _shown(row: Row) -> Row:
-    """A row of `session_changes`, with the columns that the message set put together."""
+def _public_change(row: Row) -> Row:
+    """Returns a row of `session_changes` with the columns that the message set under `set`."""
     head = {name: row[name] for name in _CHANGE}
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
 def _session(reader: TableReader, topic: str, partition: int, session_id: str | None) -> Row | None:
-    """The session's latest row: of the batches that are still to be merged, or else as it was merged."""
+    """Returns the session's latest row: from batches that are not merged yet, or else from `sessions`."""
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)]
@@ -296,12 +317,13 @@ def _judgement(
 ) -> Judgement:
     topic, _ = place
     integrity = RuleBook(settings.capture).of(topic).integrity
-    verdict = DecidedFate(Fate.ERASED) if content.erased else fate_of(content, found, integrity)
+    verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, found, integrity)
     if verdict is None:
         raise LakeError(
-            f"silver batch {silver.batch} took in topic {topic}, offset {found.offset} ({content.type or 'malformed'}, "
-            f"{content.changes} row changes), but no table of silver shows it. If capture.* has changed since, set it "
-            "as it was; else rows were removed by hand: `sessionlake doctor` compares the tables with the ledger"
+            f"silver batch {silver.batch} read topic {topic}, offset {found.offset} ({content.type or 'malformed'}, "
+            f"{content.changes} row changes), but no table of silver shows it",
+            why="Either capture.* has changed since, or rows were removed by hand",
+            fix="Set capture.* as it was, or run `sessionlake doctor` to compare the tables with the ledger",
         )
     fate, reason, batch = verdict
     return Judgement(
@@ -319,12 +341,12 @@ def _committed_at(reader: TableReader, silver: BatchCommit, batch: int | None) -
     if batch is None or batch == silver.batch:
         return silver.committed_at if batch is not None else None
     own: list[Condition] = [("layer", eq, SILVER), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
-    # A batch's tables are written before its ledger row: it may be under way.
-    return next((row["committed_at"] for row in _near(reader, silver.committed_at, *own)), None)
+    # A batch writes its tables before its ledger row, so the row may be missing while the batch runs.
+    return next((row["committed_at"] for row in _ledger_rows_near(reader, silver.committed_at, *own)), None)
 
 
-def _near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
-    """The ledger's rows that meet the conditions: those about a moment, or, if there are none, all."""
+def _ledger_rows_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
+    """Returns the ledger's rows that meet the conditions, near a moment if there are any, else at any time."""
     found: list[Row] = []
     for window in search_windows(moment):
         found = list(reader.rows(LEDGER, *conditions, *window))
@@ -345,6 +367,6 @@ def _merge(reader: TableReader, judgement: Judgement) -> Merge | None:
         return None
     taking: list[Condition] = [("source_from", le, judgement.batch), ("source_to", ge, judgement.batch)]
     since = judgement.committed_at
-    rows = _near(reader, since, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, since))
+    rows = _ledger_rows_near(reader, since, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, since))
     found = min(rows, key=lambda row: row["committed_at"], default=None)
-    return None if found is None else Merge(*_head(found), found["source_from"], found["source_to"])
+    return None if found is None else Merge(*_commit_fields(found), found["source_from"], found["source_to"])

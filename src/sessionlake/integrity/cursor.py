@@ -140,7 +140,7 @@ def decode_memory(stored: bytes | None) -> SeqMemory | None:
 
 
 def postpone_gaps(stored: bytes | None, by: int) -> bytes | None:
-    """Returns a stored memory in which every gap is due `by` ms postpone_gaps."""
+    """Returns a stored memory in which every gap is due `by` ms later."""
     memory = decode_memory(stored)
     if memory is not None:
         for hole in memory.holes:
@@ -211,9 +211,7 @@ class Cursor:
             self.taken.close_lowest_gap()
         if self.holes:
             self.holes = [hole for hole in self.holes if not self.taken.contains_all(hole.start, hole.end - 1)]
-        if (
-            len(self.snapshots) > 1
-        ):  # no postpone_gaps message can have a seq between two snapshots without a gap between them
+        if len(self.snapshots) > 1:  # no later message can have a seq between two snapshots without a gap between them
             pairs = zip(self.snapshots, self.snapshots[1:], strict=False)
             kept = [one for one, following in pairs if not self.taken.contains_all(one[0], following[0])]
             self.snapshots = [*kept, self.snapshots[-1]]

@@ -141,7 +141,7 @@ class ShardState:
         Args:
             source: A state of the same shard after the same messages. An empty one removes the selected sessions.
             is_selected: Says for a topic, partition and session id whether that session is replaced.
-            extra_lanes: Topic-partitions whose stream times are used although no session is in them.
+            extra_lanes: Topic-partitions whose stream times are kept although no session is in them.
         """
         self.keep_sessions(~_selected(self.keys, is_selected))
         chosen = np.flatnonzero(_selected(source.keys, is_selected))

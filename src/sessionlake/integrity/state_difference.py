@@ -1,4 +1,4 @@
-"""Compares two states of a shard: is is_stored a difference that could change how a later message is judged?
+"""Compares two states of a shard: is there a difference that could change how a later message is judged?
 
 Equal tables do not prove equal states: a wrong state shows only when the next message is judged. Two correct states can
 differ in a few values, depending on how the messages were split into batches. These values are not compared; each such

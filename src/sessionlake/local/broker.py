@@ -59,7 +59,7 @@ class BrokerStatus:
         return self.folder / "broker.log"
 
 
-def up(settings: Settings) -> BrokerStatus:
+def start_broker(settings: Settings) -> BrokerStatus:
     """Starts the embedded broker unless it already runs, and waits until it answers.
 
     Raises:
@@ -80,7 +80,7 @@ def up(settings: Settings) -> BrokerStatus:
     return BrokerStatus("running", settings.kafka.bootstrap_servers, process.pid, folder)
 
 
-def down(settings: Settings) -> bool:
+def stop_broker(settings: Settings) -> bool:
     """Stops the embedded broker of this home and waits until its process has ended.
 
     Returns:
@@ -97,7 +97,7 @@ def down(settings: Settings) -> bool:
     return process is not None
 
 
-def status(settings: Settings) -> BrokerStatus:
+def broker_status(settings: Settings) -> BrokerStatus:
     """Returns the current state of the configured broker. Changes nothing."""
     folder, servers = settings.home / "kafka", settings.kafka.bootstrap_servers
     process = _running_broker(folder)

@@ -279,7 +279,7 @@ class Pipeline:
 
     def _on_silver(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
         if self._merger is not None:
-            self._merger.announce(entry, rows)
+            self._merger.report_batch(entry, rows)
         self._on_commit(entry)
 
     def _stop(self) -> None:

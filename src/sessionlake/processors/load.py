@@ -18,7 +18,7 @@ from sessionlake.ledger.entries import config_hash
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.output import OutputColumns
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.settings.named_code import NamedCodeError, named_code
+from sessionlake.settings.named_code import NamedCodeError, load_named_code
 
 GROUP = "sessionlake.processors"
 
@@ -152,7 +152,7 @@ def _find_class(ref: ProcessorRef) -> Any:
     if ":" not in ref.target:
         return _load_entry_point(ref)
     try:
-        return named_code(ref.target, type, ref.folder)
+        return load_named_code(ref.target, type, ref.folder)
     except NamedCodeError as error:
         raise ConfigError(f"processors.{ref.name}.class: {error}") from error
 

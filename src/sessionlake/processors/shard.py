@@ -202,8 +202,8 @@ class _ShardBatch:
         columns = (
             life[starts].tolist(),
             judged.messages["partition"].to_numpy()[last].tolist(),
-            judged.came[first - released].tolist(),
-            judged.came[last - released].tolist(),
+            judged.arrived_at[first - released].tolist(),
+            judged.arrived_at[last - released].tolist(),
             judged.times[last - released].tolist(),
         )
         found: dict[str, list[_LifeInBatch]] = {}

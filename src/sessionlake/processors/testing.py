@@ -36,8 +36,8 @@ from sessionlake.settings.model import CaptureSettings, ProcessorSettings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import total, violation_of
-from sessionlake.silver.stream_times import ends_of
+from sessionlake.silver.job import first_violation, sum_counts
+from sessionlake.silver.stream_times import times_after
 from sessionlake.streaming.payloads import rules_of
 
 __all__ = ["Result", "Sent", "run", "run_keyed"]
@@ -213,7 +213,7 @@ def fold_raw(
     for tasks in batches:
         packer = Packer(rules_of(capture), shards, times=times)
         reports = _collect(result, config.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
-        times = times.noted(ends_of(total([*reports]), reports))
+        times = times.noted(times_after(sum_counts([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
@@ -239,7 +239,7 @@ def _folded(
 
 def _collect(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
     reports = [read_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
-    if violation := violation_of([*reports]):
+    if violation := first_violation([*reports]):
         raise violation
     refuse_failures(name, reports)
     for part in (part for report in reports for part in report.partitions):

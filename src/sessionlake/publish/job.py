@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PREIMAGE = "update_preimage"
-_LARGEST = 64 << 20  # bytes of one message
+_MAX_MESSAGE_BYTES = 64 << 20
 _PRODUCER = {
     # Retries neither repeat nor reorder messages within a partition, and therefore within a key.
     "kafka.enable.idempotence": "true",
     "kafka.acks": "all",
     "kafka.batch.size": str(BATCH_BYTES),
     # The topic's own limit decides how large a message may be.
-    "kafka.max.request.size": str(_LARGEST),
-    "kafka.buffer.memory": str(_LARGEST),
+    "kafka.max.request.size": str(_MAX_MESSAGE_BYTES),
+    "kafka.buffer.memory": str(_MAX_MESSAGE_BYTES),
 }
 
 
@@ -104,7 +104,7 @@ def start(
     _refuse_speculation(spark)
     lake.ensure(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
-    _require_same(spark, lake, publication, query)
+    _require_resumable(spark, lake, publication, query)
     written = prepare_topic(settings, publication.topic, first=first, restart_hint=query.restart_hint)
     if written == 0 and not first:
         if _has_sent(spark, lake, publication.layer):
@@ -121,7 +121,7 @@ def start(
     return query.start(stream, batch, trigger=settings.publish.trigger, once=once)
 
 
-def _require_same(spark: SparkSession, lake: Lake, publication: Publication, query: PublishQuery) -> None:
+def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication, query: PublishQuery) -> None:
     """Checks that publishing can resume from the version where it stopped.
 
     Raises:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 # Kafka allows 249 characters, but the name is part of a folder's name, which can have 255.
-_LONGEST = 200
-_SECONDS = 10.0
+_MAX_NAME_LENGTH = 200
+_TIMEOUT_SECONDS = 10.0
 # The producer batches messages up to this size, and a topic must accept twice that. If a topic refuses a batch, Kafka's
 # producer splits it and reports success to Spark before it has sent the parts. A message that is refused then would be
 # lost silently. A larger message is sent alone, and its refusal is reported.
 BATCH_BYTES = 16_384
-_SMALLEST_LIMIT = 2 * BATCH_BYTES
+_MIN_MESSAGE_LIMIT = 2 * BATCH_BYTES
 _COMPACTED = {"cleanup.policy": "compact"}
 _UNLIMITED = "-1"
 
@@ -31,10 +31,10 @@ def require_topic(settings: Settings, topic: str) -> None:
     Raises:
         UsageError: it is not a valid topic name, or bronze captures the topic.
     """
-    if not _NAME.fullmatch(topic) or len(topic) > _LONGEST:
+    if not _NAME.fullmatch(topic) or len(topic) > _MAX_NAME_LENGTH:
         raise UsageError(
             f"publish: {topic!r} cannot be a topic",
-            fix=f"Use up to {_LONGEST} letters, digits, dots, dashes and underscores",
+            fix=f"Use up to {_MAX_NAME_LENGTH} letters, digits, dots, dashes and underscores",
         )
     if re.fullmatch(settings.kafka.topic_pattern, topic):
         raise UsageError(
@@ -69,10 +69,10 @@ def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: 
     except (ImportError, ConfigError):
         return None
     try:
-        known = admin.list_topics(timeout=_SECONDS).topics
+        known = admin.list_topics(timeout=_TIMEOUT_SECONDS).topics
         if topic in known:
             _require_fit(admin, topic)
-            written = _written(settings, topic, list(known[topic].partitions))
+            written = _count_written(settings, topic, list(known[topic].partitions))
         elif first:
             _create(admin, topic)
             written = 0
@@ -82,7 +82,10 @@ def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: 
                 fix=f"Publish the table from the start: {restart_hint}",
             )
     except KafkaException as error:
-        raise BrokerError(f"publish: Kafka cannot describe topic {topic}: {error.args[0].str()}") from error
+        raise BrokerError(
+            f"publish: topic {topic} cannot be checked or created: {error.args[0].str()}",
+            fix="Check the broker and this client's rights on the topic, and run the command again",
+        ) from error
     if first and written:
         raise BrokerError(
             f"publish: topic {topic} has {written} messages already, but nothing of this table was published from here",
@@ -97,7 +100,7 @@ def _create(admin: AdminClient, topic: str) -> None:
     from confluent_kafka.admin import NewTopic
 
     try:
-        admin.create_topics([NewTopic(topic, config=_COMPACTED)], request_timeout=_SECONDS)[topic].result()
+        admin.create_topics([NewTopic(topic, config=_COMPACTED)], request_timeout=_TIMEOUT_SECONDS)[topic].result()
     except KafkaException as error:
         raise BrokerError(
             f"publish: topic {topic} does not exist and cannot be created ({error.args[0].str()})",
@@ -112,7 +115,7 @@ def _require_fit(admin: AdminClient, topic: str) -> None:
 
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     try:
-        found = admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result()
+        found = admin.describe_configs([resource], request_timeout=_TIMEOUT_SECONDS)[resource].result()
     except KafkaException:
         return  # a client that may write is not always allowed to read the topic's configuration
     config = {name: entry.value for name, entry in found.items()}
@@ -123,26 +126,26 @@ def _require_fit(admin: AdminClient, topic: str) -> None:
             f"publish: topic {topic} drops messages by age or size (cleanup.policy={config['cleanup.policy']}, "
             f"{spelled})",
             why="Later readers would miss rows that have not changed for long",
-            fix=_alter(topic, "cleanup.policy=compact"),
+            fix=_alter_hint(topic, "cleanup.policy=compact"),
         )
-    if int(config["max.message.bytes"]) < _SMALLEST_LIMIT:
+    if int(config["max.message.bytes"]) < _MIN_MESSAGE_LIMIT:
         raise BrokerError(
             f"publish: topic {topic} has max.message.bytes={config['max.message.bytes']}, but needs at least "
-            f"{_SMALLEST_LIMIT}",
-            fix=_alter(topic, "max.message.bytes=1048588"),
+            f"{_MIN_MESSAGE_LIMIT}",
+            fix=_alter_hint(topic, "max.message.bytes=1048588"),
         )
 
 
-def _alter(topic: str, config: str) -> str:
+def _alter_hint(topic: str, config: str) -> str:
     return f"Run `kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {config}`"
 
 
-def _written(settings: Settings, topic: str, partitions: list[int]) -> int:
+def _count_written(settings: Settings, topic: str, partitions: list[int]) -> int:
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer({**client_config(settings), "group.id": "sessionlake-publish", "log_level": 0})
     try:
         places = [TopicPartition(topic, number) for number in partitions]
-        return sum(consumer.get_watermark_offsets(place, timeout=_SECONDS)[1] for place in places)
+        return sum(consumer.get_watermark_offsets(place, timeout=_TIMEOUT_SECONDS)[1] for place in places)
     finally:
         consumer.close()

@@ -147,7 +147,7 @@ class ProductSettings(Section):
 
     @field_validator("output", mode="before")
     @classmethod
-    def _is_no_complete(cls, value: object) -> object:
+    def _refuse_complete(cls, value: object) -> object:
         if value == "complete":
             raise ValueError(
                 "allowed are update and append. With update, each version of the table is a complete result: read the "
@@ -157,7 +157,7 @@ class ProductSettings(Section):
 
     @field_validator("aggregates")
     @classmethod
-    def _named(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
+    def _names_are_usable(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
         check_columns(value, (), "the table")
         return value
 
@@ -329,14 +329,14 @@ class GoldSettings(Section):
     """Tables, without `gold.`, that record their changes so that they can be published."""
 
     @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def _names_differ(self) -> Self:
         tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
         if repeated := repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")
-    def _feeds_are_of_tables(self) -> Self:
+    def _change_feeds_exist(self) -> Self:
         own = (table.removeprefix("gold.") for table in (*self.declared_tables, *self.processor_tables))
         known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
         if unknown := [name for name in self.change_feed if name not in known]:

@@ -316,9 +316,13 @@ def settings_of(file: SettingsFile) -> Settings:
         wrong = _problems(error, file)
         where = f"config file {file.document.path}" if file.content else "configuration"
         lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
-        raise ConfigError("\n".join([f"{where}: {len(wrong)} wrong", *lines])) from None
+        many = "s" if len(wrong) > 1 else ""
+        raise ConfigError("\n".join([f"{where} has {len(wrong)} wrong setting{many}:", *lines])) from None
     except SettingsError as error:
-        raise ConfigError(f"the settings in environment variables cannot be read: {error}") from None
+        raise ConfigError(
+            f"the settings in environment variables cannot be read: {error}",
+            fix="Write lists and mappings as JSON in environment variables",
+        ) from None
 
 
 def settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:

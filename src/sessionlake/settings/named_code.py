@@ -11,7 +11,7 @@ class NamedCodeError(Exception):
     """The object does not exist or cannot be imported; the text says why."""
 
 
-def named_code(target: str, kind: type, folder: str = "") -> Any:
+def load_named_code(target: str, kind: type, folder: str = "") -> Any:
     """Returns the object that `module:name` names.
 
     Args:

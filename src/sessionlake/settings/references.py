@@ -41,7 +41,7 @@ class LookupSettings(Section):
     """Most keys that are remembered as requested."""
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _has_one_source(self) -> Self:
         if (self.url is None) == (self.python is None):
             raise ValueError("a lookup needs either `url`, or `python: module:NAME`")
         return self
@@ -60,7 +60,7 @@ class ReferenceSettings(Section):
 
     @field_validator("keys", "columns")
     @classmethod
-    def _typed(cls, value: dict[str, str]) -> dict[str, str]:
+    def _types_are_known(cls, value: dict[str, str]) -> dict[str, str]:
         if not value:
             raise ValueError("name at least one column, as in {site: string}")
         for name, sql in value.items():
@@ -100,7 +100,7 @@ class JoinSettings(Section):
 
     @field_validator("take")
     @classmethod
-    def _named(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+    def _names_are_usable(cls, value: dict[str, str] | None) -> dict[str, str] | None:
         check_columns(value or (), (), "the table")
         return value
 

@@ -1,14 +1,14 @@
-"""Silver: messages judged, and the tables of their sessions.
+"""Silver: judges messages and builds the tables of their sessions.
 
-The parts of this package, from the bottom up. Each imports only those listed before it; a pure one imports no Spark.
+The parts of this package, from the bottom up. Each imports only those listed before it. Pure parts do not import Spark.
 
-- `fold`: pure; messages of one shard decoded, judged and turned into changes
-- `tables`: pure; the tables of sessions computed from changes
-- `merge`: the tables of sessions, merged from batches of changes
-- `states`: the stored states of a checkpoint
-- `unread`: what silver has not read of bronze
-- `stream_times`: stream time of each topic-partition, kept between batches
-- `decisions`: what operators decided about messages that stopped silver
-- `quarantine`: quarantined messages with their raw bytes
-- `job`: the stream
+- `fold`: pure; decodes and judges the messages of one shard and turns them into changes
+- `tables`: pure; computes the tables of sessions from changes
+- `merge`: merges batches of changes into the tables of sessions
+- `states`: reads the states stored in a checkpoint
+- `unread`: finds the silences in bronze that a layer has not read yet
+- `stream_times`: stores the stream time of each topic-partition between batches
+- `decisions`: operators' decisions about messages that stopped silver
+- `quarantine`: adds the raw bytes to quarantined messages
+- `job`: runs the stream
 """

@@ -1,8 +1,9 @@
-"""What operators decide about places at which a session broke its class under `fail`: `ops.decisions`.
+"""Operators' decisions about messages that violate a session's class under `fail`: `ops.decisions`.
 
-A decision is an input to silver as the messages are: it is read when the job starts, taken at its place once, and
-noted in the ledger by the batch that took it. Where a job stopped is noted beside its checkpoint: only that place can
-be decided about, so a decision needs only the session's name. Until somebody has followed it, it can be withdrawn.
+A decision is an input of silver, like the messages. It is read when the job starts and followed once, at its message;
+the batch that follows it records it in the ledger. The message at which a job stopped is noted beside its checkpoint.
+Only that message can be decided about, so the session's name is enough to decide. A decision can be withdrawn until a
+batch has followed it.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
-class Decided:
-    """One decision.
+class RecordedDecision:
+    """One decision about a message, or the withdrawal of one.
 
     Attributes:
-        decision: None withdraws the one before.
-        who: the user's name.
-        why: in the user's words.
+        decision: None withdraws the decision before.
+        who: The user's name.
+        why: The reason in the user's words; None if none was given.
     """
 
     topic: str
@@ -60,7 +61,7 @@ class Decided:
 
     @property
     def place(self) -> DecisionKey:
-        """The message that it is about."""
+        """The message that the decision is about."""
         return self.topic, self.partition, self.session_id, self.offset
 
     def __str__(self) -> str:
@@ -76,17 +77,17 @@ class Decided:
 
 
 def decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """All decisions by place, less those withdrawn."""
+    """Returns the decisions that hold now, by message; withdrawn ones are left out."""
     return {place: Decision(last) for place, (*_, (_, last)) in _recorded(reader).items() if last != WITHDRAWN}
 
 
 def binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """As `decisions`, and those that silver has followed, though the table lack them: the ledger names them, too."""
+    """Returns the decisions that hold now, and those that silver has followed, even if the table has lost them."""
     return decisions(reader) | _followed(reader)
 
 
 def _recorded(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
-    """What was recorded about each place, in order of time: the last word counts."""
+    """Returns the rows recorded about each message, in order of time. The last one counts."""
     found: dict[DecisionKey, list[tuple[datetime, str]]] = {}
     for row in reader.rows(DECISIONS, columns=[*_PLACE, "decision", "decided_at"]):
         place = _key_of(row)
@@ -105,32 +106,42 @@ def decide(
     partition: int | None = None,
     who: str,
     why: str | None = None,
-) -> Decided:
-    """Records a decision about a place at which silver, or a processor, stopped.
+) -> RecordedDecision:
+    """Records a decision about a message at which silver or a processor has stopped.
 
     Args:
-        spark: needed where tables are in a catalog.
-        offset: of the message that broke the session; by default where silver stopped, or else a processor.
-        topic: the session's; by default that of the place.
-        partition: likewise.
+        settings: The settings of the lake.
+        spark: The session; needed if the tables are in a catalog.
+        session: The id of the session.
+        decision: The decision.
+        offset: The offset of the message; None: where silver stopped, or else a processor.
+        topic: The session's topic; None: the one where the layer stopped.
+        partition: The session's partition; None: the one where the layer stopped.
+        who: The user's name.
+        why: The reason in the user's words.
+
+    Returns:
+        The decision as recorded.
 
     Raises:
-        UsageError: nothing has stopped there, or the place is decided already.
+        UsageError: No layer has stopped there, or the message is already decided about or processed.
     """
     lake = Lake(settings)
     reader = lake.reader(spark)
-    place, stopped = _stop_at(settings, _Meant(session, offset, topic, partition))
+    place, stopped = _find_stop(settings, _MessageFilter(session, offset, topic, partition))
     topic, partition, _, offset = place
     known = decisions(reader).get(place)
     if known is not None:
-        raise UsageError(f"{_told(place)}: decided already: {known}; --withdraw takes it back")
-    # Where silver stopped, a processor that is past the place has judged it by other rules: it would not stop there.
+        raise UsageError(
+            f"{_describe(place)}: already decided: {known}", fix="Run the command with --withdraw to take that back"
+        )
+    # If silver stopped there, only silver counts: a processor that has passed the message has judged it by other rules.
     layers = [SILVER] if SILVER in stopped else _layers(settings)
     passed = [layer for layer in layers if has_read(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
-        _require_whole(unfinished_batch(settings, layer), layer, topic, partition, offset)
-    decided = Decided(*place, decision, who, why, datetime.now(UTC))
+        _require_not_in_unfinished_batch(unfinished_batch(settings, layer), layer, topic, partition, offset)
+    decided = RecordedDecision(*place, decision, who, why, datetime.now(UTC))
     _write(lake, spark, reader, decided)
     return decided
 
@@ -145,76 +156,84 @@ def withdraw(
     partition: int | None = None,
     who: str,
     why: str | None = None,
-) -> Decided:
-    """Takes back a decision that nobody has followed yet.
+) -> RecordedDecision:
+    """Withdraws a decision that no batch has followed yet.
 
     Args:
-        spark: needed where tables are in a catalog.
-        offset: of the place; by default that of the session's only decision still to be followed.
-        topic: the session's; by default the only one with such a decision.
-        partition: likewise.
+        settings: The settings of the lake.
+        spark: The session; needed if the tables are in a catalog.
+        session: The id of the session.
+        offset: The offset of the message; None: of the session's only decision that was not followed yet.
+        topic: The session's topic; None: the only one with such a decision.
+        partition: The session's partition; None: the only one with such a decision.
+        who: The user's name.
+        why: The reason in the user's words.
+
+    Returns:
+        The withdrawal as recorded.
 
     Raises:
-        UsageError: there is no such decision, or it was followed.
+        UsageError: There is no such decision, there are several, or it was followed already.
     """
     lake = Lake(settings)
     reader = lake.reader(spark)
     followed = _followed(reader)
-    meant = _Meant(session, offset, topic, partition)
+    meant = _MessageFilter(session, offset, topic, partition)
     mine = [place for place in sorted(decisions(reader)) if meant.fits(place)]
     pending = [place for place in mine if place not in followed]
     if not pending:
-        why_not = "silver has followed it: it cannot be withdrawn" if mine else "nothing is decided"
-        raise UsageError(f"{meant}: {why_not}")
+        if mine:
+            raise UsageError(f"{meant}: silver has followed the decision, so it cannot be withdrawn")
+        raise UsageError(f"{meant}: there is no decision to withdraw")
     if len(pending) > 1:
-        places = "; ".join(map(_told, pending))
-        raise UsageError(f"{meant}: there are several decisions ({places}): choose one with {_CHOICES}")
+        places = "; ".join(map(_describe, pending))
+        raise UsageError(f"{meant}: there are several decisions: {places}", fix=f"Choose one with {_CHOICES}")
     place = pending[0]
-    _require_untaken(settings, reader, place)
-    decided = Decided(*place, None, who, why, datetime.now(UTC))
+    _require_not_followed(settings, reader, place)
+    decided = RecordedDecision(*place, None, who, why, datetime.now(UTC))
     _write(lake, spark, reader, decided)
     return decided
 
 
 def _followed(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """The decisions that batches of silver have taken."""
+    """Returns the decisions that batches of silver have followed."""
     rows = to_dicts(LedgerReader(reader, "decisions").entries(("layer", operator.eq, SILVER)))
-    told = (item for row in rows for item in row["decisions"] or ())
-    return {_key_of(item): Decision(item["decision"]) for item in told}
+    items = (item for row in rows for item in row["decisions"] or ())
+    return {_key_of(item): Decision(item["decision"]) for item in items}
 
 
 def _key_of(row: Mapping[str, Any]) -> DecisionKey:
     return row["topic"], row["partition"], row["session_id"], row["offset"]
 
 
-def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey) -> None:
-    """Refuses to withdraw what a layer has followed, or may have: it would be made otherwise when it is made again."""
+def _require_not_followed(settings: Settings, reader: TableReader, place: DecisionKey) -> None:
+    """Refuses to withdraw a decision that a layer has or may have followed: a rebuild would give another result."""
     (topic, partition, _, offset), stopped = place, _stops(settings)
     for layer in _layers(settings):
         if unfinished_batch(settings, layer) is not None:
             raise UsageError(
-                f"{layer} was interrupted while it committed a batch: run `sessionlake run {layer.replace('-', ' ')} "
-                "--once` first"
+                f"{layer} was interrupted while it committed a batch",
+                fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
             )
         waits = layer in stopped and _place_of(stopped[layer]) == place
         if not waits and has_read(reader, layer, topic, partition, offset):
-            raise UsageError(f"{_told(place)}: {layer} has passed it: the decision cannot be withdrawn")
+            raise UsageError(f"{_describe(place)}: {layer} has passed it, so the decision cannot be withdrawn")
 
 
 def _layers(settings: Settings) -> list[str]:
-    """The layers that judge sessions, and so can be decided about."""
+    """Returns the layers that judge sessions, so that decisions apply to them."""
     return [SILVER, *(processor.layer for processor in settings.processors)]
 
 
 def _stops(settings: Settings) -> dict[str, Violation]:
-    """Where the layers stopped, of those that have."""
+    """Returns the violation at which each stopped layer has stopped."""
     found = {layer: stopped_at(settings, layer) for layer in _layers(settings)}
     return {layer: stop for layer, stop in found.items() if stop is not None}
 
 
 @dataclass(frozen=True)
-class _Meant:
-    """A place, as far as it was given."""
+class _MessageFilter:
+    """A message as far as the user has described it."""
 
     session: str
     offset: int | None
@@ -229,13 +248,13 @@ class _Meant:
         return ", ".join(parts)
 
     def fits(self, place: DecisionKey) -> bool:
-        """Whether this may be the place."""
+        """Returns True if the description fits this message."""
         topic, partition, session, offset = place
         given = ((self.topic, topic), (self.partition, partition), (self.offset, offset))
         return session == self.session and all(wanted in (None, found) for wanted, found in given)
 
 
-def _told(place: DecisionKey) -> str:
+def _describe(place: DecisionKey) -> str:
     topic, partition, session, offset = place
     return f"session {session!r}, topic {topic}, partition {partition}, offset {offset}"
 
@@ -244,61 +263,72 @@ def _place_of(stop: Violation) -> DecisionKey:
     return stop.topic, stop.partition, stop.session_id, stop.offset
 
 
-def _stop_at(settings: Settings, meant: _Meant) -> tuple[DecisionKey, set[str]]:
-    """The place that is meant, and the layers that stopped there.
+def _find_stop(settings: Settings, meant: _MessageFilter) -> tuple[DecisionKey, set[str]]:
+    """Finds the message that the user means, and the layers that have stopped there.
 
     Raises:
-        UsageError: none has, or the processors stopped at several.
+        UsageError: No layer has stopped there, or processors have stopped at several messages that fit.
     """
     stops = _stops(settings)
     mine = {layer: _place_of(stop) for layer, stop in stops.items() if meant.fits(_place_of(stop))}
     if not mine:
-        places = "; ".join(f"{layer} stopped at {_told(_place_of(stop))}" for layer, stop in stops.items())
+        places = "; ".join(f"{layer} stopped at {_describe(_place_of(stop))}" for layer, stop in stops.items())
         if SILVER not in stops:
             places = "; ".join(filter(None, ["silver is not known to have stopped", places]))
-        raise UsageError(f"nothing stopped at {meant}, so nothing is to be decided: {places}")
+        raise UsageError(f"no layer has stopped at {meant}, so there is nothing to decide: {places}")
     if SILVER not in mine and len(set(mine.values())) > 1:
-        places = "; ".join(map(_told, sorted(set(mine.values()))))
-        raise UsageError(f"{meant}: processors stopped at several places ({places}): choose one with {_CHOICES}")
+        places = "; ".join(map(_describe, sorted(set(mine.values()))))
+        raise UsageError(
+            f"{meant}: processors have stopped at several messages: {places}", fix=f"Choose one with {_CHOICES}"
+        )
     place = mine[SILVER] if SILVER in mine else next(iter(mine.values()))
     return place, {layer for layer, other in mine.items() if other == place}
 
 
 def _require_ahead(passed: list[str], place: str, offset: int, decision: Decision, stopped: set[str]) -> None:
-    """Refuses a decision about what is done already: who did it could not follow it, and a rebuild would.
+    """Refuses a decision about a message that is already processed: it would only change the result of a rebuild.
 
-    A gap that was not filled in time (class `once`), and what was held back (`window`), stop silver at messages that it
-    has taken in.
+    A layer can stop at a message that it has processed: at a gap that was not filled in time (class `once`), or when a
+    held message is released (`window`).
 
     Args:
-        passed: the layers that have taken in the message.
-        stopped: those that stopped at it.
+        passed: The layers that have processed the message.
+        place: The topic-partition, for the error.
+        offset: The offset of the message.
+        decision: The decision.
+        stopped: The layers that have stopped at the message.
     """
     gone = [layer for layer in passed if layer not in stopped]
     if gone:
-        raise UsageError(f"{place}: {' and '.join(gone)} has passed offset {offset}: nothing to decide")
+        raise UsageError(
+            f"{place}: {' and '.join(gone)} has already processed offset {offset}, so there is nothing to decide"
+        )
     if passed and decision is Decision.SKIP:
         raise UsageError(
-            f"{place}: offset {offset} was taken in before it came to a violation: "
-            "it cannot be skipped any more; choose --accept-gap or --isolate"
+            f"{place}: offset {offset} was processed before it became a violation, so it cannot be skipped any more",
+            fix="Choose --accept-gap or --isolate",
         )
 
 
-def _require_whole(batch: Batch | None, layer: str, topic: str, partition: int, offset: int) -> None:
-    """Refuses a decision about a message of a batch some of whose tables may be committed."""
+def _require_not_in_unfinished_batch(batch: Batch | None, layer: str, topic: str, partition: int, offset: int) -> None:
+    """Refuses a decision about a message in a batch that may be in some tables already."""
     spans = [] if batch is None else batch.offsets
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
         raise UsageError(
-            f"topic {topic}, partition {partition}: {layer} was interrupted while it committed offset {offset}: "
-            f"run `sessionlake run {layer.replace('-', ' ')} --once` first"
+            f"topic {topic}, partition {partition}: {layer} was interrupted while it committed offset {offset}",
+            fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
         )
 
 
-def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: Decided) -> None:
+def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: RecordedDecision) -> None:
     if not reader.exists(DECISIONS):
-        raise LakeError(f"{DECISIONS} is not there yet: there is nothing to decide before silver has run")
+        raise LakeError(
+            f"the table {DECISIONS} does not exist yet",
+            why="There is nothing to decide before silver has run",
+            fix="Run `sessionlake run silver` first",
+        )
     before = _recorded(reader).get(decided.place, [])
-    # The last word counts, whatever a clock set back says.
+    # The last decision must have the latest time, even if the clock was set to an earlier time meanwhile.
     at = max([decided.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
     row = asdict(decided) | {"decision": str(decided.decision or WITHDRAWN), "decided_at": at}
     schema = pa.schema(
@@ -313,9 +343,9 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
             ("partition", pa.int32()),
         ]
     )
-    # Delta never forgets who has committed: what names the session there must not be its id.
+    # Delta never forgets the ids of transactions, so the id must not contain the session's name.
     place = hashlib.sha256("\0".join(map(str, decided.place)).encode()).hexdigest()
-    # Nor what was committed before the table was set back: the number rises whatever the table holds.
+    # The number must rise even if the table was restored to an older version, so it is not taken from the table.
     number = (at - _EPOCH) // timedelta(microseconds=1)
     append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, number))
 
@@ -324,10 +354,12 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
 
 
 def stopped_at(settings: Settings, layer: str = SILVER) -> Violation | None:
-    """The violation at which silver, or a processor, stopped, if it has not gone on since."""
+    """Returns the violation at which silver or a processor has stopped and which it has not passed since, or None."""
     return manifest.stopped_at(settings, layer, Violation)
 
 
-def taken(decided: Iterable[DecisionKey], known: dict[DecisionKey, Decision]) -> tuple[dict[str, object], ...]:
-    """Decisions that a batch took, as the ledger tells them, in order of place."""
+def ledger_decisions(
+    decided: Iterable[DecisionKey], known: dict[DecisionKey, Decision]
+) -> tuple[dict[str, object], ...]:
+    """Returns the decisions that a batch followed, as rows for the ledger, sorted by message."""
     return tuple({**dict(zip(_PLACE, place, strict=True)), "decision": str(known[place])} for place in sorted(decided))

@@ -1,4 +1,4 @@
-"""`bronze.messages` to silver's append-only tables: judged in a stateful stream, committed exactly once."""
+"""The silver stream: judges the messages in `bronze.messages` and appends the results to silver's tables."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOu
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings, milliseconds
-from sessionlake.silver.decisions import binding_decisions, taken
+from sessionlake.silver.decisions import binding_decisions, ledger_decisions
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.fold.unpack import Unpack, unpacked
-from sessionlake.silver.quarantine import whole
+from sessionlake.silver.fold.unpack import Unpack, unpack_rows
+from sessionlake.silver.quarantine import add_raw_messages
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
 from sessionlake.spark.frames import Mapped, Rows
 from sessionlake.spark.interpreted import interpreted
@@ -76,28 +76,34 @@ def start(
     """Starts the silver stream.
 
     Args:
-        once: fold what bronze holds now, then end.
-        on_batch: told of every batch that is committed, with those of its appended rows that are at hand, by table.
+        spark: The session.
+        settings: The settings of the lake.
+        once: True processes what bronze holds now and then ends.
+        on_batch: Called after every committed batch with its ledger entry and, by table, those of its appended rows
+            that are in memory.
+
+    Returns:
+        The running query.
 
     Raises:
-        LakeError: the checkpoint is new and the tables are not, declared columns do not fit the tables, or a topic of
-            which changes are gone is of class `once` now.
+        LakeError: The checkpoint is new but the tables are not. Or the declared columns do not fit the tables. Or a
+            topic has class `once` now although changes of it were removed.
     """
     lake = Lake(settings)
     _prepare(spark, lake)
-    begin = handover.read_active(settings)
+    resume_from = handover.read_active(settings)
     decided = binding_decisions(lake.reader(spark))
-    first_batch = begin.first_batch if begin else 0
+    first_batch = resume_from.first_batch if resume_from else 0
     log = offset_log(spark, lake, settings, LAYER, first_batch)
-    times = StreamTimesLog.begin(spark, settings, LAYER, log.last_offsets)
+    times = StreamTimesLog.open(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatch(lake, settings, decided, first_batch, log, times, on_batch)
-    frame = folded(spark, lake, settings, decided, begin)
+    frame = folded_stream(spark, lake, settings, decided, resume_from)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
 def _prepare(spark: SparkSession, lake: Lake) -> None:
-    """Creates silver's tables, if it may go on in the lake; see `start`."""
+    """Creates silver's tables after checking that the stream may resume in this lake."""
     settings = lake.settings
     require_uninterrupted(settings, LAYER)
     discard_building(settings, REBUILD_SILVER)
@@ -108,20 +114,24 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
     note_shards(settings)
 
 
-def folded(
-    spark: SparkSession, lake: Lake, settings: Settings, decided: dict[DecisionKey, Decision], begin: Handover | None
+def folded_stream(
+    spark: SparkSession,
+    lake: Lake,
+    settings: Settings,
+    decided: dict[DecisionKey, Decision],
+    resume_from: Handover | None,
 ) -> DataFrame:
-    """The stateful stream: bronze packed, folded by shard; `kind string, payload binary`."""
+    """Returns the stateful stream: bronze packed and folded by shard, as `kind string, payload binary`."""
     capture = settings.capture
     interval = milliseconds(settings.silver.snapshot_interval)
     fold: ShardFold = SilverFold(capture.declared, capture, decided, interval)
-    if begin is not None:
+    if resume_from is not None:
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings)))
-    return fold_shards(packed(spark, lake, settings, LAYER, begin=begin), fold)
+    return fold_shards(packed_stream(spark, lake, settings, LAYER, resume_from=resume_from), fold)
 
 
 def offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, first_batch: int = 0) -> OffsetLog:
-    """Where the batches end that come before the one that a layer's query makes next, though the ledger has it."""
+    """Returns the offsets where a layer's batches end before the next one, even if the ledger already has that one."""
     checkpoint = Generations(settings.checkpoint(layer), layer).current
     done = last_committed(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
@@ -129,21 +139,29 @@ def offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, 
     return OffsetLog.load(spark, lake, layer, before)
 
 
-def packed(
-    spark: SparkSession, lake: Lake, settings: Settings, layer: str, topics: str = ".*", begin: Handover | None = None
+def packed_stream(
+    spark: SparkSession,
+    lake: Lake,
+    settings: Settings,
+    layer: str,
+    topics: str = ".*",
+    resume_from: Handover | None = None,
 ) -> DataFrame:
-    """The stream of bronze's messages, packed by shard; `shard int, chunk binary`.
+    """Returns the stream of bronze's messages, packed by shard, as `shard int, chunk binary`.
 
     Args:
-        layer: by whose notes of stream time.
-        topics: pattern of whole names of those that are wanted.
-        begin: what was rebuilt already, and is not read again.
+        spark: The session.
+        lake: The lake.
+        settings: The settings of the lake.
+        layer: The layer whose checkpoint and notes of stream time are used.
+        topics: Pattern of whole names of the topics to read.
+        resume_from: The handover to start from, whose messages are not read again; None if there is none.
     """
     from pyspark.sql import functions as F
 
     options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
-    if begin is not None:
-        options["startingVersion"] = begin.bronze_version + 1
+    if resume_from is not None:
+        options["startingVersion"] = resume_from.bronze_version + 1
     elif last_planned(settings.checkpoint(layer)) is None:
         options |= _first_read(spark, lake, layer)
     else:
@@ -155,16 +173,18 @@ def packed(
 
 
 def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
-    """See `Storage.first_read`."""
+    """Returns the options for a first read of all of bronze. The error says how to build the layer if it cannot be."""
     try:
         return lake.storage.first_read_options(spark, MESSAGES)
     except LakeError as error:
         name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
-        raise LakeError(f"{layer}: {error}. `sessionlake rebuild {name}` begins it with all that bronze has") from error
+        raise LakeError(
+            f"{layer}: {error}", fix=f"Run `sessionlake rebuild {name}`, which builds it from all that bronze has"
+        ) from error
 
 
 class _SilverBatch:
-    """Commits one micro-batch: checks first, then the appended tables, then the ledger row."""
+    """Commits one micro-batch: checks it, then appends to the tables, then writes the ledger row."""
 
     def __init__(
         self,
@@ -184,19 +204,19 @@ class _SilverBatch:
         self._on_batch = on_batch
         self._log = log
         self._times = times
-        self._few = False  # whether the batch before was small, which is the best guess for the next
+        self._was_small = False  # True if the last batch was small: the best guess for the next one
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), frame.sparkSession
         txn = Txn(txn.app_id, self._first_batch + txn.version)
         frame.persist()
         try:
-            with interpreted(spark, when=self._few):
+            with interpreted(spark, when=self._was_small):
                 folded, written = collect(frame, SilverOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
-            partitions = total(reports)
+            partitions = sum_counts(reports)
             self._refuse_violations(reports)
-            ranges = ranges_of(partitions)
+            ranges = offset_ranges(partitions)
             self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued(LAYER, partitions, self._log.last_offsets)
             with committing(self._settings, LAYER, txn.version, config_hash(self._settings, SILVER), ranges):
@@ -208,27 +228,29 @@ class _SilverBatch:
                     started_at=started,
                     offsets=ranges,
                     outputs=outputs,
-                    **counts_of(partitions),
+                    **ledger_counts(partitions),
                     config_hash=config_hash(self._settings),
-                    decisions=taken((place for report in reports for place in report.decided), self._decided),
+                    decisions=ledger_decisions(
+                        (place for report in reports for place in report.decided), self._decided
+                    ),
                 )
-                self._lake.storage.require_claims()  # the notes may be of whoever has taken the layer over
+                self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
                 self._times.advance(partitions, reports)
                 self._ledger.write(spark, entry)
         finally:
             frame.unpersist()
         self._log.advance(ranges)
-        self._few = entry.messages <= self._lake.limits.few_messages
+        self._was_small = entry.messages <= self._lake.limits.few_messages
         if self._on_batch:
             self._on_batch(entry, rows)
 
     def _refuse_violations(self, reports: list[ShardReport]) -> None:
-        """Stops the batch, before any commit, at its first violation under `on_violation: fail`.
+        """Stops the batch before any commit if it has a violation under `on_violation: fail`.
 
         Raises:
-            SilverStoppedError: naming the place, and the commands that decide the matter.
+            SilverStoppedError: There is a violation. The error names the message and the commands to decide about it.
         """
-        error = violation_of(reports)
+        error = first_violation(reports)
         if error is not None:
             note_stop(self._settings, error.violation)
             raise error
@@ -236,105 +258,107 @@ class _SilverBatch:
     def _append(
         self, folded: Folded, reports: list[ShardReport], txn: Txn
     ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
-        """Appends what there is; a table that gets nothing gets no commit."""
-        spark, outputs, at_hand = folded.frame.sparkSession, [], {}
+        """Appends the batch's rows to the tables; a table without rows gets no commit."""
+        spark, outputs, rows_by_table = folded.frame.sparkSession, [], {}
         for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if not count:
                 continue
-            rows = rows_of(folded, kind, txn, row_ddl(self._settings, table))
+            rows = rows_for_table(folded, kind, txn, payload_ddl(self._settings, table))
             if kind is SilverOutput.QUARANTINE:
-                rows = whole(spark, self._lake, rows, reports)
+                rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
-                at_hand[table] = rows
+                rows_by_table[table] = rows
             append(spark, self._lake, table, rows, txn)
             outputs.append(TableOutput(table, self._committed(spark, table, count), count))
-        return tuple(outputs), at_hand
+        return tuple(outputs), rows_by_table
 
     def _committed(self, spark: SparkSession, table: str, count: int) -> int:
-        """Version of the batch's commit, which must hold what was judged: 0 rows are a compaction's, come since.
+        """Returns the version of the batch's commit, after checking that it has the expected number of rows.
 
-        The merges beside the stream append to `integrity_events`, too, so its last commit may be theirs.
+        A commit with 0 rows is a compaction that came after it. The last commit of `integrity_events` is not checked:
+        it may be one of the merges.
         """
         commit = self._lake.last_commit(spark, table)
         if table != EVENTS and commit.rows not in (0, count):
             raise LakeError(
-                f"{table}: version {commit.version} holds {commit.rows} rows of a batch of {count}; if rows "
-                f"were removed from {MESSAGES} by hand, restore it (RESTORE TABLE), else report a fault of sessionlake"
+                f"{table}: version {commit.version} holds {commit.rows} rows of a batch that has {count}",
+                fix=f"If rows were removed from {MESSAGES} by hand, restore that table (RESTORE TABLE); otherwise "
+                "report this as a bug of sessionlake",
             )
         return commit.version
 
 
-def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
-    """Rows for a table: at hand if their payloads are, else unpacked, as `ddl`, where they are."""
+def rows_for_table(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
+    """Returns the rows for a table: in memory if all payloads are, else unpacked by Spark as `ddl`."""
     from pyspark.sql import functions as F
 
     payloads = folded.inline_payloads([kind])
     if payloads is not None:
-        return unpacked(payloads, txn.version)
+        return unpack_rows(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
     return Mapped(frame, Unpack(txn.version), ddl)
 
 
-def row_ddl(settings: Settings, table: str) -> str:
-    """DDL of what a fold's payloads for the table hold: its columns less the raw message."""
+def payload_ddl(settings: Settings, table: str) -> str:
+    """Returns the DDL of the rows in a fold's payloads for a table: its columns without the raw message."""
     from sessionlake.delta.schemas.tables import TABLES
 
     added = {"key", "value"}
     return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].columns_for(settings) if name not in added)
 
 
-def total(reports: list[ShardReport]) -> list[PartitionCounts]:
-    """The shards' reports, added up by topic-partition."""
-    whole: dict[tuple[str, int], PartitionCounts] = {}
+def sum_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
+    """Returns the sums of the shards' counts by topic-partition, sorted."""
+    sums: dict[tuple[str, int], PartitionCounts] = {}
     for part in (p for report in reports for p in report.partitions):
-        known = whole.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
+        known = sums.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
         if part.messages:
             known.first = min(known.first, part.first) if known.messages else part.first
-            # All should know the same; if one does not, its messages were judged by a wrong time.
+            # All shards should report the same offset. If one is lower, its messages were judged with a wrong time.
             known.since = min(known.since, part.since) if known.messages else part.since
             known.stream_time = max(known.stream_time, part.stream_time)
             known.last = max(known.last, part.last)
         for name in (*COUNTS, "erased"):
             setattr(known, name, getattr(known, name) + getattr(part, name))
-    return [whole[place] for place in sorted(whole)]
+    return [sums[place] for place in sorted(sums)]
 
 
-def ranges_of(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
-    """What came of each topic-partition; one that only released what it held back had nothing come."""
+def offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
+    """Returns the offset ranges of the batch. A topic-partition in which only held messages were released has none."""
     return tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages)
 
 
-def counts_of(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
-    """What became of the messages, over all topic-partitions, as the ledger names it.
+def ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
+    """Returns what became of the batch's messages in all topic-partitions, with the ledger's column names.
 
-    Those that are erased are among the messages of the offsets alone, where nothing can become of them.
+    Erased messages count only in the offset ranges, because nothing can become of them.
     """
     counts = {name: sum(getattr(part, name) for part in partitions) for name in COUNTS}
     return counts | {"messages": counts["messages"] - sum(part.erased for part in partitions)}
 
 
 class SilverStoppedError(IntegrityViolationError):
-    """Silver stops before the batch is committed: names the message that breaks its class, and the ways to go on."""
+    """Silver stops before it commits the batch: a message violates its class. The text has the commands to decide."""
 
     def __init__(self, violation: Violation) -> None:
-        super().__init__(_told(violation))
+        super().__init__(_describe(violation), why="Nothing of the batch was committed", fix=_ways_to_decide(violation))
         self.violation = violation
 
     @property
     def place(self) -> str:
-        """The message and what is wrong with it, without the ways to go on."""
-        return _place(self.violation)
+        """The message and what is wrong with it, without the commands."""
+        return _describe(self.violation)
 
 
-def violation_of(reports: list[ShardReport]) -> SilverStoppedError | None:
-    """The first violation under `on_violation: fail`, by topic, partition and offset."""
+def first_violation(reports: list[ShardReport]) -> SilverStoppedError | None:
+    """Returns the error for the first violation under `fail`, by topic, partition and offset; None if there is none."""
     found = [violation for report in reports for violation in report.violations]
     return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 
 
-def _place(first: Violation) -> str:
-    """Names class, session, place, and expected and actual seq."""
+def _describe(first: Violation) -> str:
+    """Returns class, session, coordinates, and the expected and actual seq, as text."""
     due = {"orphan": "a snapshot", "after_end": "nothing"}.get(first.event, f"seq {first.expected_seq}")
     found = "no seq" if first.actual_seq is None else f"seq {first.actual_seq}"
     return (
@@ -343,11 +367,11 @@ def _place(first: Violation) -> str:
     )
 
 
-def _told(first: Violation) -> str:
-    """The place, and the commands that decide the matter."""
+def _ways_to_decide(first: Violation) -> str:
+    """Returns the commands that decide about a violation, as text."""
     session = f"sessionlake resolve --topic {shlex.quote(first.topic)} --session {shlex.quote(first.session_id)}"
     return (
-        f"{_place(first)}. Nothing of the batch was committed. Decide, and run silver again:\n"
+        "Choose one of these commands, then run silver again:\n"
         f"  {session} --offset {first.offset} --accept-gap  # apply the message all the same\n"
         f"  {session} --offset {first.offset} --isolate  # break the session until its next snapshot\n"
         f"  {session} --skip-message {first.offset}  # as if the message had not arrived\n"

@@ -1,4 +1,4 @@
-"""What could not be used, with its raw key and value: what is kept in the quarantine is kept whole."""
+"""Adds the raw key and value to quarantined messages: the quarantine keeps messages unchanged."""
 
 from __future__ import annotations
 
@@ -24,31 +24,36 @@ _RAW = ("key", "value")
 _COLUMNS = [name for name, _ in TABLES[QUARANTINE].columns]
 
 
-def whole(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardReport]) -> Rows:
-    """A batch's rows for the quarantine with their messages; few of them without Spark, which takes a second for it.
+def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardReport]) -> Rows:
+    """Returns a batch's rows for the quarantine with their raw messages. Few rows are completed without Spark.
+
+    Spark would need about a second even for few rows.
 
     Args:
-        rows: all columns but those of the raw message.
-        reports: of the batch.
+        spark: The session.
+        lake: The lake.
+        rows: The rows without the columns of the raw message.
+        reports: The reports of the batch.
     """
     if isinstance(rows, pa.Table) and rows.num_rows <= lake.limits.few_messages:
         with suppress(TooLargeError):
-            return _with_messages_at_hand(lake.reader(spark), rows, lake.limits.driver_bytes)
-    return with_messages(lake.read(spark, MESSAGES), as_frame(spark, rows), reports)
+            return _add_in_driver(lake.reader(spark), rows, lake.limits.driver_bytes)
+    return join_raw_messages(lake.read(spark, MESSAGES), as_frame(spark, rows), reports)
 
 
-def _with_messages_at_hand(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Table:
+def _add_in_driver(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Table:
     near = key_conditions(rows, _PLACE, bronze.schema(MESSAGES))
     found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=at_most)
     return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
 
 
-def with_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[ShardReport]) -> DataFrame:
-    """Rows for the quarantine with their messages.
+def join_raw_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[ShardReport]) -> DataFrame:
+    """Returns rows for the quarantine with their raw messages, as a frame.
 
     Args:
-        bronze: where these are.
-        reports: of the batch that quarantined them.
+        bronze: The frame of `bronze.messages`.
+        rows: The rows without the columns of the raw message.
+        reports: The reports of the batch that quarantined them.
     """
     from pyspark.sql import functions as F
 

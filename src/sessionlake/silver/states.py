@@ -1,4 +1,4 @@
-"""The states of silver's shards, read out of the state store."""
+"""Reads the states of the shards from the state store, for inspection and operations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 def shard_states(spark: SparkSession, settings: Settings, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """The shards' states, see `state_frame`.
+    """Yields the number and state of each shard of silver after the last committed batch.
 
     Args:
-        shard: of this one alone.
+        spark: The session.
+        settings: The settings of the lake.
+        shard: The only shard to read; None for all.
     """
     from pyspark.sql import functions as F
 
@@ -33,29 +35,31 @@ def shard_states(spark: SparkSession, settings: Settings, shard: int | None = No
 
 
 def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) -> DataFrame:
-    """The shards' states after the last committed batch, by Spark's state reader: `shard int, chunk binary`.
+    """Returns the shards' states after the last committed batch, as `shard int, chunk binary`.
 
-    Of shards that no batch behind a handover has come to, they are those that were handed over: gold's batches are told
-    to the shards that they touch alone, and one that reads nothing, such as files that were merged, is told to none.
+    After a handover, a shard that no batch has reached yet has its state only in the handover. This is common for gold:
+    its batches only reach the shards with changes, and none if a batch only reads compacted files.
 
     Args:
-        layer: silver, a processor, or gold.
+        spark: The session.
+        settings: The settings of the lake.
+        layer: Silver, a processor, or gold.
 
     Raises:
-        LakeError: it has no checkpoint yet.
+        LakeError: The layer has no state yet.
     """
-    checkpoint, handed = settings.checkpoint(layer), handover.stored_shards(settings, layer)
+    checkpoint, handed_over = settings.checkpoint(layer), handover.stored_shards(settings, layer)
     batch = last_committed(checkpoint)
     if batch is None:
-        if not handed:
-            raise LakeError(f"there is no {layer} state in {checkpoint} yet: run `sessionlake run silver`")
-        return _handed_over(spark, settings, layer, handed)
+        if not handed_over:
+            raise LakeError(f"there is no state of {layer} in {checkpoint} yet", fix="Run `sessionlake run silver`")
+        return _handed_over(spark, settings, layer, handed_over)
     states = read_states(spark, checkpoint, batch)
-    if not handed:
+    if not handed_over:
         return states
-    taken_up = {row["shard"] for row in states.select("shard").collect()}
-    left = [number for number in handed if number not in taken_up]
-    return states.unionByName(_handed_over(spark, settings, layer, left)) if left else states
+    with_state = {row["shard"] for row in states.select("shard").collect()}
+    remaining = [number for number in handed_over if number not in with_state]
+    return states.unionByName(_handed_over(spark, settings, layer, remaining)) if remaining else states
 
 
 def _handed_over(spark: SparkSession, settings: Settings, layer: str, numbers: list[int]) -> DataFrame:
@@ -64,21 +68,21 @@ def _handed_over(spark: SparkSession, settings: Settings, layer: str, numbers: l
 
 
 def has_state(settings: Settings, layer: str) -> bool:
-    """Whether the layer has committed a batch, or was handed states over."""
+    """Returns True if the layer has committed a batch or has a handover with states."""
     return last_committed(settings.checkpoint(layer)) is not None or bool(handover.stored_shards(settings, layer))
 
 
 def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
-    """The batch after which the states are, and the ledger's last; -1 where there is none.
+    """Returns the batch after which the states are, and the last batch in the ledger; -1 where there is none.
 
-    They differ where the stream died between a batch's last commit and its checkpoint: it ends that batch as it starts.
+    They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
     """
     last = last_batch(Lake(settings).reader(spark), layer)
     return handover.next_batch(settings, layer) - 1, -1 if last is None else last
 
 
 def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
-    """The shard that a session is in, of as many as silver's states are of, whatever is configured."""
+    """Returns the shard of a session, for the number of shards that silver's states have, whatever is configured."""
     from pyspark.sql import functions as F
 
     shards = handover.shard_count(settings) or settings.silver.shards

@@ -1,9 +1,9 @@
-"""The notes of stream time beside a checkpoint: written by the driver with every batch, read by the tasks that pack.
+"""Notes of stream time beside a checkpoint: the driver writes them with every batch, and the packing tasks read them.
 
-They follow from bronze, so nothing is lost with them: what is missing when a stream starts is looked up there. And
-each batch must go on from the offsets where the ledger ends, by what its shards say they went on from: so notes that
-lack messages stop a batch before anything of it is committed. They are stored before the ledger's entry is: those of a
-batch that is in the ledger lack no silence either.
+They are only copies of what bronze says: what is missing when a stream starts is looked up there. Every shard reports
+the offset from which its stream time continued, and each batch must continue where the ledger ends. So missing notes
+stop a batch before anything is committed. Notes are written before the ledger entry, so that the silences of a batch
+in the ledger are never missing either.
 """
 
 from __future__ import annotations
@@ -40,35 +40,38 @@ _SETTLED, _RECENT = "settled.arrow", "recent.arrow"
 
 @dataclass(frozen=True)
 class StoredTimes:
-    """Notes as they are stored, looked up where the messages are packed; see `integrity.clock.TimesBefore`."""
+    """The stored notes, for looking up stream times in the packing tasks. A `TimesBefore`."""
 
     folder: str
 
     def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
-        """See `integrity.clock.TimesBefore`."""
+        """Returns stream time and last offset of topic-partitions before the given offsets."""
         return _read(Path(self.folder)).before(names, first)
 
 
 def stored_times(settings: Settings, layer: str) -> StoredTimes:
-    """The notes of a layer's stream."""
+    """Returns the lookup of a layer's notes."""
     return StoredTimes(f"{settings.checkpoint(layer)}.stream_times")
 
 
 class StreamTimesLog:
-    """The notes of one stream, as its driver keeps them."""
+    """The notes of one stream, as the driver writes them."""
 
     def __init__(self, layer: str, folder: Path, times: StreamTimes) -> None:
         self._layer, self._folder, self._times = layer, folder, times
 
     @classmethod
-    def begin(
+    def open(
         cls, spark: SparkSession, settings: Settings, layer: str, ends: Mapping[TopicPartition, int]
     ) -> StreamTimesLog:
-        """The notes before a stream's next batch, which are stored by then.
+        """Stores and returns the notes before a stream's next batch.
 
         Args:
-            ends: the last offset of each topic-partition before that batch. Those whose time is not noted, as of an
-                older version's checkpoint, or of one put back from a backup, are looked up in bronze.
+            spark: The session.
+            settings: The settings of the lake.
+            layer: The layer.
+            ends: The last offset of each topic-partition before that batch. If its note is missing, for example because
+                the checkpoint was restored from a backup, its time is looked up in bronze.
         """
         folder = Path(stored_times(settings, layer).folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,21 +79,21 @@ class StreamTimesLog:
         time, offset = _read(folder).before(names, last + 1)
         known = dict(zip(names, time.tolist(), strict=True))
         missing = {name: ends[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted}
-        known |= _of_bronze(spark, Lake(settings), missing)
-        if missing or last_planned(settings.checkpoint(layer)) is None:  # all of bronze is looked through for them
+        known |= _times_from_bronze(spark, Lake(settings), missing)
+        if missing or last_planned(settings.checkpoint(layer)) is None:  # then silences may be missing as well
             for silence in read_silences(Lake(settings).reader(spark)):
-                if silence.behind <= ends.get(silence.place, BEGINNING):  # it comes before what is behind
+                if silence.behind <= ends.get(silence.place, BEGINNING):  # it is before the next batch
                     known[silence.place] = max(known[silence.place], silence.until)
         log = cls(layer, folder, StreamTimes())
         log._store(StreamTimes().noted(LaneTime(*name, known[name], end) for name, end in ends.items()))
         return log
 
     def advance(self, batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
-        """Notes where a batch has come to, before the ledger does: so all that is in the ledger is noted.
+        """Adds notes of a batch. Called before its ledger entry is written, so that no batch in the ledger lacks them.
 
-        Of a batch that is made once more, what was before it is still found.
+        The notes from before the batch stay, in case the batch is repeated.
         """
-        self._store(self._times.noted(ends_of(batch, reports)))
+        self._store(self._times.noted(times_after(batch, reports)))
         fault_point(f"after:{self._layer}.stream_times")
 
     def _store(self, times: StreamTimes) -> None:
@@ -101,26 +104,29 @@ class StreamTimesLog:
 
 
 def require_continued(layer: str, batch: Iterable[PartitionCounts], ends: Mapping[TopicPartition, int]) -> None:
-    """Returns if each topic-partition's stream time went on from where the batch before ended.
+    """Returns if each topic-partition's stream time continued from where the batch before ended.
 
     Args:
-        ends: the last offset of each topic-partition before the batch.
+        layer: The layer, for the error.
+        batch: The counts of the batch.
+        ends: The last offset of each topic-partition before the batch.
 
     Raises:
-        LakeError: naming the first that did not.
+        LakeError: The stream time of a topic-partition did not. The error names the first one.
     """
     for part in batch:
         end = ends.get((part.topic, part.partition), BEGINNING)
         if part.messages and part.since != end:
             raise LakeError(
                 f"{layer}: topic {part.topic}, partition {part.partition}: stream time was known up to offset "
-                f"{part.since}, but the batch goes on behind offset {end}. Nothing of it was committed. Run it again: "
-                "what is not noted beside the checkpoint is looked up in bronze when a stream starts"
+                f"{part.since}, but the batch continues after offset {end}",
+                why="Nothing of the batch was committed, because its messages may have been judged with a wrong time",
+                fix="Run it again: a starting stream looks up missing notes in bronze",
             )
 
 
-def ends_of(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[LaneTime]:
-    """Where a batch's topic-partitions stand after it: those with messages, and those that were but silent."""
+def times_after(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[LaneTime]:
+    """Returns stream time and offset after a batch, of each topic-partition with messages or silences in it."""
     silent = sorted((lane for report in reports for lane in report.silences), key=lambda lane: (lane.offset, lane.time))
     ends = {(lane.topic, lane.partition): lane for lane in silent}
     for part in batch:
@@ -130,13 +136,13 @@ def ends_of(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) ->
 
 
 def _read(folder: Path) -> StreamTimes:
-    # The recent ones first: whoever puts notes together writes the settled ones first.
-    recent, settled = (_notes(folder / name) for name in (_RECENT, _SETTLED))
+    # The recent notes are read first, because the settled ones are written first when both are rewritten.
+    recent, settled = (_read_notes(folder / name) for name in (_RECENT, _SETTLED))
     return StreamTimes(settled, recent)
 
 
-def _notes(file: Path) -> pa.Table:
-    """What is in a file; nothing if it is not there, or not in this format: notes are only copies."""
+def _read_notes(file: Path) -> pa.Table:
+    """Reads a file of notes; empty if it is missing or has another format, because notes are only copies."""
     try:
         found = read_ipc(file.read_bytes())
     except (FileNotFoundError, pa.ArrowInvalid):
@@ -144,11 +150,13 @@ def _notes(file: Path) -> pa.Table:
     return found if found.schema.equals(SCHEMA, check_metadata=True) else SCHEMA.empty_table()
 
 
-def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The highest time (ms) that messages of each topic-partition say up to an offset of it; `NO_TIME` if none does.
+def _times_from_bronze(
+    spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Returns the highest timestamp (ms) of each topic-partition's messages up to an offset; `NO_TIME` if none has one.
 
     Raises:
-        LakeError: retention has removed messages behind it.
+        LakeError: Retention has removed messages after the offset.
     """
     from pyspark.sql import functions as F
 
@@ -158,14 +166,15 @@ def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, in
     for place, at in gone.items():
         if at.last_removed > ends[place]:
             raise LakeError(
-                f"{describe_beginning(place, at)}: stream time up to offset {ends[place]} cannot be told. The "
-                "checkpoint is older than the tables: put the newer one back"
+                f"{describe_beginning(place, at)}: stream time up to offset {ends[place]} is not known any more",
+                why="The checkpoint is older than the tables",
+                fix="Restore the newer checkpoint",
             )
     wanted = spark.createDataFrame(
         [(*name, end) for name, end in ends.items()], "topic string, partition int, end long"
     )
     topics = sorted({topic for topic, _ in ends})
-    in_reach = F.col("topic").isin(topics) & (F.col("offset") <= max(ends.values()))  # files without any are not read
+    in_reach = F.col("topic").isin(topics) & (F.col("offset") <= max(ends.values()))  # lets Delta skip other files
     messages = lake.read(spark, MESSAGES).where(in_reach).join(F.broadcast(wanted), ["topic", "partition"])
     said = F.max(counted_time_column(lake.settings))
     highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.coalesce(said, F.lit(NO_TIME)))

@@ -1,7 +1,7 @@
-"""What bronze tells of silent topic-partitions behind all that a layer has read.
+"""Finds the silences in bronze after everything that a layer has read.
 
-Of a silence, the ledger says nothing: it has no offset. So it is read as the layer's stream would, from the version of
-bronze that comes next, which is there as long as the stream has yet to read it.
+The ledger does not contain silences, because they have no offsets. So they are read as the layer's stream would read
+them: from the next version of bronze on, which is kept as long as the stream has not read it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ if TYPE_CHECKING:
 def unread_silences(
     spark: SparkSession, settings: Settings, layer: str, ends: Mapping[TopicPartition, int]
 ) -> frozenset[Silence]:
-    """The silences behind the last messages that a layer has taken in, which it has not.
+    """Returns the silences after the last messages that a layer has processed, which it has not read yet.
 
-    Those before a message that it has taken in were read before it, and those behind others were not.
+    Silences before a processed message were read before it, and no silence after an unread message was read.
 
     Args:
-        layer: silver, or a processor.
-        ends: the last offset of each topic-partition that its batches in the ledger have.
+        spark: The session.
+        settings: The settings of the lake.
+        layer: Silver, or a processor.
+        ends: The last offset of each topic-partition in the layer's batches in the ledger.
 
     Raises:
-        LakeError: what it has read cannot be told.
+        LakeError: It is not known what the layer has read.
     """
     lake = Lake(settings)
     last = last_batch(lake.reader(spark), layer)
@@ -52,7 +54,7 @@ def unread_silences(
 
 
 def _read(spark: SparkSession, lake: Lake, version: int, checkpoint: str) -> frozenset[Silence]:
-    """The silences that were written from a version of bronze on; files that were merged tell of none anew."""
+    """Reads the silences written from a version of bronze on. Compacted files do not repeat them."""
     found: set[Silence] = set()
 
     def gather(rows: DataFrame, _: Txn) -> None:

@@ -147,7 +147,7 @@ def starting_options(checkpoint: str | Path) -> dict[str, int]:
     """Returns the options for Delta's source that make a restart after the first batch cheap; else none.
 
     At every start, Spark plans the last batch again, even if it is committed and does not run. For a first batch, Delta
-    then sorts all files of the snapshot, unless the stream is told to start at the last version of that batch.
+    then sorts all files of the snapshot, unless the options name the last version of that batch as the start.
     """
     if last_planned(checkpoint) != 0 or last_committed(checkpoint) != 0:
         return {}

@@ -5,7 +5,7 @@ the source that the stream resumes after, the number of its next batch, and the 
 new checkpoint from it. Operations that only change states, as `forget` and `reshard` do, continue the same query: its
 batch numbers and its transaction id stay the same.
 
-A handover is prepared in a folder of its own. Renaming the folder activates it with everything in it.
+A handover is prepared in a separate folder. Renaming the folder activates it with everything in it.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def prepare(
         write_atomically(place / f"{shard}.state", state)
         stored.append(shard)
     query = metadata.read_text(encoding="utf-8") if same_query and metadata.is_file() else None
-    whole = msgspec.structs.replace(begin, stored=sorted(stored), query=query)
-    write_atomically(place / _NOTE, msgspec.json.encode(whole))
+    complete = msgspec.structs.replace(begin, stored=sorted(stored), query=query)
+    write_atomically(place / _NOTE, msgspec.json.encode(complete))
 
 
 def is_prepared(settings: Settings, name: str, layer: str) -> bool:
@@ -219,8 +219,8 @@ def last_version_read(settings: Settings, layer: str, *, feed: bool = False) -> 
         raise LakeError(f"{layer} has not finished its last batch", fix=run)
     if batch is None:
         return begin.bronze_version if begin else None
-    version, is_whole = version_reached(settings, layer, batch, feed=feed)
-    if not is_whole:
+    version, is_complete = version_reached(settings, layer, batch, feed=feed)
+    if not is_complete:
         raise LakeError(f"{layer} has read only a part of one commit of the layer before it", fix=run)
     return version
 

@@ -85,14 +85,14 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
         SessionlakeError: The broker, the sensors or a layer failed.
     """
     begun, out = time.monotonic(), console_on(sys.stdout)
-    own = _demo_settings(settings)
+    demo_settings = _demo_settings(settings)
     scenario = {"duration": seconds, "rate": rate, "seed": seed, **FAULTS}
     with _exclusive_home(settings), StopFlag() as stop:
         try:
             with explain_errors():
-                code = _Demo(own, out, stop, scenario).play()
+                code = _Demo(demo_settings, out, stop, scenario).play()
         except _InterruptedError:
-            out.print(f"interrupted: everything was stopped, and committed data stays in {_short(own.home)}")
+            out.print(f"interrupted: everything was stopped, and committed data stays in {_short(demo_settings.home)}")
             return _SIGNALLED + stop.signal
         finally:
             stop_spark()
@@ -103,50 +103,50 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
 class _Demo:
     """One run of the demo. It stops everything that it has started, however it ends."""
 
-    def __init__(self, own: Settings, out: Console, stop: StopFlag, scenario: dict[str, Any]) -> None:
-        self._own, self._out, self._stop, self._scenario = own, out, stop, scenario
+    def __init__(self, settings: Settings, out: Console, stop: StopFlag, scenario: dict[str, Any]) -> None:
+        self._settings, self._out, self._stop, self._scenario = settings, out, stop, scenario
         self._progress = Progress()
         self._connected = threading.Event()
         self._late: LatePoints | None = None
 
     def play(self) -> int:
         """Runs the live phase, verifies the tables and prints results. Returns the exit code."""
-        own, out = self._own, self._out
+        settings, out = self._settings, self._out
         sensors: _Background | None = None
         try:
             with self._progress.shown(out):
                 sensors = _Background(self._run_sensors)  # while Spark starts
-                spark = spark_session(own, app="demo", recording=True)
+                spark = spark_session(settings, app="demo", recording=True)
                 self._stop.install_handlers()
                 report = self._live(spark, sensors)
-            _write_settings(own)
+            _write_settings(settings)
             out.print(f"{report.produced.messages:,} messages sent; comparing every session table with the truth …")
-            truth = _Background(lambda: truth_from_broker(own))
+            truth = _Background(lambda: truth_from_broker(settings))
             self._wait_for(truth)
         finally:
             self._stop.set()
             if sensors is not None:
                 sensors.join()
-            broker.down(own)
-        if not _verify_tables(spark, own, truth.value, out):
+            broker.stop_broker(settings)
+        if not _verify_tables(spark, settings, truth.value, out):
             return 1
         for title, sql in ANSWERS.items():
             self._check_stop()
-            out.print(table_of(*fetch(spark, own, sql), title=title))
-        for title, columns, rows in self._late.shown(spark, own) if self._late else ():
+            out.print(table_of(*fetch(spark, settings, sql), title=title))
+        for title, columns, rows in self._late.shown(spark, settings) if self._late else ():
             out.print(table_of(columns, rows, title=title))
         self._check_stop()
-        page = write_report(Lake(own).reader(spark), own)
-        _next_steps(own, truth.value, page, out)
+        page = write_report(Lake(settings).reader(spark), settings)
+        _next_steps(settings, truth.value, page, out)
         if class_archive.find_archive() is None:
             out.print("storing Spark's loaded classes, so that its next start is faster (once) …", style="dim")
             class_archive.write_archive(spark)
         return 0
 
     def _run_sensors(self) -> SimulationReport:
-        broker.up(self._own)
+        broker.start_broker(self._settings)
         self._connected.set()
-        return run_simulation(self._own, stop=self._stop, on_progress=self._progress.sent, **self._scenario)
+        return run_simulation(self._settings, stop=self._stop, on_progress=self._progress.sent, **self._scenario)
 
     def _live(self, spark: SparkSession, sensors: _Background) -> SimulationReport:
         """Runs the layers until the sensors are done and every table has all messages."""
@@ -154,13 +154,13 @@ class _Demo:
             self._check_stop()
             time.sleep(_LOOK_SECONDS)
         sensors.raise_error()
-        with Pipeline(spark, self._own, on_commit=self._progress.committed) as pipeline:
+        with Pipeline(spark, self._settings, on_commit=self._progress.committed) as pipeline:
             self._progress.phase = "live"
             self._wait_for(sensors, pipeline)
             self._progress.phase = "the sensors are done, the layers catch up"
             self._wait_for(_Background(pipeline.drain), pipeline)
             self._progress.phase = "two late points arrive"
-            self._late = send_late_points(spark, self._own)
+            self._late = send_late_points(spark, self._settings)
             self._wait_for(_Background(pipeline.drain), pipeline)
         report: SimulationReport = sensors.value
         return report
@@ -215,9 +215,9 @@ def _exclusive_home(settings: Settings) -> Iterator[None]:
             raise MachineError(
                 f"a demo is running in {home}", fix="Wait until it ends, or name another home with SESSIONLAKE_HOME"
             ) from None
-        own = _demo_settings(settings)
-        broker.down(own)
-        shutil.rmtree(own.home, ignore_errors=True)
+        demo_settings = _demo_settings(settings)
+        broker.stop_broker(demo_settings)
+        shutil.rmtree(demo_settings.home, ignore_errors=True)
         yield
 
 
@@ -238,15 +238,15 @@ def _demo_settings(settings: Settings) -> Settings:
     )
 
 
-def _write_settings(own: Settings) -> None:
+def _write_settings(settings: Settings) -> None:
     """Writes the demo's capture settings into its home, so that later commands on the home use the same ones."""
-    capture = own.capture.model_dump(mode="json", include={"columns", "integrity", "on_violation"})
+    capture = settings.capture.model_dump(mode="json", include={"columns", "integrity", "on_violation"})
     text = yaml.safe_dump({"capture": capture}, sort_keys=False)
-    (own.home / DEFAULT_FILE).write_text(f"# The capture settings of the demo's tables.\n{text}", encoding="utf-8")
+    (settings.home / DEFAULT_FILE).write_text(f"# The capture settings of the demo's tables.\n{text}", encoding="utf-8")
 
 
-def _verify_tables(spark: SparkSession, own: Settings, truth: Tables, out: Console) -> bool:
-    outcome = verify(spark, Lake(own), truth)
+def _verify_tables(spark: SparkSession, settings: Settings, truth: Tables, out: Console) -> bool:
+    outcome = verify(spark, Lake(settings), truth)
     result = f"{outcome.exact} of {outcome.sessions} session tables exact"
     if not outcome.differences:
         out.print(text_of(result, "bold green").append_text(text_of(f"; {_summary(truth)}", "not bold default")))
@@ -269,8 +269,8 @@ def _summary(truth: Tables) -> str:
     )
 
 
-def _next_steps(own: Settings, truth: Tables, page: Path, out: Console) -> None:
-    command = f"SESSIONLAKE_HOME={_short(own.home)} {_program()}"
+def _next_steps(settings: Settings, truth: Tables, page: Path, out: Console) -> None:
+    command = f"SESSIONLAKE_HOME={_short(settings.home)} {_program()}"
     session = max(truth.sessions.values(), key=lambda row: row["messages"])["session_id"]
     out.print(f"A report on one page: {_short(page)}", soft_wrap=True)
     out.print("The tables are kept. Try next:")

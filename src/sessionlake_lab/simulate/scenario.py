@@ -38,14 +38,14 @@ class Faults:
     """How often each fault occurs: shares between 0 and 1, of messages unless the field names sessions.
 
     Attributes:
-        duplicates: share of messages that are written twice.
-        gaps: share of messages that are lost; the session's next message reveals the gap.
-        swaps: share of messages that are written after the session's next one.
-        reordered: share of messages with an event time up to two seconds early and a correct `seq`.
-        late: share of messages with an event time far beyond the lateness and a correct `seq`.
-        malformed: share of messages followed by a malformed one without its own `seq`; reasons alternate.
-        orphans: share of sessions whose first snapshot is lost.
-        after_end: share of ended sessions that send one more message.
+        duplicates: Share of messages that are written twice.
+        gaps: Share of messages that are lost; the session's next message reveals the gap.
+        swaps: Share of messages that are written after the session's next one.
+        reordered: Share of messages with an event time up to two seconds early and a correct `seq`.
+        late: Share of messages with an event time far beyond the lateness and a correct `seq`.
+        malformed: Share of messages followed by a malformed one without its own `seq`; reasons alternate.
+        orphans: Share of sessions whose first snapshot is lost.
+        after_end: Share of ended sessions that send one more message.
     """
 
     duplicates: float = 0.0
@@ -68,16 +68,16 @@ class Mix:
     """The mix of messages of healthy sessions: shares between 0 and 1 of their messages, unless the field names rows.
 
     Attributes:
-        heartbeats: share of messages that are heartbeats.
-        deletes: share of messages that delete a row; half of them have rows too. A later update re-inserts the row.
-        snapshots: share of messages that are a new snapshot, with nine tenths of the rows.
-        partial: share of an update's rows that have only some of the columns.
-        nulls: share of an update's rows with one column set to null.
-        undeclared: share of an update's rows with a column that the configuration does not declare.
-        unusual: share of messages in an unusual form of JSON (whitespace, field order, unknown or repeated fields).
-        rows_per_update: mean number of rows of an update, at least 1.
-        hot: how unevenly updates are spread over rows; 1 is even, at 2 the first hundredth of the rows gets a tenth.
-        anomalies: share of sessions with one row that is stuck, spikes or drifts for a while.
+        heartbeats: Share of messages that are heartbeats.
+        deletes: Share of messages that delete a row; half of them have rows too. A later update re-inserts the row.
+        snapshots: Share of messages that are a new snapshot, with nine tenths of the rows.
+        partial: Share of an update's rows that have only some of the columns.
+        nulls: Share of an update's rows with one column set to null.
+        undeclared: Share of an update's rows with a column that the configuration does not declare.
+        unusual: Share of messages in an unusual form of JSON (whitespace, field order, unknown or repeated fields).
+        rows_per_update: Mean number of rows of an update, at least 1.
+        hot: How unevenly updates are spread over rows; 1 is even, at 2 the first hundredth of the rows gets a tenth.
+        anomalies: Share of sessions with one row that is stuck, spikes or drifts for a while.
     """
 
     heartbeats: float = 0.02
@@ -101,26 +101,26 @@ class Scenario:
     """All parameters of a simulation. The same scenario gives the same messages with the same order and timestamps.
 
     Attributes:
-        seed: seed of all random choices.
-        sensors: number of sensors; each has one topic.
-        sessions_per_sensor: number of sessions of each sensor over the whole run.
-        rows: number of rows of a session's table.
-        rate: messages per second of stream time, over all sensors, before faults add or remove some.
-        duration_s: stream time from the first to the last message, in seconds.
-        start_ms: stream time of the first message, in milliseconds since the epoch.
-        partitions: number of partitions of each topic.
-        prefix: prefix of topic names.
-        day_s: length of the daily cycle in seconds; by default a day, or the duration of a shorter run.
-        late_sensors: share of sensors whose topic appears after the run has started.
-        joining: share of a sensor's sessions that start after the sensor.
-        ended: share of sessions that end before the run does.
-        silent: share of sessions that stop without an end message.
-        round_robin: sessions send in strict turns instead of random ones.
-        lateness_s: allowed lateness in seconds; late messages exceed it by half to three times as much.
-        future_skew_s: how far an event may be ahead of Kafka's time, in seconds; "future" exceeds it by a millisecond.
-        max_message_bytes: size limit of a message; "too large" exceeds it by one byte.
-        mix: the mix of healthy messages.
-        faults: the rates of faults.
+        seed: Seed of all random choices.
+        sensors: Number of sensors; each has one topic.
+        sessions_per_sensor: Number of sessions of each sensor over the whole run.
+        rows: Number of rows of a session's table.
+        rate: Messages per second of stream time, over all sensors, before faults add or remove some.
+        duration_s: Stream time from the first to the last message, in seconds.
+        start_ms: Stream time of the first message, in milliseconds since the epoch.
+        partitions: Number of partitions of each topic.
+        prefix: Prefix of topic names.
+        day_s: Length of the daily cycle in seconds; by default a day, or the duration of a shorter run.
+        late_sensors: Share of sensors whose topic appears after the run has started.
+        joining: Share of a sensor's sessions that start after the sensor.
+        ended: Share of sessions that end before the run does.
+        silent: Share of sessions that stop without an end message.
+        round_robin: Sessions send in strict turns instead of random ones.
+        lateness_s: Allowed lateness in seconds; late messages exceed it by half to three times as much.
+        future_skew_s: How far an event may be ahead of Kafka's time, in seconds; "future" exceeds it by a millisecond.
+        max_message_bytes: Size limit of a message; "too large" exceeds it by one byte.
+        mix: The mix of healthy messages.
+        faults: The rates of faults.
     """
 
     seed: int = 0

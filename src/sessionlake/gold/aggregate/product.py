@@ -127,10 +127,12 @@ class Product:
     @property
     def logic(self) -> str:
         """A hash of everything that its rows depend on."""
-        said = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
+        declaration = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
         lateness = () if self.lateness_ms is None else (self.lateness_ms,)
         output = () if self.output != APPEND else (APPEND,)
-        return sha256(repr((said, self.below and self.below.logic, *lateness, *output)).encode()).hexdigest()[:12]
+        return sha256(repr((declaration, self.below and self.below.logic, *lateness, *output)).encode()).hexdigest()[
+            :12
+        ]
 
     @cached_property
     def _aggregate_columns(self) -> tuple[tuple[str, str], ...]:

@@ -65,19 +65,19 @@ class FinalRowAppender:
             low: Lowest start of their buckets, in microseconds.
 
         Raises:
-            LakeError: It has, because silver applied a change at an earlier stream time than it had already reached.
+            LakeError: It has some: silver applied a change at an earlier stream time than it had already reached.
         """
-        closing = self._tables.get(product.table)
-        if closing is None or low >= max(closing.since.values(), default=NEVER) * 1000:
+        progress = self._tables.get(product.table)
+        if progress is None or low >= max(progress.since.values(), default=NEVER) * 1000:
             return
         if not isinstance(rows, pa.Table):
             rows = _earliest(as_frame(spark, rows))
-        closed = rows.filter(pa.array(starts(rows) < limits_of_rows(rows, closing.since)))
+        closed = rows.filter(pa.array(starts(rows) < limits_of_rows(rows, progress.since)))
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
             raise LakeError(
-                f"{closing.final.table}: {where}: silver applied a change to the bucket of "
+                f"{progress.final.table}: {where}: silver applied a change to the bucket of "
                 f"{one[START]:%Y-%m-%d %H:%M:%SZ}, whose rows are final, at a stream time that had already passed",
                 why="Rows of that topic-partition may have been appended too early. That can happen if a session moved "
                 "between topic-partitions while messages of it were held back, or if session_timeout was shortened",
@@ -96,12 +96,12 @@ class FinalRowAppender:
         _, is_complete = handover.version_reached(self._lake.settings, GOLD, txn.version - self._first)
         if not is_complete:
             return
-        for closing in self._tables.values():
-            until, table = closing.due_limits(self._times), closing.final.table
-            count = self._append(spark, closing.final, closing.since, until, txn) if until else 0
+        for progress in self._tables.values():
+            until, table = progress.due_limits(self._times), progress.final.table
+            count = self._append(spark, progress.final, progress.since, until, txn) if until else 0
             if count:
                 yield TableOutput(table, self._lake.latest_version(spark, table), count)
-            closing.advance(until)
+            progress.advance(until)
         self._times = {}
 
     def _append(self, spark: SparkSession, final: FinalTable, since: Limits, until: Limits, txn: Txn) -> int:

@@ -77,12 +77,12 @@ class ProductMerger:
                 done = self.lake.last_commit(self.spark, product.table)
                 return TableOutput(product.table, done.version, done.rows)
             if rows > self.lake.limits.driver_changes:
-                return self._on_cluster(product, as_frame(self.spark, part))
+                return self._merge_on_cluster(product, as_frame(self.spark, part))
             part = without_expired_rows(self.rows.collect_rows(product), self.expiry.floors(product.table))
         try:
-            return self._in_driver(product, part)
+            return self._merge_in_driver(product, part)
         except TooLargeError:
-            return self._on_cluster(product, as_frame(self.spark, part.cast(product.schema())))
+            return self._merge_on_cluster(product, as_frame(self.spark, part.cast(product.schema())))
 
     def _is_new(self, product: Product) -> bool:
         """Returns True if the table has no rows of these topics in this time, so that every row is new."""
@@ -95,7 +95,7 @@ class ProductMerger:
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).any(product.table, *conditions)
 
-    def _in_driver(self, product: Product, part: pa.Table) -> TableOutput:
+    def _merge_in_driver(self, product: Product, part: pa.Table) -> TableOutput:
         """Merges rows in the driver.
 
         Raises:
@@ -108,7 +108,7 @@ class ProductMerger:
         commit = accumulate(self.spark, self.lake, product.table, part, combine, _upsert(product), self.txn)
         return TableOutput(product.table, commit.version, part.num_rows)
 
-    def _on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
+    def _merge_on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
         from pyspark.sql import functions as F
 
         keys = [*map(quote, product.row_keys)]

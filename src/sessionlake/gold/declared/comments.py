@@ -69,7 +69,7 @@ def final_comments(final: FinalTable) -> dict[str, str]:
 
 def enriched_comments(table: EnrichedTable) -> dict[str, str]:
     """Returns comments on the columns of an enriched table."""
-    comments = {name: _DECLARED for name, _ in table.own[len(CHANGE_COLUMNS) :]} | _CHANGE
+    comments = {name: _DECLARED for name, _ in table.change_columns[len(CHANGE_COLUMNS) :]} | _CHANGE
     for join in table.joins:
         source = join.reference.table
         comments |= {

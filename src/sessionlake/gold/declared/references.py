@@ -79,7 +79,7 @@ def _enriched(settings: Settings, one: EnrichedSettings) -> EnrichedTable:
     joined = [name for join in joins for name in join.on if name not in JOINABLE_COLUMNS]
     own = (*CHANGE_COLUMNS, *((name, declared[name]) for name in dict.fromkeys((*chosen, *joined))))
     found = EnrichedTable(
-        one.name, own, joins, f"Changes with what {', '.join(j.reference.name for j in joins)} said then"
+        one.name, own, joins, f"Changes joined with {', '.join(j.reference.name for j in joins)} as of event time"
     )
     _require_names(found, where)
     return found
@@ -92,7 +92,7 @@ def _require_names(table: EnrichedTable, where: str) -> None:
         ConfigError: a name is taken, repeated or not allowed.
     """
     published = (*dict(CHANGE_COLUMNS), BATCH)
-    declared = (name for name, _ in table.own[len(CHANGE_COLUMNS) :])
+    declared = (name for name, _ in table.change_columns[len(CHANGE_COLUMNS) :])
     added = (name for join in table.joins for name, _ in join.added)
     instead = ", by `take` or `name` of the join if it is added by one; or leave it out: `columns` names those to have"
     try:
@@ -106,7 +106,10 @@ def _join(settings: Settings, one: JoinSettings, where: str) -> Join:
     reference = known.get(one.reference)
     if reference is None:
         declared = ", ".join(known) or "none"
-        raise ConfigError(f"{where}.join: gold.references declares no table {one.reference}; it declares {declared}")
+        raise ConfigError(
+            f"{where}.join: gold.references declares no table {one.reference}; it declares {declared}",
+            fix="Declare the reference table, or name another one",
+        )
     if {*one.keys} != {*reference.key_names}:
         raise ConfigError(
             f"{where}.join.keys names {', '.join(one.keys) or 'nothing'}, but the keys of {reference.name} are "

@@ -33,7 +33,7 @@ from sessionlake.settings.gold import (
     missing_for_append,
 )
 from sessionlake.settings.model import Settings, milliseconds
-from sessionlake.settings.named_code import NamedCodeError, named_code
+from sessionlake.settings.named_code import NamedCodeError, load_named_code
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
 _AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
@@ -154,7 +154,7 @@ def schemas_of(settings: Settings) -> dict[str, TableSchema]:
 def _python_product(declared: ProductSettings, target: str) -> Product:
     where = f"gold.products.{declared.name}.python"
     try:
-        found = named_code(target, Product, str(Path.cwd()))
+        found = load_named_code(target, Product, str(Path.cwd()))
     except NamedCodeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not isinstance(found, Product):

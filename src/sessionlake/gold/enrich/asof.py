@@ -26,7 +26,7 @@ def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> li
     coded = []
     for columns in zip(*tables, strict=True):
         chunks = [chunk for column in columns for chunk in column.chunks]
-        code, values = dictionary_codes(_one_nan(pa.chunked_array(chunks, columns[0].type)))
+        code, values = dictionary_codes(_with_one_nan(pa.chunked_array(chunks, columns[0].type)))
         coded.append((code + 1, range(len(values) + 1)))
     rows = combine_codes(coded, sum(lengths))
     if not nulls:
@@ -34,7 +34,7 @@ def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> li
     return np.split(rows, np.cumsum(lengths)[:-1])
 
 
-def _one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _with_one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns floats with a single NaN: Arrow compares NaN by its bits, which writers of Parquet may change."""
     if not pa.types.is_floating(column.type):
         return column

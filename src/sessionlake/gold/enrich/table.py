@@ -86,11 +86,11 @@ class EnrichedTable:
 
     Attributes:
         name: its name in the schema `gold`.
-        own: the columns that come from the change, and their Spark SQL types.
+        change_columns: the columns that come from the change, and their Spark SQL types.
     """
 
     name: str
-    own: tuple[tuple[str, str], ...]
+    change_columns: tuple[tuple[str, str], ...]
     joins: tuple[Join, ...]
     comment: str = ""
 
@@ -112,7 +112,7 @@ class EnrichedTable:
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Its columns and their Spark SQL types, in order."""
-        return (*self.own, *(column for join in self.joins for column in join.added), (BATCH, "bigint"))
+        return (*self.change_columns, *(column for join in self.joins for column in join.added), (BATCH, "bigint"))
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class EnrichedTable:
     @property
     def names(self) -> list[str]:
         """Names of the columns that come from the change."""
-        return [*(name for name, _ in self.own), BATCH]
+        return [*(name for name, _ in self.change_columns), BATCH]
 
     def rows(self, changes: pa.Table, versions: Mapping[str, pa.Table]) -> pa.Table:
         """Returns the table's rows for these changes.

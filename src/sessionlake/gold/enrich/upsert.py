@@ -132,12 +132,12 @@ def _by_key(reference: Reference, rows: pa.Table) -> dict[Key, list[Row]]:
     names = [name for name, _ in reference.columns]
     for row in _numbered(rows.select(reference.names)).to_pylist():
         key = tuple(row[name] for name in reference.key_names)
-        values = tuple(_one_nan(row[name]) for name in names)
+        values = tuple(_with_one_nan(row[name]) for name in names)
         found.setdefault(key, []).append({FROM: row[FROM], TO: row[TO], "values": values})
     return found
 
 
-def _one_nan(value: Any) -> Any:
+def _with_one_nan(value: Any) -> Any:
     """Returns the value, with one object for all NaN: Python then finds them equal inside tuples."""
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 

@@ -108,5 +108,5 @@ class RollingAverage:
     @property
     def logic(self) -> str:
         """A hash of everything that its rows depend on."""
-        said = (_FORMAT, self.keys, self.last, self.watermark_ms, self.early, self.least)
-        return sha256(repr(said).encode()).hexdigest()[:12]
+        declaration = (_FORMAT, self.keys, self.last, self.watermark_ms, self.early, self.least)
+        return sha256(repr(declaration).encode()).hexdigest()[:12]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sessionlake.errors import ConfigError, LakeError, MachineError
 from sessionlake.protocol.types import Row
-from sessionlake.settings.named_code import NamedCodeError, named_code
+from sessionlake.settings.named_code import NamedCodeError, load_named_code
 from sessionlake.settings.references import LookupSettings
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def create_lookup(settings: LookupSettings, where: str) -> Lookup:
     if settings.python is None:
         return HttpLookup(settings)
     try:
-        found = named_code(settings.python, object, str(Path.cwd()))
+        found = load_named_code(settings.python, object, str(Path.cwd()))
     except NamedCodeError as error:
         raise ConfigError(f"{where}.lookup.python: {error}") from error
     if not callable(getattr(found, "fetch", None)):

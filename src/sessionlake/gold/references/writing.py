@@ -25,7 +25,7 @@ from sessionlake.protocol.names import DELETE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_READABLE = (".csv", ".parquet")
+_FILE_TYPES = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _with_table_columns(reference: Reference, rows: pa.Table, where: str) -> pa.
     missing = [name for name in schema.names if name not in {*rows.column_names, FROM, TO}]
     unknown = [name for name in rows.column_names if name not in schema.names]
     if repeated := [name for name, often in Counter(rows.column_names).items() if often > 1]:
-        raise UsageError(f"{where} has the columns {', '.join(repeated)} twice")
+        raise UsageError(f"{where} has the columns {', '.join(repeated)} twice", fix="Name each column once")
     if missing or unknown:
         wrong = [f"lacks the columns {', '.join(missing)}"] * bool(missing)
         wrong += [f"has the unknown columns {', '.join(unknown)}"] * bool(unknown)
@@ -116,7 +116,10 @@ def _with_table_columns(reference: Reference, rows: pa.Table, where: str) -> pa.
             for f in schema
         ]
     except pa.ArrowException as error:
-        raise UsageError(f"{where} has values that do not fit the table's types: {error}") from None
+        raise UsageError(
+            f"{where} has values that do not fit the table's types: {error}",
+            fix=f"Use the types {', '.join(f'{name} {sql}' for name, sql in reference.all_columns)}",
+        ) from None
     return pa.table(columns, schema=schema)
 
 
@@ -124,7 +127,9 @@ def _read(reference: Reference, file: Path) -> pa.Table:
     if file.suffix == ".parquet":
         return parquet.read_table(file)
     if file.suffix != ".csv":
-        raise UsageError(f"{file} has an unknown file type", fix=f"Use a file that ends with {' or '.join(_READABLE)}")
+        raise UsageError(
+            f"{file} has an unknown file type", fix=f"Use a file that ends with {' or '.join(_FILE_TYPES)}"
+        )
     types = dict(zip(reference.names, reference.schema().types, strict=True))
     # Only an empty field is null: `NA` may be a country, and `null` a name.
     options = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
@@ -140,5 +145,8 @@ def find_reference(references: Sequence[Reference], name: str) -> Reference:
     found = {one.name: one for one in references}.get(name.removeprefix("reference."))
     if found is None:
         declared = ", ".join(one.name for one in references) or "none"
-        raise UsageError(f"gold.references declares no table {name}; it declares {declared}")
+        raise UsageError(
+            f"gold.references declares no table {name}; it declares {declared}",
+            fix="Declare the table, or name another one",
+        )
     return found

@@ -121,7 +121,7 @@ def log_changes(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored
         if is_new:
             found += _new_condition_changes(flat, batch, stored)
         else:
-            for span in _spans(flat, batch):
+            for span in _time_spans(flat, batch):
                 found += _condition_changes(span, batch, stored)
         found += _pattern_changes(
             [rule for rule in rules if isinstance(rule.tree, Pattern)], batch, stored, is_new=is_new
@@ -129,7 +129,7 @@ def log_changes(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored
     return found
 
 
-def _spans(rules: Sequence[Rule], batch: Batch) -> Iterator[_TimeSpan]:
+def _time_spans(rules: Sequence[Rule], batch: Batch) -> Iterator[_TimeSpan]:
     single, across = ([rule for rule in rules if ("topic" in rule.by) == is_single] for is_single in (True, False))
     topics: dict[tuple[int | None, int], set[str]] = {}
     for topic, after in batch.times_after.items():
@@ -157,7 +157,7 @@ def _condition_changes(span: _TimeSpan, batch: Batch, stored: StoredData) -> Ite
         keys = (
             None
             if task.keys is None
-            else {key_of_row(task.rules[0].key_columns, row | {VALUE: None}) for row in _rows(task.keys)}
+            else {key_of_row(task.rules[0].key_columns, row | {VALUE: None}) for row in _as_dicts(task.keys)}
         )
 
         def is_wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
@@ -165,20 +165,20 @@ def _condition_changes(span: _TimeSpan, batch: Batch, stored: StoredData) -> Ite
             asked = alert.rule in names and inside and (keys is None or alert.key in keys)
             return asked and is_decidable(names[alert.rule], alert, batch.slice_starts)
 
-        truth = {alert: evidence for alert, evidence in _evaluated(task, stored) if is_wanted(alert)}
+        truth = {alert: evidence for alert, evidence in _evaluate_task(task, stored) if is_wanted(alert)}
         rows = stored.log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
         logged = logged_alerts(rows, is_wanted)
         for one in log_difference(truth, logged):
             rule = names[one.alert.rule]
-            yield _row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched_slices))
+            yield _log_row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched_slices))
 
 
 def _new_condition_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData) -> Iterator[LogRow]:
     """Compares new rules with all log rows of their names: an older version may have had other topics and keys."""
     truth: dict[Alert, Evidence] = {}
-    for span in _spans(rules, batch):
+    for span in _time_spans(rules, batch):
         for task in _tasks(replace(span, before=None), batch.touched_slices):
-            found = _evaluated(task, stored)
+            found = _evaluate_task(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
 
@@ -188,10 +188,10 @@ def _new_condition_changes(rules: Sequence[Rule], batch: Batch, stored: StoredDa
     truth = {alert: evidence for alert, evidence in truth.items() if is_wanted(alert)}
     logged = logged_alerts(stored.log(sorted(names), -_NEVER, _NEVER), is_wanted) if names else ()
     for one in log_difference(truth, logged):
-        yield _row(one, names[one.alert.rule], batch, None)
+        yield _log_row(one, names[one.alert.rule], batch, None)
 
 
-def _row(one: LogChange, rule: Rule, batch: Batch, late_ts: Callable[[], int | None] | None) -> LogRow:
+def _log_row(one: LogChange, rule: Rule, batch: Batch, late_ts: Callable[[], int | None] | None) -> LogRow:
     """Returns the log row of a change, with its cause.
 
     Args:
@@ -231,7 +231,7 @@ def _tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
             yield _Task(rules, span.topics, some.select(list(by)), first, min(last, span.before))
 
 
-def _evaluated(task: _Task, stored: StoredData) -> Iterator[tuple[Alert, Evidence]]:
+def _evaluate_task(task: _Task, stored: StoredData) -> Iterator[tuple[Alert, Evidence]]:
     lengths = [window.minutes for rule in task.rules for window in rule.windows]
     columns = columns_for({window.function for rule in task.rules for window in rule.windows})
     for first, last in _memory_sized_ranges(task, lengths, stored):
@@ -271,10 +271,10 @@ def _slices_per_series(lengths: Sequence[int], first: int, last: int) -> int:
 def _late_slice(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
     at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
     near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest_minutes)))
-    return _earliest(near, alert)
+    return _first_event_time(near, alert)
 
 
-def _earliest(rows: pa.Table, alert: Alert) -> int | None:
+def _first_event_time(rows: pa.Table, alert: Alert) -> int | None:
     """Returns the first event time of rows with the alert's key, or None."""
     for name, value in zip(KEY, alert.key, strict=True):
         if value is not None:
@@ -287,7 +287,7 @@ def _pattern_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData, *,
     """Evaluates patterns in groups. If only keys with an event in the batch can change, only those keys are read."""
     groups: dict[tuple[str, ...] | None, dict[Rule, _Scope]] = {}
     for rule in rules:
-        scope = _scope(rule, batch, is_new=is_new)
+        scope = _affected_scope(rule, batch, is_new=is_new)
         if scope is not None:
             groups.setdefault(None if is_new or _can_time_out(rule) else patterns.match_columns_of_key(rule), {})[
                 rule
@@ -323,7 +323,7 @@ def _group_changes(
         truth = {alert: evidence for alert, evidence in truth.items() if scope.is_wanted(alert)}
         logged = logged_alerts(rows.get(rule.name, []), scope.is_wanted)
         for one in log_difference(truth, logged):
-            yield _row(one, rule, batch, None if is_new else partial(_late_event, one.alert, rule, batch.matches))
+            yield _log_row(one, rule, batch, None if is_new else partial(_late_event, one.alert, rule, batch.matches))
 
 
 @dataclass(frozen=True)
@@ -334,12 +334,12 @@ class _Scope:
     is_wanted: Callable[[Alert], bool]
 
 
-def _scope(rule: Rule, batch: Batch, *, is_new: bool) -> _Scope | None:
+def _affected_scope(rule: Rule, batch: Batch, *, is_new: bool) -> _Scope | None:
     if is_new:
         return _Scope(-_NEVER // 2 if rule.since_ms is None else rule.since_ms, lambda _: True)
     by = patterns.match_columns_of_key(rule)
     spans: dict[Key, tuple[int, int]] = {}
-    for row in _rows(_matches_of(rule, batch.matches)):
+    for row in _as_dicts(_matches_of(rule, batch.matches)):
         key = key_of_row(by, row)
         low, high = spans.get(key, (row["ts"], row["ts"]))
         spans[key] = min(low, row["ts"]), max(high, row["ts"])
@@ -381,7 +381,7 @@ def _pattern_ms(rule: Rule) -> int:
 def _late_event(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
     near = _matches_of(rule, matches)
     back = alert.at_ms - near["ts"].to_numpy()
-    return _earliest(near.filter(pa.array((back >= 0) & (back <= _pattern_ms(rule)))), alert)
+    return _first_event_time(near.filter(pa.array((back >= 0) & (back <= _pattern_ms(rule)))), alert)
 
 
 def _matches_of(rule: Rule, matches: pa.Table) -> pa.Table:
@@ -389,5 +389,5 @@ def _matches_of(rule: Rule, matches: pa.Table) -> pa.Table:
     return matches.filter(pc.is_in(matches["event"], ids))
 
 
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
+def _as_dicts(table: pa.Table) -> list[dict[str, Any]]:
     return table.to_pylist()

@@ -75,10 +75,10 @@ def needed_slices(minutes: Sequence[int], first: int, last: int) -> dict[int, li
         begins = first - window, last - window
         for length, span in covering_slices(lengths_for(window, first, last), begins, (first, last)):
             parts.setdefault(length, []).append(span)
-    return {length: _merged(spans) for length, spans in parts.items()}
+    return {length: _merge_ranges(spans) for length, spans in parts.items()}
 
 
-def _merged(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for low, high in sorted(parts):
         if merged and low <= merged[-1][1]:
@@ -142,7 +142,7 @@ def _moving_windows(
     functions: dict[_Series, set[Function]] = {}
     for rule in rules:
         for window in rule.windows:
-            functions.setdefault(_series(window), set()).add(window.function)
+            functions.setdefault(_series_of(window), set()).add(window.function)
     chosen = {(of, metric): series_in_window(slices.series, of, metric) for of, metric, _ in functions}
     parts = {one: (slices.of(mask), Keys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
@@ -153,7 +153,7 @@ def _moving_windows(
     }
 
 
-def _series(window: Window) -> _Series:
+def _series_of(window: Window) -> _Series:
     return window.of, window.metric, window.minutes
 
 
@@ -171,7 +171,7 @@ class _WindowValues:
         if isinstance(rule.tree, Pattern):
             raise TypeError(f"{rule.name} is a pattern, not a condition")
         found = self._is_met(rule.tree)
-        found = found & reduce(np.logical_or, (has_points(self._aggregates(_series(one))) for one in rule.windows))
+        found = found & reduce(np.logical_or, (has_points(self._aggregates(_series_of(one))) for one in rule.windows))
         if rule.since_ms is not None:
             found = found & (self.minutes * MINUTE_MS >= rule.since_ms)[:, None]
         return found
@@ -205,7 +205,7 @@ class _WindowValues:
 
     def _value(self, window: Window) -> tuple[Any, Bools]:
         if window not in self.known:
-            self.known[window] = window_values(window, self._aggregates(_series(window)))
+            self.known[window] = window_values(window, self._aggregates(_series_of(window)))
         return self.known[window]
 
     def _aggregates(self, series: _Series) -> Columns:

@@ -38,44 +38,44 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Written:
+class StoredRule:
     """A rule, and the text that `gold.rules` stores for it: all keys except the name."""
 
     rule: Rule
     text: str
 
 
-def read_file(text: str, declared: Declared) -> tuple[list[Written], list[Problem]]:
+def read_file(text: str, declared: Declared) -> tuple[list[StoredRule], list[Problem]]:
     """Reads a file of rules, `rules: [{name: …, when: …}, …]`.
 
     Returns:
         The valid rules, and the problems of the others.
     """
-    root, problems = _composed(text)
+    root, problems = _parse_mapping(text)
     if root is None:
         return [], problems
-    listed = _value(root, "rules")
+    listed = _value_node(root, "rules")
     if not isinstance(listed, yaml.SequenceNode) or len(root.value) != 1:
-        return [], [_at(root, "expected a single key, rules, with a list of rules")]
-    read = [_read(node, None, declared, text) for node in listed.value]
-    rules = [one for one in read if isinstance(one, Written)]
-    problems = [problem for one in read if not isinstance(one, Written) for problem in one]
+        return [], [_problem_at(root, "expected a single key, rules, with a list of rules")]
+    read = [_read_rule(node, None, declared, text) for node in listed.value]
+    rules = [one for one in read if isinstance(one, StoredRule)]
+    problems = [problem for one in read if not isinstance(one, StoredRule) for problem in one]
     for name in repeated_names(one.rule.name for one in rules):
-        problems.append(_at(listed, f"two rules have the name {name}"))
+        problems.append(_problem_at(listed, f"two rules have the name {name}"))
     return rules, problems
 
 
 def read_text(name: str, text: str, declared: Declared) -> Rule | Problem:
     """Reads the rule in one row of `gold.rules`."""
     try:
-        root, problems = _composed(text)
-        found = problems if root is None else _read(root, name, declared, text)
+        root, problems = _parse_mapping(text)
+        found = problems if root is None else _read_rule(root, name, declared, text)
     except Exception as error:  # noqa: BLE001 - one unreadable text must not stop the other rules
         return Problem(1, 1, f"the rule cannot be read ({type(error).__name__}: {error})")
-    return found.rule if isinstance(found, Written) else found[0]
+    return found.rule if isinstance(found, StoredRule) else found[0]
 
 
-def _composed(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
+def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
     try:
         root = yaml.compose(text, BoundedLoader)
     except yaml.YAMLError as error:
@@ -86,9 +86,9 @@ def _composed(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
     return root, []
 
 
-def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> Written | list[Problem]:
+def _read_rule(node: yaml.Node, name: str | None, declared: Declared, text: str) -> StoredRule | list[Problem]:
     if not isinstance(node, yaml.MappingNode):
-        return [_at(node, "expected a mapping with the keys name and when")]
+        return [_problem_at(node, "expected a mapping with the keys name and when")]
     try:
         value: dict[str, Any] = BoundedLoader("").construct_document(node)
     except yaml.YAMLError as error:
@@ -105,11 +105,11 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
     try:
         rule = compile_rule(settings, declared)
     except ParseError as error:
-        when = _value(node, _WHEN)
+        when = _value_node(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
-        return [Problem(*_place(when, error.at, text), error.reason, label)]
+        return [Problem(*_line_and_column(when, error.at, text), error.reason, label)]
     stored = {key: one for key, one in value.items() if key != _NAME}
-    return Written(rule, yaml.dump(stored, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
+    return StoredRule(rule, yaml.dump(stored, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -122,7 +122,7 @@ _Dumper.add_representer(
 )
 
 
-def _value(node: yaml.Node, key: str) -> yaml.Node | None:
+def _value_node(node: yaml.Node, key: str) -> yaml.Node | None:
     if not isinstance(node, yaml.MappingNode):
         return None
     return next((value for found, value in node.value if found.value == key), None)
@@ -133,19 +133,21 @@ def _problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str
     at, named = node, ".".join(map(str, path))
     for step in path:
         inside = (
-            at.value[step] if isinstance(at, yaml.SequenceNode) and isinstance(step, int) else _value(at, str(step))
+            at.value[step]
+            if isinstance(at, yaml.SequenceNode) and isinstance(step, int)
+            else _value_node(at, str(step))
         )
         if inside is None:
             break
         at = inside
-    return _at(at, f"{named}: {message.removeprefix('Value error, ')}", rule)
+    return _problem_at(at, f"{named}: {message.removeprefix('Value error, ')}", rule)
 
 
-def _at(node: yaml.Node, reason: str, rule: str | None = None) -> Problem:
+def _problem_at(node: yaml.Node, reason: str, rule: str | None = None) -> Problem:
     return Problem(node.start_mark.line + 1, node.start_mark.column + 1, reason, rule)
 
 
-def _place(node: yaml.ScalarNode, at: int, text: str) -> tuple[int, int]:
+def _line_and_column(node: yaml.ScalarNode, at: int, text: str) -> tuple[int, int]:
     """Returns line and column, from 1, of a position in a scalar. For folded scalars this is the scalar's start."""
     line, column = node.start_mark.line, node.start_mark.column
     if node.style == "|":

@@ -113,7 +113,7 @@ def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floor
     """
     known = read_retained(lake.reader(spark), tables)
     if any((_floors_of(known[table]) if table in known else {}) != dict(floors) for table in tables):
-        with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
+        with lake.storage.claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if floors else ():
                 record_retained(spark, lake, _retained_entry(table, floors))
             others = {topic for one in known.values() for topic in _floors_of(one)} - floors.keys()

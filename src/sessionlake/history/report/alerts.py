@@ -1,4 +1,4 @@
-"""The alerts of rules that stand, as spans of event time: from where one was raised to where it was cleared."""
+"""Reads the latest alerts of rules as spans of event time, from where an alert was raised to where it was cleared."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeEr
 _KEY = ("topic", "session_id", "partition", "row_id", "value")
 _COLUMNS = ("rule", *_KEY, "event", "retracts", "window_end")
 _RAISED, _CLEARED, _RETRACTED = "raised", "cleared", "retracted"
-# Lines that are shown, and how far back one looks where there are too many alerts to read all.
+# The most lines on the page, and how far back to look if there are too many alerts to read all.
 _LINES = 12
-_REACHES = (timedelta(days=365_000), timedelta(days=7), timedelta(hours=6))
+_LOOKBACKS = (timedelta(days=365_000), timedelta(days=7), timedelta(hours=6))
 _BYTES = 32 << 20
 
 
@@ -25,8 +25,9 @@ class Alerts:
     """The alerts of one rule and key.
 
     Attributes:
-        key: what makes it, without what the rule's key has not.
-        spans: since when, and until when; None if it stands.
+        rule: Name of the rule.
+        key: Values of the rule's key, without columns that the key does not have.
+        spans: Start and end of each alert in event time; the end is None if the alert is not cleared.
     """
 
     rule: str
@@ -35,17 +36,17 @@ class Alerts:
 
     @property
     def last(self) -> datetime:
-        """When anything was said last."""
+        """When an alert was last raised or cleared, in event time."""
         since, until = self.spans[-1]
         return until or since
 
 
 def latest_alerts(reader: TableReader) -> list[Alerts]:
-    """Those that were told of last in event time, the latest first; none if there are more than can be looked at."""
+    """Returns the latest alerts in event time, the latest first; none if there are too many to read."""
     if not reader.exists(RULE_EVENTS):
         return []
     newest: datetime | None = None
-    for reach in _REACHES:
+    for reach in _LOOKBACKS:
         since: tuple[Condition, ...] = () if newest is None else (("window_end", ge, newest - reach),)
         try:
             rows = reader.table(RULE_EVENTS, *since, columns=_COLUMNS, max_bytes=_BYTES).to_pylist()
@@ -63,14 +64,14 @@ def latest_alerts(reader: TableReader) -> list[Alerts]:
 
 
 def _by_key(counts: Counter[tuple[object, ...]]) -> Iterator[Alerts]:
-    told: dict[tuple[str, tuple[str, ...]], list[tuple[datetime, str]]] = {}
+    events_by_key: dict[tuple[str, tuple[str, ...]], list[tuple[datetime, str]]] = {}
     for (rule, *key, at, event), count in counts.items():
         if count > 0 and isinstance(at, datetime):
             named = tuple(
                 f"partition {part}" if isinstance(part, int) else str(part) for part in key if part is not None
             )
-            told.setdefault((str(rule), named), []).append((at, str(event)))
-    for (rule, named), events in told.items():
+            events_by_key.setdefault((str(rule), named), []).append((at, str(event)))
+    for (rule, named), events in events_by_key.items():
         spans: list[tuple[datetime, datetime | None]] = []
         for at, event in sorted(events):
             if event == _RAISED:

@@ -1,4 +1,4 @@
-"""The four questions that a lake is asked, each answered by a figure from its tables."""
+"""Answers the four questions about a lake (complete, right, fresh, queryable), each with a figure from its tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sessionlake.history.status import LayerStatus
 
 
 class Verdict(StrEnum):
-    """How an answer is to be taken."""
+    """The verdict of an answer."""
 
     YES = "yes"
     PARTLY = "partly"
-    """Nothing is wrong with the tables, and there is something to know."""
+    """Nothing is wrong with the tables, but there is something that the reader should know."""
     NO = "no"
     UNKNOWN = "unknown"
 
@@ -32,31 +32,31 @@ class Answer:
 
 
 def answers(contents: Contents) -> list[Answer]:
-    """Complete, right, fresh, queryable: in this order."""
+    """Returns the four answers: complete, right, fresh and queryable."""
     return [_complete(contents), _right(contents), _fresh(contents), _queryable(contents)]
 
 
 def _complete(contents: Contents) -> Answer:
     question, bronze = "Is it complete?", _status(contents, BRONZE)
     if not bronze.messages:
-        return Answer(question, Verdict.UNKNOWN, "no messages", "bronze has taken in nothing yet")
+        return Answer(question, Verdict.UNKNOWN, "no messages", "bronze has read nothing yet")
     lost = contents.missing + sum(status.unaccounted for status in contents.statuses)
     places = amount(contents.partitions, "topic-partition")
     if lost:
         detail = f"offsets without a message, or messages that the ledger does not account for, in {places}"
         return Answer(question, Verdict.NO, f"{number(lost)} missing", f"{detail}: see sessionlake doctor")
-    whole = "no message is there twice" if contents.allows_gaps else "no offset is missing"
-    said = f"{whole} in {places}, and the ledger accounts for every message"
+    completeness = "no message occurs twice" if contents.allows_gaps else "no offset is missing"
+    detail = f"{completeness} in {places}, and the ledger accounts for every message"
     if bronze.behind:
-        return Answer(question, Verdict.PARTLY, f"{number(bronze.behind)} to come", f"Kafka has more; so far {said}")
+        return Answer(question, Verdict.PARTLY, f"{number(bronze.behind)} to come", f"Kafka has more; so far {detail}")
     unasked = "" if bronze.behind is not None else "; Kafka could not be asked for more"
-    return Answer(question, Verdict.YES, amount(bronze.messages, "message"), said + unasked)
+    return Answer(question, Verdict.YES, amount(bronze.messages, "message"), detail + unasked)
 
 
 def _right(contents: Contents) -> Answer:
     question, silver, sessions = "Is it right?", _status(contents, SILVER), contents.sessions
     if not silver.messages:
-        return Answer(question, Verdict.UNKNOWN, "not judged", "silver has taken in nothing yet")
+        return Answer(question, Verdict.UNKNOWN, "not judged", "silver has read nothing yet")
     broken = dict(zip(sessions.kinds, sessions.sums, strict=True)).get("broken", 0)
     detail = (
         f"{share(silver.quarantined, silver.messages)} of {amount(silver.messages, 'message')} in quarantine, "

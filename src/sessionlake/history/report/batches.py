@@ -1,4 +1,4 @@
-"""The ledger's entries that a page tells of: those of late, of the layers as they are now."""
+"""Reads the latest ledger entries for the report: those of the layers' current tables, not of replaced ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.ledger.books import ENTRY, LedgerReader, current_mask
 from sessionlake.protocol.types import Row
 
-# As far back as it takes for so many entries; where an hour has more than can be shown, the latest.
-_REACHES = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
+# How far back to look for enough entries. If the last hour has more than the limit, only the latest are used.
+_LOOKBACKS = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
 _ENOUGH = 100
 _AT_MOST = 20_000
 _COLUMNS = (*ENTRY, "started_at", "messages", "outputs")
@@ -22,11 +22,16 @@ _COLUMNS = (*ENTRY, "started_at", "messages", "outputs")
 
 @dataclass(frozen=True)
 class Batch:
-    """One entry.
+    """One ledger entry.
 
     Attributes:
-        rows: that it wrote, by table.
-        rebuilt: whether it is a rebuild, which replaces all that the layer had.
+        layer: The layer.
+        number: Id of the batch.
+        started_at: When the batch started.
+        committed_at: When it was committed.
+        messages: Number of messages that it read.
+        rows: Number of rows that it wrote, by table.
+        rebuilt: True if it is a rebuild, which replaced all rows of the layer.
     """
 
     layer: str
@@ -39,19 +44,21 @@ class Batch:
 
     @property
     def seconds(self) -> float:
-        """From its start to its commit."""
+        """Seconds from its start to its commit."""
         return max(0.0, (self.committed_at - self.started_at).total_seconds())
 
 
 def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) -> list[Batch]:
-    """Batches of the layers before a moment, as they were committed; some hundred, or the last hour's.
+    """Returns the latest batches of some layers in the order of their commits: at least 100 if there are so many.
 
     Args:
-        until: when the last batch was committed.
+        reader: Reads the ledger.
+        layers: The layers.
+        until: When the last batch was committed.
     """
     since, wanted = LedgerReader(reader).rebuilds(), set(layers)
     found: list[Batch] = []
-    for reach in _REACHES:
+    for reach in _LOOKBACKS:
         late = reader.batches(LEDGER, ("committed_at", ge, until - reach), columns=_COLUMNS)
         rows = (row for batch in late for row in batch.filter(current_mask(batch, since)).to_pylist())
         found = [_batch(row) for row in rows if row["layer"] in wanted]
@@ -60,12 +67,14 @@ def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) 
     return sorted(found, key=lambda batch: (batch.committed_at, batch.number))[-_AT_MOST:]
 
 
-def few_enough(batches: Sequence[Batch], table: str, total: int, at_most: int) -> list[Condition]:
-    """What narrows a table of silver's down to the rows of its latest batches.
+def recent_rows_condition(batches: Sequence[Batch], table: str, total: int, at_most: int) -> list[Condition]:
+    """Returns a condition that limits a table of silver to the rows of its latest batches; empty if all may be read.
 
     Args:
-        total: rows that all batches wrote to the table.
-        at_most: so many may be read. A batch that alone has more is read all the same.
+        batches: The latest batches, in the order of their commits.
+        table: The table.
+        total: Number of rows that all batches wrote to the table.
+        at_most: The most rows to read. The last batch is read even if it has more.
     """
     if total <= at_most:
         return []

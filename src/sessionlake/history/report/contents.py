@@ -1,4 +1,4 @@
-"""What a page tells, read from the tables: each part by a window or a limit, never a whole large table."""
+"""Reads everything that the report shows. Each part is limited, so that no large table is read completely."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader, TableSize
 from sessionlake.history.missing import missing_offsets
 from sessionlake.history.report.alerts import Alerts, latest_alerts
-from sessionlake.history.report.batches import Batch, few_enough, latest_batches
+from sessionlake.history.report.batches import Batch, latest_batches, recent_rows_condition
 from sessionlake.history.report.crosstab import Crosstab, crosstab
 from sessionlake.history.report.pace import Lag, Throughput, lags, throughput
-from sessionlake.history.report.series import Series, few_series
+from sessionlake.history.report.series import Series, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.progress import Span
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
-# Rows of a table of judgements, and of silver.session_progress, that are counted.
+# The most rows that are counted in a table of judgements, and in silver.session_progress.
 _COUNTED = 1_000_000
 _PROGRESS = 100_000
 _EVENTS = (EventKind.DUPLICATE, EventKind.GAP, EventKind.LATE, EventKind.ORPHAN)
@@ -32,7 +32,8 @@ class Counted:
     """Counts of a table's rows.
 
     Attributes:
-        since: silver's first batch that they are of; None if they are of all.
+        table: The counts by topic and kind.
+        since: The first batch of silver that is counted; None if all are.
     """
 
     table: Crosstab
@@ -41,13 +42,13 @@ class Counted:
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything that a page shows; times are UTC.
+    """Everything that the report shows. Times are UTC.
 
     Attributes:
-        missing: offsets of topic-partitions without a message, where these are faults, or with two: in the layer that
-            has most of them.
-        allows_gaps: whether offsets without a message are no faults.
-        partitions: how many topic-partitions there are.
+        missing: Number of faulty offsets: with two messages, or without one unless gaps are allowed. For each
+            topic-partition the layer with the most faults counts.
+        allows_gaps: True if offsets without a message are not faults.
+        partitions: Number of topic-partitions.
     """
 
     place: str
@@ -68,10 +69,10 @@ class Contents:
 
 
 def contents_of(reader: TableReader, settings: Settings) -> Contents:
-    """Reads all of it.
+    """Reads everything that the report shows.
 
     Raises:
-        LakeError: a table cannot be read.
+        LakeError: A table cannot be read.
     """
     statuses = layer_statuses(reader, settings)
     layers = [status.layer for status in statuses]
@@ -93,14 +94,14 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         judgements=_counted(reader, EVENTS, "event", batches, silver.events, _EVENTS),
         quarantined=_counted(reader, QUARANTINE, "reason", batches, silver.quarantined),
         sessions=crosstab(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
-        series=few_series(reader, few_enough(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
+        series=select_series(reader, recent_rows_condition(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
         alerts=latest_alerts(reader),
         tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),
     )
 
 
 def _faults(missing: Mapping[Span, int], *, allow_gaps: bool) -> int:
-    """How many offsets are missing, or there twice: a hole is one in every layer, and counts once."""
+    """Returns the number of faulty offsets. An offset that is missing in several layers counts once."""
     worst: dict[TopicPartition, int] = {}
     for span, count in missing.items():
         place, fault = (span.topic, span.partition), -count if allow_gaps else abs(count)
@@ -111,7 +112,7 @@ def _faults(missing: Mapping[Span, int], *, allow_gaps: bool) -> int:
 def _counted(
     reader: TableReader, table: str, kind: str, batches: Sequence[Batch], total: int, kinds: Sequence[str] = ()
 ) -> Counted:
-    window = few_enough(batches, table, total, _COUNTED)
+    window = recent_rows_condition(batches, table, total, _COUNTED)
     found = crosstab(reader.count_by(table, ("topic", kind), *window), kinds)
     return Counted(found, window[0][2] if window else None)
 

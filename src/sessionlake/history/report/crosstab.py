@@ -1,4 +1,4 @@
-"""Counts by topic and kind, as a table that fits on a page."""
+"""Tables of counts by topic and kind, limited to what fits on a page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ _TOPICS = 20
 
 @dataclass(frozen=True)
 class Crosstab:
-    """Rows are topics, those with most first; columns are kinds, the most frequent first.
+    """Counts by topic (rows, the largest first) and kind (columns, the most frequent first).
 
     Attributes:
-        sums: of the columns, over all topics.
-        others: how many topics are not shown, and what they have in all.
+        kinds: The columns.
+        topics: The shown topics, each with its counts.
+        sums: Sum of each column over all topics.
+        others: Number of topics that are not shown, and the sums of their columns.
     """
 
     kinds: tuple[str, ...]
@@ -27,26 +29,27 @@ class Crosstab:
 
     @property
     def total(self) -> int:
-        """Of all counts."""
+        """The sum of all counts."""
         return sum(self.sums)
 
     def weight(self, count: int) -> int:
-        """How strongly a count is to be shown, in per cent of the largest: by its order of magnitude."""
+        """Returns how strongly to colour a count, in per cent of the largest, on a logarithmic scale."""
         most = max((count for _, counts in self.topics for count in counts), default=0)
         return round(100 * log1p(count) / log1p(most)) if most else 0
 
     @staticmethod
     def share(count: int, counts: Sequence[int]) -> float:
-        """The count's share of its row, in per cent."""
-        whole = sum(counts)
-        return round(100 * count / whole, 3) if whole else 0.0
+        """Returns a count's share of its row in per cent."""
+        total = sum(counts)
+        return round(100 * count / total, 3) if total else 0.0
 
 
 def crosstab(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -> Crosstab:
-    """Counts of `(topic, kind)`.
+    """Returns a table of counts.
 
     Args:
-        kinds: these come first, in this order, also those without a count.
+        counts: Counts by `(topic, kind)`.
+        kinds: The first columns, in this order, even if they have no counts.
     """
     by_topic: dict[str, Counter[str]] = {}
     by_kind: Counter[str] = Counter()

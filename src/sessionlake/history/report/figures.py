@@ -1,4 +1,4 @@
-"""A page's figures: what is drawn is decided here, how it looks in `svg` and in the page's style."""
+"""Draws the report's figures. Their conversion to SVG is in `report.svg`, their colours and fonts in the page's CSS."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _ROW, _ALERT = 88, 26
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 22, 24
 _POINT = 1 / 72
 _BANDS = 60
-# What is not there at all cannot be pointed at.
+# The opacity of areas that only show tooltips: fully transparent ones would not react to the pointer.
 _UNSEEN = 0.002
 _DAY = 86_400
-# How wide a minute is drawn, in seconds, and how many there is room for at least.
+# The width of a minute's bar in seconds, and the fewest minutes that the axis has room for.
 _MINUTE, _FEWEST_MINUTES = 46, 5
-# Spans from which on seconds, and hours, say nothing more.
+# Spans (s) from which the axis shows no seconds, and no hours.
 _SHORT, _LONG = 600, 2 * _DAY
 
 
 def freshness(lags: Sequence[Lag]) -> Markup:
-    """How many seconds each layer was behind bronze, over time."""
+    """Draws how many seconds each layer was behind bronze, over time."""
     figure, (axes,) = _figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
     for lag in lags:
         axes.plot(_dates(lag.times), lag.seconds, color=color(lag.layer), linewidth=1.6, solid_joinstyle="round")
@@ -47,13 +47,13 @@ def freshness(lags: Sequence[Lag]) -> Markup:
     for first, last in pairwise(edges):
         here = (first + last) / 2
         known = [(lag.layer, float(np.interp(here, lag.times, lag.seconds))) for lag in lags if lag.times[0] <= here]
-        told = (f"{layer_name(layer)}: {duration(seconds)}" for layer, seconds in known)
-        _band(axes, first, last, f"{moment(float(here))} UTC", told)
+        lines = (f"{layer_name(layer)}: {duration(seconds)}" for layer, seconds in known)
+        _band(axes, first, last, f"{moment(float(here))} UTC", lines)
     return inline(figure, "How many seconds each layer was behind bronze, over time", "freshness")
 
 
 def throughput(layers: Sequence[Throughput]) -> Markup:
-    """What each layer took in a second, over time; one row of bars a layer."""
+    """Draws how much each layer read per second, over time, with one row of bars per layer."""
     figure, rows = _figure(len(layers), "", _ROW * len(layers) + _BOTTOM)
     starts, width = layers[0].starts, layers[0].width
     for axes, layer in zip(rows, layers, strict=True):
@@ -67,11 +67,11 @@ def throughput(layers: Sequence[Throughput]) -> Markup:
         axes.set_ylim(0, max(1.0, float(layer.rates.max()) * 1.05))
         axes.locator_params(axis="y", nbins=2)
         _time_axis(axes, starts[0], starts[-1] + width, labels=axes is rows[-1])
-    return inline(figure, "What each layer took in a second, over time", "throughput")
+    return inline(figure, "How much each layer read per second, over time", "throughput")
 
 
 def rolling(series: Series, name: str) -> Markup:
-    """A series' values and their moving average over event time, with what late points have corrected."""
+    """Draws a series' values and their moving average over event time, with corrections by late points."""
     figure, (axes,) = _figure(1, "value")
     times = np.array([row["ts"] / 1000 for row in series.points], dtype=np.float64)
     dot = "o" if len(times) == 1 else ""
@@ -82,40 +82,43 @@ def rolling(series: Series, name: str) -> Markup:
     edges = np.unique(np.linspace(0, len(times) - 1, _BANDS + 1).astype(int))
     for first, last in pairwise(edges):
         row = series.points[(first + last) // 2]
-        told = (f"{key}: {_plain(row[key])}" for key in ("value", "average"))
-        _band(axes, times[first], times[last], f"{moment(row['ts'] / 1000)} UTC", told)
+        lines = (f"{key}: {_format_value(row[key])}" for key in ("value", "average"))
+        _band(axes, times[first], times[last], f"{moment(row['ts'] / 1000)} UTC", lines)
     return inline(figure, "Values and their moving average over event time", name)
 
 
 def _mark_restated(axes: Axes, series: Series) -> None:
-    """What an average was published as first, where a late point has corrected it."""
+    """Marks averages that a late point has corrected, with the value that was published first."""
     for row in series.restated:
         at = _dates(np.array([row["ts"] / 1000]))
         axes.vlines(at, row["average_before"], row["average"], color=color("other"), linewidth=1.4)
         (mark,) = axes.plot(at, [row["average_before"]], "o", color=color("other"), markersize=5)
-        said = (f"published first: {_plain(row['average_before'])}", f"corrected: {_plain(row['average'])}")
+        said = (
+            f"published first: {_format_value(row['average_before'])}",
+            f"corrected: {_format_value(row['average'])}",
+        )
         mark.set_gid(tip(f"{moment(row['ts'] / 1000)} UTC", *said))
 
 
 def minutes(series: Series, name: str) -> Markup:
-    """A series' minutes: least, mean and greatest value of each."""
+    """Draws the least, mean and greatest value of each minute of a series."""
     figure, (axes,) = _figure(1, "value")
     starts = np.array([row["window_start"].timestamp() for row in series.minutes], dtype=np.float64)
     low, mean, high = (np.array([row[key] for row in series.minutes], float) for key in ("min", "average", "max"))
     middles = starts + 30
     bars = axes.bar(_dates(middles), high - low, _MINUTE / _DAY, bottom=low, color=color("band"))
     for bar, row in zip(bars, series.minutes, strict=True):
-        told = [f"{row['window_start']:%Y-%m-%d %H:%M} UTC, {row['points']:,} points"]
-        bar.set_gid(tip(*told, *(f"{key}: {_plain(row[key])}" for key in ("max", "average", "min"))))
+        lines = [f"{row['window_start']:%Y-%m-%d %H:%M} UTC, {row['points']:,} points"]
+        bar.set_gid(tip(*lines, *(f"{key}: {_format_value(row[key])}" for key in ("max", "average", "min"))))
     axes.hlines(mean, _dates(middles - _MINUTE / 2), _dates(middles + _MINUTE / 2), color=color("average"), linewidth=2)
-    _room(axes, low, high)
+    _add_margins(axes, low, high)
     middle, span = (starts[0] + starts[-1] + 60) / 2, max(starts[-1] + 60 - starts[0], _FEWEST_MINUTES * 60)
-    _time_axis(axes, middle - span / 2, middle + span / 2, whole_minutes=True)
+    _time_axis(axes, middle - span / 2, middle + span / 2, hides_seconds=True)
     return inline(figure, "Least, mean and greatest value of each minute of event time", name)
 
 
 def alerts(lines: Sequence[Alerts]) -> Markup:
-    """When which rule stood, over event time: a line each, by its number in the list; a dot where it has no end."""
+    """Draws alerts over event time, one line per rule and key, numbered as in the list; a dot is not cleared yet."""
     figure, (axes,) = _figure(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
     ends = [at.timestamp() for line in lines for span in line.spans for at in span if at is not None]
     for place, line in enumerate(lines):
@@ -161,7 +164,7 @@ def _figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list
     return figure, list(grid[:, 0])
 
 
-def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, whole_minutes: bool = False) -> None:
+def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, hides_seconds: bool = False) -> None:
     from matplotlib.dates import AutoDateLocator, DateFormatter
 
     if last - first < 1:
@@ -169,25 +172,25 @@ def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, wh
     axes.set_xlim(first / _DAY, last / _DAY)
     axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=6, tz=UTC))
     span = last - first
-    form = "%H:%M:%S" if span < _SHORT and not whole_minutes else "%H:%M" if span < _LONG else "%d %b"
+    form = "%H:%M:%S" if span < _SHORT and not hides_seconds else "%H:%M" if span < _LONG else "%d %b"
     axes.xaxis.set_major_formatter(DateFormatter(form, tz=UTC))
     axes.tick_params(labelbottom=labels)
 
 
-def _band(axes: Axes, first: float, last: float, title: str, told: Iterable[str]) -> None:
-    """What is told where one points, as wide as what it is of, and seen only then."""
+def _band(axes: Axes, first: float, last: float, title: str, lines: Iterable[str]) -> None:
+    """Adds an invisible area between two moments that shows a tooltip."""
     band = axes.axvspan(first / _DAY, last / _DAY, color=color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5)
-    band.set_gid(tip(title, *told))
+    band.set_gid(tip(title, *lines))
 
 
-def _room(axes: Axes, low: Numbers, high: Numbers) -> None:
-    """Some space around all values: bars would have matplotlib begin at 0."""
+def _add_margins(axes: Axes, low: Numbers, high: Numbers) -> None:
+    """Adds space above and below all values. Without it, matplotlib starts axes of bars at 0."""
     span = float(high.max() - low.min()) or abs(float(high.max())) or 1.0
     axes.set_ylim(float(low.min()) - span * 0.08, float(high.max()) + span * 0.08)
 
 
 def _dates(seconds: Numbers) -> Numbers:
-    """Seconds since 1970 as matplotlib's days."""
+    """Converts seconds since 1970 to matplotlib's days."""
     return np.asarray(seconds, dtype=np.float64) / _DAY
 
 
@@ -198,7 +201,7 @@ def _short_number(value: float, _: Any = None) -> str:
     return f"{value:,.10g}".replace("-", "\u2212")
 
 
-def _plain(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "none" if value is None else f"{value:,.6g}"
 
 

@@ -1,4 +1,4 @@
-"""How far the layers were behind bronze, and how much they took in, over time: out of the ledger's entries alone."""
+"""Computes lag behind bronze and throughput of each layer over time, from the ledger's entries alone."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from sessionlake.history.report.batches import Batch
 Numbers = npt.NDArray[np.float64]
 
 FOLLOWERS = (SILVER, SILVER_TABLES, GOLD)
-"""Layers that go after bronze."""
-# Points of a line that can be told apart; else its intervals; and moments that its percentiles are of.
-_MANY, _INTERVALS = 300, 150
+"""The layers after bronze."""
+# The most points of a line; the number of intervals if there are more; the number of moments for percentiles.
+_MAX_POINTS, _INTERVALS = 300, 150
 _SAMPLES = 2_000
 _BARS = 60
 _WIDTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
-# A commit is seen from one microsecond to the next.
+# A commit takes effect within a microsecond (in seconds).
 _JUST_BEFORE = 1e-6
 
 
 @dataclass(frozen=True)
 class Lag:
-    """How many seconds a layer was behind bronze: the age of the oldest message in bronze that it did not have.
+    """The lag of a layer in seconds: the age of the oldest message in bronze that the layer had not read.
 
     Attributes:
-        times: UTC, seconds since 1970.
-        peaks: whether these are the most in each of many intervals; else both sides of every commit.
-        median: over time, as are the others.
+        layer: The layer.
+        times: Moments, in seconds since 1970 UTC.
+        seconds: The lag at these moments.
+        peaks: True if there is one moment per interval with its highest lag; else there are two around each commit.
+        now: The lag at the last commit.
+        median, most, nearly_most: Median, maximum and 95th percentile of the lag over time.
     """
 
     layer: str
@@ -47,12 +50,13 @@ class Lag:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What a layer took in, by time.
+    """How much a layer read per second, by interval.
 
     Attributes:
-        starts: of intervals, UTC, seconds since 1970.
-        width: of an interval, seconds.
-        rates: messages, or what else the layer counts, a second.
+        layer: The layer.
+        starts: Starts of the intervals, in seconds since 1970 UTC.
+        width: Length of an interval in seconds.
+        rates: Messages per second; session changes per second for gold.
     """
 
     layer: str
@@ -63,9 +67,9 @@ class Throughput:
 
 @dataclass(frozen=True)
 class _Steps:
-    """How far something has come: it is at `at[i]` from `times[i]` on, and was at `before` until the first.
+    """A position over time as a step function: `at[i]` from `times[i]` on, and `before` until the first time.
 
-    Counted backwards from what bronze holds now, which is 0.
+    Positions count messages back from the newest one in bronze, which is 0.
     """
 
     times: Numbers
@@ -73,18 +77,18 @@ class _Steps:
     before: float
 
     def until(self, moments: Numbers) -> Numbers:
-        """Where it is at these moments."""
+        """Returns the positions at some moments."""
         return np.concatenate(([self.before], self.at))[np.searchsorted(self.times, moments, side="right")]
 
 
 def lags(batches: Sequence[Batch], behind: Mapping[str, int]) -> list[Lag]:
-    """The lag of each layer behind bronze that has batches.
+    """Returns the lag behind bronze of each layer that has batches.
 
-    What was in bronze before the first of the batches counts as having come with it: a lag is at least this much.
+    Messages from before the first batch count as if they had come with it. So a lag may be longer than computed.
 
     Args:
-        batches: in the order of their commits.
-        behind: how much of what its source holds a layer has not taken in by now, in the layer's own unit.
+        batches: The batches, in the order of their commits.
+        behind: How much of its source a layer has not read by now, in the layer's own unit.
     """
     by_layer = {layer: [batch for batch in batches if batch.layer == layer] for layer in (BRONZE, *FOLLOWERS)}
     if not by_layer[BRONZE] or len(batches) < 2:  # noqa: PLR2004 - there is no time between fewer
@@ -93,15 +97,17 @@ def lags(batches: Sequence[Batch], behind: Mapping[str, int]) -> list[Lag]:
     reached = {SILVER: silver}
     merged = _steps(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
     reached[SILVER_TABLES] = _Steps(merged.times, merged.at + _last(silver), merged.before + _last(silver))
-    reached[GOLD] = _through(_steps(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver)
+    reached[GOLD] = _gold_in_messages(_steps(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver)
     edges = np.unique(np.concatenate([_times(batches), _times(batches)[1:] - _JUST_BEFORE]))
     return [
-        _lag(layer, bronze, reached[layer], _known(edges, by_layer[layer])) for layer in FOLLOWERS if by_layer[layer]
+        _lag(layer, bronze, reached[layer], _known_moments(edges, by_layer[layer]))
+        for layer in FOLLOWERS
+        if by_layer[layer]
     ]
 
 
 def throughput(batches: Sequence[Batch], layers: Sequence[str]) -> list[Throughput]:
-    """What each layer that has batches took in, in the same intervals for all; rebuilds take in nothing new."""
+    """Returns the throughput of each layer that has batches, in the same intervals for all. Rebuilds do not count."""
     if not batches:
         return []
     times = _times(batches)
@@ -119,7 +125,7 @@ def throughput(batches: Sequence[Batch], layers: Sequence[str]) -> list[Throughp
 
 
 def span_of(batches: Sequence[Batch]) -> tuple[datetime, datetime] | None:
-    """From the first commit to the last."""
+    """Returns the times of the first and the last commit; None if there are no batches."""
     return (batches[0].committed_at, batches[-1].committed_at) if batches else None
 
 
@@ -141,20 +147,20 @@ def _last(steps: _Steps) -> float:
     return float(steps.at[-1]) if len(steps.at) else steps.before
 
 
-def _through(gold: _Steps, batches: Sequence[Batch], silver: _Steps) -> _Steps:
-    """Where gold is in messages: it counts the changes that silver made of them."""
+def _gold_in_messages(gold: _Steps, batches: Sequence[Batch], silver: _Steps) -> _Steps:
+    """Converts gold's position from session changes to messages, by the changes that each batch of silver wrote."""
     changes = np.array([batch.rows.get(CHANGES, 0) for batch in batches], dtype=np.float64)
     made = _steps(batches, 0, changes)
     messages = np.concatenate(([silver.before], silver.at))
 
-    def told(at: Numbers) -> Numbers:
+    def to_messages(at: Numbers) -> Numbers:
         return messages[np.searchsorted(made.at, at, side="right")]
 
-    return _Steps(gold.times, told(gold.at), float(told(np.array([gold.before]))[0]))
+    return _Steps(gold.times, to_messages(gold.at), float(to_messages(np.array([gold.before]))[0]))
 
 
-def _known(edges: Numbers, batches: Sequence[Batch]) -> Numbers:
-    """Moments that the layer's batches tell of: what it had before it was rebuilt, they do not."""
+def _known_moments(edges: Numbers, batches: Sequence[Batch]) -> Numbers:
+    """Returns the moments at which the layer's position is known: not those before a rebuild."""
     return edges[edges >= batches[0].committed_at.timestamp()] if batches[0].rebuilt else edges
 
 
@@ -167,7 +173,7 @@ def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag
 
     over_time = at(np.linspace(edges[0], edges[-1], _SAMPLES))
     exact = at(edges)
-    many = len(edges) > _MANY
+    many = len(edges) > _MAX_POINTS
     times, seconds = _peaks(edges, exact) if many else (edges, exact)
     return Lag(
         layer,
@@ -182,7 +188,7 @@ def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag
 
 
 def _peaks(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """Of points that are more than can be told apart: the greatest in each of as many intervals, in its middle."""
+    """Reduces many points to the greatest value per interval, placed in the middle of the interval."""
     edges = np.linspace(times[0], times[-1], _INTERVALS + 1)
     first = np.searchsorted(times, edges[:-1])
     taken = np.flatnonzero(np.diff(np.append(first, len(times))))

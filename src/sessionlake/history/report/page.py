@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, which asks no network and runs no script."""
+"""Writes the report: one HTML file that needs no network and no scripts."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ _OF_EACH_LAYER = 5
 
 
 def write_report(reader: TableReader, settings: Settings, file: Path | None = None) -> Path:
-    """Writes what the tables hold, and returns where.
+    """Writes the report and returns its path.
 
     Args:
-        file: `report.html` in the home unless given. One that is there is replaced, whole.
+        reader: Reads the tables.
+        settings: The configuration.
+        file: The file to write; by default `report.html` in the home. An existing file is replaced atomically.
 
     Raises:
-        LakeError: a table cannot be read.
-        OSError: the file cannot be written.
+        LakeError: A table cannot be read.
+        OSError: The file cannot be written.
     """
     file = file or require_home(settings) / FILE
     text = page(contents_of(reader, settings))
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(file)
+    partial_file = file.with_name(f".{file.name}.new")
+    partial_file.write_text(text, encoding="utf-8")
+    partial_file.replace(file)
     return file.resolve()
 
 
 def _shown(value: Any) -> Any:
-    """What the page has for a value: a text goes through `visible`, markup of the page itself stays."""
+    """Returns a value as the page shows it: texts with invisible characters made visible, markup unchanged."""
     return visible(value) if type(value) is str else value
 
 
 def page(contents: Contents) -> str:
-    """The page as text. All that comes from the data is escaped by the template's engine."""
+    """Returns the page as HTML. The template engine escapes everything that comes from the data."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
@@ -73,7 +75,7 @@ def page(contents: Contents) -> str:
 
 
 def _parts(contents: Contents) -> dict[str, Any]:
-    """What the template names."""
+    """Returns the variables of the template."""
     series = list(enumerate(contents.series))
     drawn: dict[str, Markup | None] = {
         "freshness": figures.freshness(contents.lags) if contents.lags else None,
@@ -92,7 +94,7 @@ def _parts(contents: Contents) -> dict[str, Any]:
 
 
 def _latest(contents: Contents) -> Iterator[tuple[str, list[Batch]]]:
-    """The last batches of each layer that has any, the newest first."""
+    """Yields each layer that has batches with its last batches, the newest first."""
     for status in contents.statuses:
         own = [batch for batch in contents.batches if batch.layer == status.layer]
         if own:

@@ -1,4 +1,4 @@
-"""A few series of gold: values with their moving average, and their minutes."""
+"""Selects a few series of gold for the report: values with their moving average, and their minutes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import milliseconds
 
-# Sessions that are shown, and that are looked at to find them.
+# The number of sessions on the page, and the most sessions that are tried to find them.
 _SHOWN = 4
-_LOOKED_AT = 12
+_MAX_SEARCHED = 12
 _POINTS = 300
 _MINUTES = 120
-# Of event time before the session's last message: where its series are looked for, and as far as they are read.
-_REACHES = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1))
-# Times that a calendar has, UTC in ms: from 1970 until the year 9999.
+# How far before a session's last message, in event time, to look for its series and to read them.
+_LOOKBACKS = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1))
+# The range of times that can be drawn, in ms UTC: from 1970 until the year 9999.
 _FIRST, _END = 0, 253_370_764_800_000
-# In memory, of one session's points.
+# The most bytes of one session's points in memory.
 _BYTES = 64 << 20
-# Values that no axis has room for, and what is not a number, are left out.
+# Greater values and NaN are left out, because no axis has room for them.
 _DRAWN = 1e100
 _VALUES = {"value", "average", "min", "max"}
 _NAMES = ("row_id", "metric")
@@ -40,13 +40,13 @@ _Session = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one row of a session's table, at its end.
+    """The last values of one metric in one row of a session's table.
 
     Attributes:
-        points: `ts` (UTC, ms), `value`, `average`, in event time.
-        restated: averages among these that were published as others first: `ts`, `average_before` (at first) and
-            `average` (now).
-        minutes: `window_start`, `points`, `min`, `average`, `max`, in event time.
+        topic, session_id, row_id, metric: What the values are of.
+        points: `ts` (ms UTC), `value` and `average`, in the order of event time.
+        restated: Averages of these points that were corrected: `ts`, `average_before` (published first), `average`.
+        minutes: `window_start`, `points`, `min`, `average` and `max`, in the order of event time.
     """
 
     topic: str
@@ -58,11 +58,12 @@ class Series:
     minutes: list[Row]
 
 
-def few_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]:
-    """One series of each of a few sessions, of as many topics as can be.
+def select_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]:
+    """Returns one series of each of a few sessions, from as many topics as possible.
 
     Args:
-        recent: what narrows `silver.session_progress` down.
+        reader: Reads the tables.
+        recent: Conditions that limit `silver.session_progress` to recent rows.
     """
     found: list[Series] = []
     for session, last in _sessions(reader, recent):
@@ -73,7 +74,7 @@ def few_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]
 
 
 def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[_Session, int]]:
-    """Sessions with their last times, UTC in ms: the one with most messages of each topic, then the next of each."""
+    """Yields sessions with their last event time (ms UTC): first each topic's largest session, then each second one."""
     latest: dict[_Session, tuple[int, int]] = {}
     for row in reader.rows(PROGRESS, *recent, columns=(*SESSION, "messages", "last_ts")):
         session = row["topic"], row["partition"], row["session_id"]
@@ -85,15 +86,15 @@ def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tupl
     for session, (messages, last) in sorted(latest.items(), key=lambda item: (-item[1][0], item[0])):
         turns[session[0]] = turns.get(session[0], -1) + 1
         ranked.append((turns[session[0]], -messages, session, last))
-    for _, _, session, last in sorted(ranked)[:_LOOKED_AT]:
+    for _, _, session, last in sorted(ranked)[:_MAX_SEARCHED]:
         yield session, last
 
 
 def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
-    """The session's series with most points of late; none if gold has none, or more than can be looked at."""
+    """Returns the session's series with the most recent points; none if gold has none, or too many to read."""
     own: tuple[Condition, ...] = tuple((name, eq, value) for name, value in zip(SESSION, session, strict=True))
     try:
-        for reach in _REACHES:
+        for reach in _LOOKBACKS:
             late = ("ts", ge, last - milliseconds(reach))
             names = reader.count_by(AVERAGES, _NAMES, *own, late)
             if names:
@@ -104,7 +105,7 @@ def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
                 restated = []
                 if points and (row_id, metric) in changed:
                     drawn = _restatements(reader, *of_it, ("ts", ge, points[0]["ts"]))
-                    restated = _corrected(points, drawn.get((row_id, metric), []))
+                    restated = _corrected_points(points, drawn.get((row_id, metric), []))
                 return [Series(session[0], session[2], row_id, metric, points, restated, minutes)]
     except TooLargeError:
         pass
@@ -112,7 +113,7 @@ def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
 
 
 def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
-    """The session's restatements by row and metric, the first of each average before the next."""
+    """Returns the session's restatements by row and metric, in the order of time."""
     found: dict[tuple[str, str], list[Row]] = {}
     if reader.exists(RESTATEMENTS):
         own = (("table", eq, AVERAGES), *conditions)
@@ -123,21 +124,21 @@ def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str
     return found
 
 
-def _corrected(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
+def _corrected_points(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
     first: dict[tuple[int, ...], float] = {}
     for row in restatements:
         first.setdefault(tuple(row[name] for name in _PLACE), row["average_before"])
     places = [(point, tuple(point[name] for name in _PLACE)) for point in points]
-    told = [
+    corrected = [
         {"ts": point["ts"], "average_before": first[place], "average": point["average"]}
         for point, place in places
         if place in first
     ]
-    return [row for row in told if _is_drawn(row["average_before"])]
+    return [row for row in corrected if _is_drawn(row["average_before"])]
 
 
 def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
-    since = ("ts", ge, last - milliseconds(_REACHES[-1]))
+    since = ("ts", ge, last - milliseconds(_LOOKBACKS[-1]))
     order = [name for name in _ORDER if name in reader.schema(AVERAGES).names]  # earlier tables lack some
     found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
     return _last(found, order, _POINTS)
@@ -153,7 +154,7 @@ def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> lis
 
 
 def _last(rows: pa.Table, order: Sequence[str], count: int) -> list[Row]:
-    """The last rows, in order."""
+    """Returns the last `count` rows in order, without those that cannot be drawn."""
     places = pc.select_k_unstable(rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order])
     found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order))
     return [row for row in found if all(_is_drawn(row[name]) for name in _VALUES & row.keys())]

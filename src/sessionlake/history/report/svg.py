@@ -1,7 +1,7 @@
-"""matplotlib's figures as inline SVG that takes colours and fonts from the page, and tells values where one points.
+"""Converts matplotlib figures to inline SVG with the page's colours and fonts, and with tooltips.
 
-Colours are drawn as stand-ins, each of which becomes a CSS variable: so one figure serves light and dark. A group whose
-id begins with `tip:` gets the text behind it as its tooltip, which browsers show without a script.
+Figures are drawn with placeholder colours, which become CSS variables, so that one figure fits light and dark mode. A
+group whose id begins with `tip:` gets the rest of its id as a tooltip, which browsers show without a script.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ _LINE = " \u00a6 "
 
 
 def tip(*lines: str) -> str:
-    """The id of what shows these lines where one points at it."""
+    """Returns the id of an element that shows these lines as a tooltip."""
     return _TIP + _LINE.join(lines)
 
 
 def color(variable: str) -> str:
-    """What stands for a CSS variable of the page while a figure is drawn."""
+    """Returns the placeholder colour of a CSS variable of the page."""
     return _STAND_INS.get(variable, _STAND_INS["other"])
 
 
 def inline(figure: Figure, label: str, name: str) -> Markup:
-    """The figure as an SVG element of a page.
+    """Returns the figure as an SVG element for the page.
 
     Args:
-        label: what it shows, for those who do not see it.
-        name: of the figure, unlike any other of the page: its ids begin with it.
+        figure: The figure.
+        label: Description for readers who cannot see the figure.
+        name: A name that is unique on the page, used as a prefix of ids.
     """
     import matplotlib as mpl
 
@@ -64,7 +65,7 @@ def inline(figure: Figure, label: str, name: str) -> Markup:
 
 
 def _clean(root: ET.Element, name: str) -> None:
-    """Takes fonts and needless ids away, makes the others unlike those of other figures, and adds tooltips."""
+    """Removes fonts and unused ids, prefixes the other ids with the figure's name, and adds tooltips."""
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag in _DROPPED]:
             parent.remove(child)

@@ -1,12 +1,12 @@
-"""Numbers, times and names as a page writes them."""
+"""Formats numbers, times and names for the report."""
 
 from __future__ import annotations
 
 import unicodedata
 from datetime import UTC, datetime
 
-_LONGEST = 48
-# A unit stays with its number.
+_MAX_NAME_LENGTH = 48
+# A no-break space keeps a unit on the line of its number.
 _NBSP = "\u00a0"
 _SPANS = ((86_400 * 2, 86_400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -15,23 +15,23 @@ _IN_MILLISECONDS_BELOW = 0.1
 
 
 def number(count: int) -> str:
-    """With thousands apart."""
+    """Returns the number with thousands separators."""
     return f"{count:,}"
 
 
 def amount(count: int, noun: str) -> str:
-    """A count and what is counted, as in `3 files`."""
+    """Returns a count with its noun, as in `3 files`."""
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
-def share(part: int, whole: int) -> str:
-    """In per cent; what is not nothing is not written as 0 %."""
-    percent = 100 * part / whole if whole else 0.0
+def share(part: int, total: int) -> str:
+    """Returns the share in per cent. A share above 0 is never shown as 0 %."""
+    percent = 100 * part / total if total else 0.0
     return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - the bound is the one in the text
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits it."""
+    """Returns the duration in a unit that suits its size."""
     if 0 < seconds < _IN_MILLISECONDS_BELOW:
         return f"{seconds * 1000:.0f}{_NBSP}ms"
     _, unit, name = next(item for item in _SPANS if seconds >= item[0])
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def data_size(size: int) -> str:
-    """Bytes, in decimal units."""
+    """Returns the number of bytes in decimal units."""
     value, place = float(size), 0
     while value >= 1000 and place < len(_SIZES) - 1:  # noqa: PLR2004 - each unit is 1,000 of the last
         value, place = value / 1000, place + 1
@@ -53,13 +53,13 @@ def data_size(size: int) -> str:
 
 
 def moment(at: datetime | float) -> str:
-    """To the second, UTC."""
-    whole = datetime.fromtimestamp(at, UTC) if isinstance(at, float) else at.astimezone(UTC)
-    return f"{whole:%Y-%m-%d %H:%M:%S}"
+    """Returns the time in UTC, to the second."""
+    time = datetime.fromtimestamp(at, UTC) if isinstance(at, float) else at.astimezone(UTC)
+    return f"{time:%Y-%m-%d %H:%M:%S}"
 
 
-def name(text: str, longest: int = _LONGEST) -> str:
-    """A name out of the data, on one short line: what cannot be seen, or turns text around, is shown as �."""
+def name(text: str, longest: int = _MAX_NAME_LENGTH) -> str:
+    """Returns a name from the data on one short line. Invisible and direction-changing characters become �."""
     seen = "".join(
         "\ufffd" if unicodedata.category(letter)[0] == "C" or letter in "\u2028\u2029" else letter for letter in text
     )
@@ -67,5 +67,5 @@ def name(text: str, longest: int = _LONGEST) -> str:
 
 
 def layer_name(layer: str) -> str:
-    """The ledger's name of a layer, in words."""
+    """Returns the ledger's name of a layer with spaces."""
     return layer.replace("_", " ")

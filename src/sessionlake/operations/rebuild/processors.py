@@ -35,7 +35,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import rows_of, total
+from sessionlake.silver.job import rows_for_table, sum_counts
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame
 from sessionlake.spark.interpreted import interpreted
@@ -204,10 +204,10 @@ class _Rebuild:
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
                     ddl = row_ddl(kind, self._loaded.loaded_processor.output)
-                    append(spark, self._staging, table, rows_of(part.folded, kind, txn, ddl), txn)
+                    append(spark, self._staging, table, rows_for_table(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states
-        self._partitions = total([ShardReport(partitions, {})])
+        self._partitions = sum_counts([ShardReport(partitions, {})])
 
     def difference(self) -> Difference:
         """Compares the staging table with the live table."""

@@ -46,15 +46,15 @@ from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, Silver
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     APPENDED,
-    row_ddl,
-    rows_of,
-    total,
+    payload_ddl,
+    rows_for_table,
+    sum_counts,
 )
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
-from sessionlake.silver.quarantine import with_messages
-from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
+from sessionlake.silver.quarantine import join_raw_messages
+from sessionlake.silver.tables.net_changes import NetChanges, RefoldBySeq, net_ddl
 from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import as_frame, map_batches
@@ -213,7 +213,7 @@ def replay(
     _fill_sessions(spark, settings)
     _fill_splits(spark, settings)
     _fill_snapshots(spark, settings)
-    return ReplayResult(version, tuple(total([ShardReport(partitions, {})])), states)
+    return ReplayResult(version, tuple(sum_counts([ShardReport(partitions, {})])), states)
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:
@@ -243,9 +243,9 @@ def _append(
         count = sum(report.rows.get(kind, 0) for report in reports)
         if not count:
             continue
-        rows = rows_of(folded, kind, txn, row_ddl(settings, table))
+        rows = rows_for_table(folded, kind, txn, payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
-            rows = with_messages(source, as_frame(spark, rows), reports)
+            rows = join_raw_messages(source, as_frame(spark, rows), reports)
         append(spark, staging, table, rows, txn)
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0 if the latest commit is a compaction
@@ -266,7 +266,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
     by_seq = [topic for topic in topics if rules.of(topic).integrity is Integrity.ONCE]
     usual = map_batches(by_session.where(~F.col("topic").isin(by_seq)), NetChanges(columns), net_ddl(columns))
-    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), Refolded(columns), net_ddl(columns))
+    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), RefoldBySeq(columns), net_ddl(columns))
     net = usual.unionByName(in_seq) if by_seq else usual
     rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)
     append(spark, staging, ROWS, rows, Txn("rebuild", 0))
@@ -297,6 +297,6 @@ def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     cuts, changes = (staging.reader(spark).count(table) for table in (CUTS, CHANGES))
     if cuts:
         all_batches, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
-        snapshots = SnapshotSource(spark, staging, settings).of(all_batches, cuts, tasks)
+        snapshots = SnapshotSource(spark, staging, settings).compute(all_batches, cuts, tasks)
         append(spark, staging, SNAPSHOTS, snapshots.rows, Txn("rebuild", 0))
         append(spark, staging, SNAPSHOT_INDEX, snapshots.index, Txn("rebuild", 0))

@@ -22,8 +22,8 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import ranges_of, total, violation_of
-from sessionlake.silver.stream_times import ends_of, require_continued
+from sessionlake.silver.job import first_violation, offset_ranges, sum_counts
+from sessionlake.silver.stream_times import require_continued, times_after
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
@@ -105,9 +105,9 @@ class Slices(Generic[R]):
             folded, written = collect(emitted, self.report, lake.limits.inline_bytes)
             reports = [self.read(report) for report in written]
             self._refuse_violations(settings, reports)
-            partitions = total([*reports])
+            partitions = sum_counts([*reports])
             self._record(log, partitions, allow_gaps=settings.allows_offset_gaps)
-            times = times.noted(ends_of(partitions, reports))
+            times = times.noted(times_after(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield Slice(number, folded, reports, partitions, states)
 
@@ -151,7 +151,7 @@ class Slices(Generic[R]):
         return raw.mapInArrow(packer, PACKED_SCHEMA)
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
-        violation = violation_of([*reports])
+        violation = first_violation([*reports])
         if violation is not None:
             raise LakeError(
                 f"{self.doing} with this configuration stops at {violation.place}",
@@ -162,7 +162,7 @@ class Slices(Generic[R]):
 
     def _record(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
         """Records a slice's offsets, after checking that they continue those of the slice before."""
-        ranges = ranges_of(partitions)
+        ranges = offset_ranges(partitions)
         log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
         require_continued(self.doing, partitions, log.last_offsets)
         log.advance(ranges)

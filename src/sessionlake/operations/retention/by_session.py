@@ -17,7 +17,7 @@ from sessionlake.ledger.retained import limits_frame
 from sessionlake.operations.retention.rules import as_limits
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Integrity
-from sessionlake.silver.merge.kept_cuts import kept_frame
+from sessionlake.silver.merge.kept_cuts import kept_cuts_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +95,7 @@ def progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
 def _kept(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
     from pyspark.sql import functions as F
 
-    return kept_frame(spark, lake).where(F.col("_batch") <= batch)
+    return kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
 
 
 def _beyond_recorded(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:

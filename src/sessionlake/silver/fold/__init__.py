@@ -1,1 +1,1 @@
-"""The fold of one shard of silver. Pure."""
+"""The fold of one shard of silver: decodes, judges and turns messages into changes. Pure."""

@@ -1,4 +1,4 @@
-"""From applied messages to rows of `silver.session_changes`: columns are gathered, nothing is looped over."""
+"""Makes rows of `silver.session_changes` from applied messages, with Arrow operations only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _KINDS = pa.array(["clear", "upsert", "delete"])
 
 
 def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: tuple[Column, ...]) -> pa.Table:
-    """Rows for `session_changes`, in message order, then ordinal order.
+    """Returns rows for `session_changes`, in order of messages and then of ordinals.
 
     Args:
-        messages: a chunk's table in one piece.
-        applied: indices of the applied messages, ascending.
-        outcome: what became of each message.
+        messages: Rows of a chunk, in one piece.
+        applied: Indices of the applied messages, ascending.
+        outcome: The result of judging the messages.
+        columns: The declared columns.
     """
     nested = contiguous(messages["changes"])
     bounds = nested.offsets.to_numpy().astype(np.int64)
@@ -31,12 +32,12 @@ def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: 
     changes = _gather(nested.values, concatenate_ranges(bounds[applied], lengths))
     message = np.repeat(applied, lengths)
     of_message = pa.array(message)
-    # One change a message, and every message applied: the columns serve as they are.
-    whole = len(applied) == messages.num_rows and bool((lengths == 1).all())
+    # If all messages are applied with one change each, the columns can be used without copying.
+    is_complete = len(applied) == messages.num_rows and bool((lengths == 1).all())
 
     def head(name: str) -> pa.Array:
         column = contiguous(messages[name])
-        return column if whole else column.take(of_message)
+        return column if is_complete else column.take(of_message)
 
     arrays = [
         head("topic"),
@@ -68,7 +69,7 @@ def _gather(values: pa.StructArray, indices: Int64s) -> pa.StructArray:
 
 
 def _set_names(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array:
-    """Lists of the names of the columns that were set: one list a distinct combination, shared by all its rows."""
+    """Returns for each change the names of the columns that it sets. Each distinct combination is built only once."""
     flags = np.stack([_bools(changes.field(set_field(i))) for i in range(len(columns))], axis=1)
     packed = np.packbits(flags, axis=1)
     codes = packed[:, 0] if packed.shape[1] == 1 else packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]

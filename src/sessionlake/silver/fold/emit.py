@@ -1,4 +1,4 @@
-"""From a judged batch to what silver's fold emits: rows for each table as Arrow IPC, and the shard's report."""
+"""Makes what silver's fold emits from a judged batch: rows for each table as Arrow IPC, and the shard's report."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ _CUT_REASONS = pa.array([reason.name.lower() for reason in CutReason])
 
 @dataclass(frozen=True)
 class Judged:
-    """One shard's judged batch, with all that its rows and report are made of.
+    """One shard's judged batch: everything that its rows and its report are made of.
 
     Attributes:
-        messages: rows of a chunk: what was held back before, then the batch.
-        released: how many of them were held back before.
-        came: stream time at which each of the others came.
-        times: the own time of each of these, ms.
-        clock: of the shard, after the batch.
-        outcome: what became of each.
-        topics: of the sessions that were judged.
-        partitions: theirs.
-        sessions: their ids.
-        keys: of every session that is another now; see `protocol.arrow.session_key`.
-        cursors: theirs.
-        timeouts: their session timeouts, ms.
-        late_fills: whether a message of theirs was applied after some with higher seqs (class `once`).
-        cuts: where tables are cut.
-        cut_keys: the key of each one's session.
-        silences: where topic-partitions stand behind silences, if it is for this shard to tell.
+        messages: Rows of a chunk: the messages held back before the batch, then those of the batch.
+        released: Number of messages held back before the batch.
+        arrived_at: Stream time at which each message of the batch arrived, ms.
+        times: Time of each message of the batch, ms.
+        clock: The shard's clock after the batch.
+        outcome: The result for each message.
+        topics: Topic of each judged session.
+        partitions: Partition of each judged session.
+        sessions: Id of each judged session.
+        keys: Key of every session that changed, made by `protocol.arrow.session_key`.
+        cursors: Cursors of the sessions in `keys`.
+        timeouts: Session timeouts of the sessions in `keys`, ms.
+        late_fills: For each session in `keys`, whether it had a late fill (class `once`).
+        cuts: The cuts of tables.
+        cut_keys: Session key of each cut.
+        silences: Stream times after silences, if this shard is the one that reports them.
     """
 
     messages: pa.Table
     released: int
-    came: Int64s
+    arrived_at: Int64s
     times: Int64s
     clock: Clock
     outcome: Outcome
@@ -80,13 +80,13 @@ class Judged:
     silences: list[LaneTime]
 
     def name(self, session: int) -> tuple[str, int, str]:
-        """Topic, partition and id of a session that was judged, by its number."""
+        """Returns topic, partition and id of a judged session by its number."""
         topic, partition, own = (part[session].as_py() for part in (self.topics, self.partitions, self.sessions))
         return topic, partition, own
 
 
-def payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook) -> Payloads:
-    """Payloads by kind: rows where there are any, and the report."""
+def silver_payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook) -> Payloads:
+    """Returns the payloads to emit by kind: rows for each table that gets any, and the report."""
     out = judged.outcome
     quarantine = _quarantine(judged, malformed)
     tables = {
@@ -158,12 +158,12 @@ def _cuts(judged: Judged) -> pa.Table:
 
 
 def _following(last: Int64s) -> pa.Array:
-    """The seq after the highest applied, null if there is none; the last possible one is its own successor."""
+    """Returns the seq after the highest applied one, or null. The highest possible seq is its own successor."""
     return pa.array(np.where(last == np.iinfo(np.int64).max, last, last + 1), mask=last < 0)
 
 
 def _quarantine(judged: Judged, malformed: pa.Table) -> pa.Table:
-    """Coordinates and reasons; the raw message is fetched from bronze by who writes the table."""
+    """Returns coordinates and reasons of quarantined messages; the driver adds the raw messages from bronze."""
     out = judged.outcome
     places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
     parts = [_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
@@ -211,9 +211,9 @@ def _events(judged: Judged, rules: RuleBook) -> pa.Table:
 
 
 def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
-    """The shard's first violation, by topic, partition and offset: the same one however sessions are sharded."""
+    """Returns the shard's first violation by topic, partition and offset: it does not depend on the sharding."""
 
-    def told(event: Event) -> Violation:
+    def violation_of(event: Event) -> Violation:
         topic, partition, session = judged.name(event.session)
         return Violation(
             topic=topic,
@@ -226,7 +226,7 @@ def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
             actual_seq=event.actual,
         )
 
-    found = [told(event) for event in judged.outcome.events if event.action is Action.STOPPED]
+    found = [violation_of(event) for event in judged.outcome.events if event.action is Action.STOPPED]
     return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
 
 
@@ -234,7 +234,7 @@ _COUNTED = ("applied", "duplicates", "quarantined", "held", "erased")
 
 
 def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCounts]:
-    """Counts by topic-partition; `held` is what is held back now and was not before, less what was released."""
+    """Returns the counts by topic-partition. `held` counts newly held messages minus released ones."""
     names = ["topic", "partition", "offset"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
     released, arrived = rows.slice(0, judged.released), rows.slice(judged.released)

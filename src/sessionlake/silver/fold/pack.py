@@ -1,7 +1,7 @@
-"""Packing: raw messages of one task, decoded and cut into one chunk a shard. Runs before the shuffle.
+"""Packs the raw messages of one task, before the shuffle: decodes them and splits them into one chunk per shard.
 
-Every shard is told, besides, what the task's messages, and silences, did to the clocks of their topic-partitions, and
-from where.
+It also sends every shard a description of the timestamps and silences in the task's messages, from which the shard
+computes stream time.
 """
 
 from __future__ import annotations
@@ -26,35 +26,34 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.silence import decode as decode_silences
 from sessionlake.protocol.types import Int64s
 
-# A block is decoded as one: big enough that a shard's share is worth an IPC stream, small enough for memory.
+# A block is decoded at once: big enough that a shard's part is worth an IPC stream, small enough for memory.
 BLOCK_MESSAGES = 262_144
 BLOCK_BYTES = 64 * 1024 * 1024
-# Of the topic-partitions of a block that cannot be packed, as many are named.
+# Number of topic-partitions that the error about a block names.
 _NAMED = 3
 BRONZE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
-"""The columns of `bronze.messages` that silver is made of."""
+"""The columns of `bronze.messages` that silver reads."""
 PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
 @dataclass(frozen=True)
 class Packer:
-    """A `mapInArrow` function: record batches of raw messages in, `shard int, chunk binary` out.
+    """A `mapInArrow` function: takes record batches of raw messages and gives `shard int, chunk binary`.
 
-    Input columns: `shard int32`, then `BRONZE_COLUMNS`. A row without a topic tells of silences (see
-    `protocol.silence`).
+    Input columns are `shard int32` and `BRONZE_COLUMNS`. A row without a topic contains silences.
     """
 
     rules: DecodeRules
     shards: int
     topics: str = ".*"
-    """Pattern of whole names: messages of other topics are passed over."""
+    """Pattern of whole topic names; messages of other topics are skipped."""
     times: TimesBefore = field(default_factory=StreamTimes)
-    """Where stream times before the batch are looked up; by default there are none: the batch is the first."""
+    """Looks up stream times from before the batch; by default there are none, as for a first batch."""
     silences: tuple[Silence, ...] = ()
-    """Silences of the batch, besides those of its rows."""
+    """Silences of the batch that are not in its rows."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Packs the task's messages block by block."""
+        """Packs the task's messages in blocks."""
         block: list[pa.RecordBatch] = []
         messages = size = 0
         for batch in self._wanted(batches):
@@ -74,19 +73,19 @@ class Packer:
         for batch in batches:
             names = batch.column("topic").unique()
             wanted = [name for name in names.to_pylist() if name is None or self._wants(name)]
-            kept = batch.filter(pc.is_in(batch.column("topic"), value_set=pa.array(wanted, names.type)))
-            if kept.num_rows:
-                yield kept
+            selected = batch.filter(pc.is_in(batch.column("topic"), value_set=pa.array(wanted, names.type)))
+            if selected.num_rows:
+                yield selected
 
     def _wants(self, topic: str) -> bool:
         return re.fullmatch(self.topics, topic) is not None
 
     def pack(self, raw: pa.Table) -> pa.RecordBatch:
-        """Packs one block; what it raises says whose messages they were."""
+        """Packs one block. Its errors name the messages of the block."""
         try:
             return self._packed(raw)
         except Exception as error:
-            note_place(error, _place(raw))
+            note_place(error, _describe_block(raw))
             raise
 
     def _packed(self, raw: pa.Table) -> pa.RecordBatch:
@@ -95,8 +94,8 @@ class Packer:
         shards = raw["shard"].to_numpy()
         raw = in_milliseconds(raw)
         chunk = decode(raw, self.rules)
-        said = counted_times(chunk["kafka_ts"].to_numpy(), future_timestamps(raw, self.rules))
-        segments, clock = _clock(chunk, said, self.times, silences)
+        timestamps = counted_times(chunk["kafka_ts"].to_numpy(), future_timestamps(raw, self.rules))
+        segments, clock = _clock(chunk, timestamps, self.times, silences)
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
@@ -114,8 +113,8 @@ class Packer:
         return [silence for silence in silences if self._wants(silence.topic)], raw
 
 
-def _place(raw: pa.Table) -> str:
-    """The offsets in a block, by topic-partition; of many, the first few."""
+def _describe_block(raw: pa.Table) -> str:
+    """Returns the offsets in a block by topic-partition, as text; only the first few if there are many."""
     raw = raw.filter(raw["topic"].is_valid())
     ranges = raw.group_by(["topic", "partition"], use_threads=False).aggregate([("offset", "min"), ("offset", "max")])
     rows = sorted(ranges.select(["topic", "partition", "offset_min", "offset_max"]).to_pylist(), key=_lane)
@@ -131,15 +130,17 @@ def _lane(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def in_milliseconds(raw: pa.Table) -> pa.Table:
-    """Rows of `bronze.messages` as `decode` takes them: times in ms since the epoch."""
+    """Returns rows of `bronze.messages` with their times in ms since the epoch, as `decode` needs them."""
     for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
         raw = raw.set_column(raw.schema.get_field_index(name), now, milliseconds_of(raw[name]))
     return raw
 
 
-def _clock(chunk: pa.Table, said: Int64s, times: TimesBefore, silences: Sequence[Silence]) -> tuple[Segments, Int64s]:
+def _clock(
+    chunk: pa.Table, timestamps: Int64s, times: TimesBefore, silences: Sequence[Silence]
+) -> tuple[Segments, Int64s]:
     topic, topics = dictionary_codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]
-    return segments_of(lane.reshape(-1), names, chunk["offset"].to_numpy(), said, times, silences)
+    return segments_of(lane.reshape(-1), names, chunk["offset"].to_numpy(), timestamps, times, silences)

@@ -1,7 +1,7 @@
-"""What is made of a shard's judged batches: the seam between judging and everything that works on judged messages.
+"""The interface between judging and the code that uses judged messages.
 
-The built-in rebuild works on whole columns; a user's processor is called message by message (`processors.shard`).
-Both are given the same thing at the same place, so that both see the same messages in the same order.
+Silver's own processor makes whole columns of rows; a user's processor is called for each message
+(`processors.shard`). Both get the same input at the same point, so they see the same messages in the same order.
 """
 
 from __future__ import annotations
@@ -16,59 +16,61 @@ import pyarrow as pa
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.types import Payloads, TopicPartition
-from sessionlake.silver.fold.emit import Judged, payloads
+from sessionlake.silver.fold.emit import Judged, silver_payloads
 
 _MAGIC = b"sessionlake.shard/1\n"
 
 
 class ShardProcessor(Protocol):
-    """Makes payloads out of a shard's judged batches; pure, and picklable, since Spark ships it to its workers."""
+    """Makes payloads from a shard's judged batches. Pure, and picklable because Spark sends it to its workers."""
 
     def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
-        """The stream time (ms) past which it has something to do, though no message comes, by topic-partition.
+        """Returns the stream times (ms) by topic-partition after which it must run even if no message arrives.
 
         Args:
-            memory: what `process` returned last; None at first.
+            memory: What `process` returned last; None before its first call.
         """
         ...
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
-        """Works on one batch.
+        """Processes one batch.
 
         Args:
-            malformed: the batch's messages that were not judged, since they are none: rows of a chunk.
+            memory: What the last call returned; None for the first call.
+            judged: The judged batch.
+            malformed: Rows of a chunk with the values that are no valid messages and were not judged.
 
         Returns:
-            What it wants to remember (None: nothing), and `(kind, payload)` pairs to emit.
+            What to remember for the next call (None: nothing), and `(kind, payload)` pairs to emit.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The built-in: rows of silver's tables, in columns. What it needs to remember, judging keeps already."""
+    """Silver's own processor: makes rows of silver's tables. It remembers nothing between batches."""
 
     columns: tuple[Column, ...]
     rules: RuleBook
 
     def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
-        """See `ShardProcessor`."""
+        """Returns nothing: silver's own processor only works when a batch is judged."""
         del memory
         return {}
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
-        """See `ShardProcessor`."""
+        """Returns the rows for silver's tables and the report."""
         del memory
-        return None, payloads(judged, malformed, self.columns, self.rules)
+        return None, silver_payloads(judged, malformed, self.columns, self.rules)
 
 
 def join(judging: bytes, memory: bytes | None) -> bytes:
-    """A shard's state: what judging keeps and what the processor does; without the latter, the former as it is."""
+    """Joins the two parts of a shard's state: that of judging and that of the processor, if it has one."""
     return judging if memory is None else _MAGIC + msgspec.msgpack.encode((judging, memory))
 
 
 def split(state: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """A shard's state as the two parts that `join` put together: judging's and the processor's."""
+    """Splits a shard's state that `join` made into the part of judging and that of the processor."""
     if state is None or not state.startswith(_MAGIC):
         return state, None
     return _pairs.decode(memoryview(state)[len(_MAGIC) :])

@@ -1,4 +1,4 @@
-"""What silver's fold emits: Arrow schemas of the rows for each table, and a shard's typed report on a batch."""
+"""Arrow schemas of the rows that silver's fold emits for each table, and the report of a shard on a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_MS = np.iinfo(np.int64).max // 1000
 
 
 class SilverOutput(StrEnum):
-    """Kinds of payload that silver's fold emits: rows for a table as Arrow IPC, and one report."""
+    """The kinds of payload that silver's fold emits: rows for one table as Arrow IPC, or the report."""
 
     CHANGES = "changes"
     PROGRESS = "progress"
@@ -31,7 +31,7 @@ class SilverOutput(StrEnum):
 
 @lru_cache(maxsize=8)
 def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Rows of `silver.session_changes`, less the bookkeeping column `_batch`."""
+    """Returns the schema of `silver.session_changes` without the bookkeeping column `_batch`."""
     return pa.schema(
         [
             ("topic", pa.string()),
@@ -57,7 +57,7 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def timestamps(milliseconds: Int64s) -> pa.Array:
-    """Milliseconds since the epoch as Arrow timestamps, as far as these reach; the least int64 is null."""
+    """Converts milliseconds since the epoch to Arrow timestamps, limited to their range; the lowest int64 is null."""
     never = milliseconds == np.iinfo(np.int64).min
     return pa.array(np.clip(milliseconds, -_MOST_MS, _MOST_MS) * 1000, mask=never).cast(TIMESTAMP)
 
@@ -72,7 +72,7 @@ PROGRESS_SCHEMA = pa.schema(
         ("partition", pa.int32()),
         ("ended_at", TIMESTAMP),
         ("last_kafka_timestamp", TIMESTAMP),
-        ("beneath", pa.bool_()),  # whether it had a late fill: a message applied after some with higher seqs
+        ("beneath", pa.bool_()),  # True if a message was applied after messages with higher seqs
     ]
 )
 CUTS_SCHEMA = pa.schema(
@@ -113,14 +113,16 @@ EVENTS_SCHEMA = pa.schema(
 
 
 class PartitionCounts(msgspec.Struct):
-    """What became of a shard's messages of one topic-partition: `messages` is the sum of the five counts behind it.
+    """Counts of a shard's messages in one topic-partition. `messages` is the sum of the five counts after it.
 
-    `held` counts what came to be held back less what was released, which is among the others. Without messages, what
-    tells of offsets and times means nothing.
+    `held` counts newly held messages minus released ones, which are in the other counts. If `messages` is 0, the
+    offsets and times have no meaning.
 
     Attributes:
-        since: the offset that the stream time before the batch was of.
-        stream_time: after the batch, ms.
+        first: First offset of the batch.
+        last: Last offset of the batch.
+        since: The offset at which the stream time before the batch was noted.
+        stream_time: Stream time after the batch, ms.
     """
 
     topic: str
@@ -138,7 +140,7 @@ class PartitionCounts(msgspec.Struct):
 
 
 class Violation(msgspec.Struct):
-    """The message at which the job must stop, since it breaks its class under `fail`, and why."""
+    """A message at which the job must stop, because it violates its session's class under `fail`."""
 
     topic: str
     partition: int
@@ -154,11 +156,13 @@ class ShardReport(msgspec.Struct):
     """What one shard did in one batch.
 
     Attributes:
-        rows: rows by kind of output.
-        decided: topics, partitions, sessions and offsets at which an operator's decision was taken.
-        silences: where topic-partitions stand behind silences of the batch; one shard tells all.
-        quarantined: topic, partition, first and last offset of what was quarantined: some of it was held back, and is
-            older than the batch.
+        partitions: Counts by topic-partition.
+        rows: Number of rows by kind of output.
+        violations: The first violation at which the job must stop, if there is one.
+        quarantined: Topic, partition, first and last offset of quarantined messages. Messages that were held back can
+            be older than the batch.
+        decided: Topic, partition, session and offset of the operators' decisions that were followed.
+        silences: Stream times after the silences of the batch; only one shard reports them.
     """
 
     partitions: list[PartitionCounts]
@@ -174,10 +178,10 @@ _decoder = msgspec.msgpack.Decoder(ShardReport)
 
 
 def read_report(payload: bytes) -> ShardReport:
-    """Decodes a report payload."""
+    """Decodes a report."""
     return _decoder.decode(payload)
 
 
 def write_report(report: ShardReport) -> bytes:
-    """Encodes a report payload."""
+    """Encodes a report."""
     return msgspec.msgpack.encode(report)

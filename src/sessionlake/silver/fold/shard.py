@@ -1,6 +1,6 @@
-"""The fold: a shard's state and packed messages in; new state, judged changes and the report out.
+"""The fold of a shard: takes its state and packed messages; gives the new state, the judged changes and the report.
 
-Pure: the result depends on the state and the messages alone, not on how they were chunked.
+Pure: the result depends only on the state and the messages, not on how they were split into chunks.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from sessionlake.silver.fold.process import Rebuild, ShardProcessor, join, split
 
 @dataclass
 class SilverFold:
-    """The silver fold of one shard; see `streaming.sharded.ShardFold`.
+    """Folds the batches of one shard of silver; a `streaming.sharded.ShardFold`.
 
     Attributes:
-        decisions: what operators decided about single places.
-        snapshot_interval: ms.
-        bulk: False judges message by message, which gives the same result slower.
-        processor: what is made of judged messages; by default the session tables.
+        columns: The declared columns.
+        capture: The settings of capture.
+        decisions: Operators' decisions by message.
+        snapshot_interval: Time between snapshots of a session's table, ms.
+        bulk: False judges message by message: slower, with the same result.
+        processor: What uses the judged messages; None: silver's own, which makes the tables of sessions.
     """
 
     columns: tuple[Column, ...]
@@ -51,29 +53,29 @@ class SilverFold:
     _rules: RuleBook | None = field(default=None, repr=False)
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
-        """Folds the batch's chunks."""
+        """Folds a batch's chunks; returns the new state (None: unchanged) and the payloads to emit."""
         self._rules = self._rules or RuleBook(self.capture, self.snapshot_interval)
         batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
         segments = [decode_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
         judging, memory = split(state)
         after = ShardState.decode(judging, self.columns)
-        behind = after.clock.advance(segments, _topic_partitions(batch))
-        # Every shard is told of every silence, of lanes that none of them may have: one passes them on.
-        silences = [] if shard else [silence for told in segments for silence in told.silences]
-        begun = after.fill_first_times()
-        judge = ShardJudge(after, self._rules, self.decisions, behind, silences, begun)
+        stretch_times = after.clock.advance(segments, _topic_partitions(batch))
+        # Every shard gets every silence, even of topic-partitions without a session. Only shard 0 reports them.
+        silences = [] if shard else [silence for part in segments for silence in part.silences]
+        first_timed = after.fill_first_times()
+        judge = ShardJudge(after, self._rules, self.decisions, stretch_times, silences, first_timed)
         processor = self.processor or Rebuild(self.columns, self._rules)
-        sent: Payloads = []
-        is_due = judge.is_time_for_any or _is_due(processor.due(memory), after.clock)
+        payloads: Payloads = []
+        is_due = judge.has_due_sessions or _is_due(processor.due(memory), after.clock)
         if batch.num_rows or silences or after.clock.first_times or is_due:
             wrong = pc.not_equal(batch["reason"], 0)
             malformed = batch.filter(wrong)
             well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
             judged = judge.judge(well_formed, bulk=self.bulk)
-            memory, sent = processor.process(memory, judged, malformed)
+            memory, payloads = processor.process(memory, judged, malformed)
         after.drop_unused_lanes(processor.due(memory))
         encoded = join(after.encode(self.columns), memory)
-        return None if encoded == state else encoded, sent
+        return None if encoded == state else encoded, payloads
 
 
 def _topic_partitions(messages: pa.Table) -> set[TopicPartition]:
@@ -87,27 +89,27 @@ def _is_due(due: Mapping[TopicPartition, int], clock: Clock) -> bool:
 
 
 class ShardJudge:
-    """Judges one shard's batch: finds the sessions it is time for, and puts back what came of them."""
+    """Judges one shard's batch: finds the sessions with something due, and stores their new cursors."""
 
     def __init__(
         self,
         state: ShardState,
         rules: RuleBook,
         decisions: dict[DecisionKey, Decision],
-        behind: StretchTimes,
+        stretch_times: StretchTimes,
         silences: list[LaneTime],
-        begun: Int64s,
+        first_timed: Int64s,
     ) -> None:
         self._state = state
-        self._begun = begun
+        self._first_timed = first_timed
         self._rules = rules
         self._decisions = decisions
-        self._behind = behind
+        self._stretch_times = stretch_times
         self._silences = silences
 
     @property
-    def is_time_for_any(self) -> bool:
-        """Whether a session is to be judged, cut, marked or forgotten though no message came."""
+    def has_due_sessions(self) -> bool:
+        """True if a session must be judged, cut, marked or forgotten although no message arrived."""
         cursors = self._state.cursors
         if not len(cursors):
             return False
@@ -115,18 +117,20 @@ class ShardJudge:
         to_mark = (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED)
         due = cuts_due(cursors["changed_at"], self._rules.snapshot_interval)
         to_cut = (due <= self._state.clock.times[cursors["lane"]]) | ((silence > timeout) & (due != NEVER))
-        return bool((to_mark | to_cut | (silence > 2 * timeout)).any() or len(self._due(np.zeros(0, np.int64))))
+        return bool(
+            (to_mark | to_cut | (silence > 2 * timeout)).any() or len(self._due_without_messages(np.zeros(0, np.int64)))
+        )
 
     def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
-        """Judges well-formed messages, and the sessions that only time has come for."""
+        """Judges well-formed messages, and the sessions without messages that have something due."""
         messages, owner, keys = _by_session(messages)
         places = self._state.find(keys)
-        silent = self._due(places)
+        silent = self._due_without_messages(places)
         keys = pa.concat_arrays([keys, self._state.keys.take(pa.array(silent))])
         places, names = np.append(places, silent), split_session_keys(keys)
-        held, held_bounds = self._take_held(keys, messages.schema)
+        held, held_bounds = self._remove_held(keys, messages.schema)
         batch = ShardBatch(
-            stream=_stream(messages, owner, self._lanes(messages), self._behind, self._state.clock),
+            stream=_stream(messages, owner, self._lanes(messages), self._stretch_times, self._state.clock),
             cursors=new_cursors(len(keys)),
             memories=np.full(len(keys), None, object),
             rules=[self._rules.of(topic) for topic in names[0].to_pylist()],
@@ -135,33 +139,33 @@ class ShardJudge:
             held_bounds=held_bounds,
             decisions=self._decided(names),
         )
-        self._recall(batch, places)
+        self._load_sessions(batch, places)
         out = judge_batch(batch, bulk=bulk)
         if self._state.clock.has_untimed:
             _before_time(batch, self._state.clock.first_timed_offsets, out)
-        seen = self._put_back(batch, keys, places)
+        seen = self._store_sessions(batch, keys, places)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
-        self._keep_held(combined, out)
-        judged = self._judged(combined, held.num_rows, batch.stream, out, names, places, seen)
+        self._store_held(combined, out)
+        judged = self._build_judged(combined, held.num_rows, batch.stream, out, names, places, seen)
         self._forget()
         return judged
 
-    def _recall(self, batch: ShardBatch, places: Int64s) -> None:
-        """Gives the batch what the state knows of its sessions."""
+    def _load_sessions(self, batch: ShardBatch, places: Int64s) -> None:
+        """Copies what the state knows about the sessions into the batch."""
         known = places >= 0
         batch.cursors[known] = self._state.cursors[places[known]]
         batch.memories[known] = self._state.memories[places[known]]
         batch.ends = self._ends(batch)
 
-    def _put_back(self, batch: ShardBatch, keys: pa.Array, places: Int64s) -> Bools:
-        """Notes what came of the sessions, and in `places` where; says which of them something is known of."""
-        # Of a session whose only messages were skipped by an operator's word, nothing is.
+    def _store_sessions(self, batch: ShardBatch, keys: pa.Array, places: Int64s) -> Bools:
+        """Stores the sessions' cursors and updates `places`; returns True for sessions that the state knows now."""
+        # A new session stays unknown if an operator had all its messages skipped.
         seen: Bools = batch.cursors["first_offset"] != NO_TIME
         mine = keys.filter(pa.array(seen))
         places[seen] = self._state.update(places[seen], mine, batch.cursors[seen], batch.memories[seen])
         return seen
 
-    def _judged(
+    def _build_judged(
         self,
         messages: pa.Table,
         released: int,
@@ -171,17 +175,17 @@ class ShardJudge:
         places: Int64s,
         seen: Bools,
     ) -> Judged:
-        """What the batch has come to, with what time alone has brought."""
+        """Returns the judged batch, with the cuts and expiries that stream time alone caused."""
         state, cuts = self._state, out.cuts
         cuts["session"] = places[cuts["session"]]
         cuts = np.concatenate([cuts, self._cut_by_time()])
         expired = self._mark_expired()
-        touched = np.unique(np.concatenate([places[seen], expired, self._begun]))
+        touched = np.unique(np.concatenate([places[seen], expired, self._first_timed]))
         changed = state.cursors[touched]
         return Judged(
             messages=messages,
             released=released,
-            came=stream.now,
+            arrived_at=stream.now,
             times=stream.time,
             clock=state.clock,
             outcome=out,
@@ -198,7 +202,7 @@ class ShardJudge:
         )
 
     def _lanes(self, messages: pa.Table) -> Int64s:
-        """The topic-partition of each message, as its place in the clock."""
+        """Returns the lane of each message: the index of its topic-partition in the clock."""
         lane, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
         index = self._state.clock.index
         pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
@@ -206,7 +210,7 @@ class ShardJudge:
         return places[lane] if len(places) else lane
 
     def _ends(self, batch: ShardBatch) -> Int64s:
-        """Stream time of each session's topic-partition after the batch."""
+        """Returns the stream time of each session's topic-partition after the batch."""
         lane = batch.cursors["lane"].astype(np.int64)
         stream = batch.stream
         lane[: len(stream.starts)] = stream.lane[stream.ends - 1] if len(stream.starts) else 0
@@ -217,7 +221,7 @@ class ShardJudge:
         return np.array([self._rules.of(lane.topic).session_timeout for lane in self._state.clock.lanes], np.int64)
 
     def _silence(self) -> tuple[Int64s, Int64s]:
-        """For every cursor: how long its session has been silent, in stream time, and its session timeout."""
+        """Returns for every cursor how long its session has been silent, in stream time, and its session timeout."""
         cursors, lane = self._state.cursors, self._state.cursors["lane"]
         times, timeouts = self._state.clock.times, self._timeouts()
         if not len(times):
@@ -225,8 +229,8 @@ class ShardJudge:
         seen = cursors["last_kafka_ts"] != NO_TIME
         return np.where(seen, times[lane] - np.where(seen, cursors["last_kafka_ts"], 0), 0), timeouts[lane]
 
-    def _due(self, touched: Int64s) -> Int64s:
-        """Cursors without messages that have something to be done: a gap not filled in time, or expired held ones."""
+    def _due_without_messages(self, touched: Int64s) -> Int64s:
+        """Returns the cursors without messages that have a gap not filled in time, or held messages that expire."""
         cursors = self._state.cursors
         if not len(cursors):
             return np.zeros(0, np.int64)
@@ -236,8 +240,8 @@ class ShardJudge:
         due[touched[touched >= 0]] = False
         return np.flatnonzero(due)
 
-    def _take_held(self, keys: pa.Array, schema: pa.Schema) -> tuple[pa.Table, Int64s]:
-        """The messages that these sessions hold back, session after session, and where each session's are."""
+    def _remove_held(self, keys: pa.Array, schema: pa.Schema) -> tuple[pa.Table, Int64s]:
+        """Removes the held messages of these sessions from the state; returns them by session, and their bounds."""
         state = self._state
         nothing = np.zeros(len(keys) + 1, np.int64)
         if state.held is None:
@@ -249,8 +253,8 @@ class ShardJudge:
         state.held = state.held.filter(pa.array(owner < 0))
         return taken, np.searchsorted(owner[order], np.arange(len(keys) + 1))
 
-    def _keep_held(self, combined: pa.Table, out: Outcome) -> None:
-        """Notes what is held back after the batch."""
+    def _store_held(self, combined: pa.Table, out: Outcome) -> None:
+        """Stores the messages that are held back after the batch."""
         state = self._state
         held = np.flatnonzero(out.verdict == Verdict.HELD)
         if len(held):
@@ -267,7 +271,7 @@ class ShardJudge:
         return found
 
     def _cut_by_time(self) -> Cuts:
-        """What stream time cuts of sessions that no message came for, or none that was out of order."""
+        """Returns the cuts caused by stream time alone, for all sessions."""
         state = self._state
         if not len(state.cursors):
             return no_cuts()
@@ -275,7 +279,7 @@ class ShardJudge:
         return state.cut_by_time(state.clock.times[lane], self._timeouts()[lane], self._rules.snapshot_interval)
 
     def _mark_expired(self) -> Int64s:
-        """Marks the sessions that stream time has left behind; returns those that were not marked before."""
+        """Marks the sessions that have expired by stream time; returns those that were not marked before."""
         cursors = self._state.cursors
         silence, timeout = self._silence()
         newly = np.flatnonzero((silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED))
@@ -283,10 +287,10 @@ class ShardJudge:
         return newly
 
     def _forget(self) -> None:
-        """Drops what no message can come back to.
+        """Drops the sessions that no later message can continue.
 
-        A session is kept while a gap of it is still to be judged, and, where its order of application has run ahead
-        of the offsets, until they have caught up.
+        A session stays as long as one of its gaps is still to be judged. It also stays until the offsets have passed
+        its positions, which can be ahead of them.
         """
         state = self._state
         if not len(state.cursors):
@@ -298,7 +302,7 @@ class ShardJudge:
 
 
 def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
-    """Messages sorted by session and offset, the number of each one's session, and the sessions' keys."""
+    """Sorts messages by session and offset; returns them, the session number of each, and the sessions' keys."""
     owner, names = number_combinations(*(messages[name] for name in SESSION))
     order = np.lexsort((messages["offset"].to_numpy(), owner))
     if (np.diff(order) != 1).any():
@@ -312,18 +316,18 @@ def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
 
 
 def _before_time(batch: ShardBatch, first_timed_offsets: Int64s, out: Outcome) -> None:
-    """Marks what was applied before the time of its topic-partition was known."""
+    """Marks the times of what was applied before the stream time of its topic-partition was known as unknown."""
     of_session = first_timed_offsets[batch.cursors["lane"]]
     held = np.repeat(of_session, np.diff(batch.held_bounds))
     out.before_time(np.append(held, first_timed_offsets[batch.stream.lane]), of_session)
 
 
-def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: StretchTimes, clock: Clock) -> Stream:
+def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, stretch_times: StretchTimes, clock: Clock) -> Stream:
     def numbers(name: str) -> Any:
         return messages[name].to_numpy()
 
     offset = numbers("offset")
-    now = clock.with_first_time(lane, behind.times(lane, offset, numbers("clock")))
+    now = clock.with_first_time(lane, stretch_times.times(lane, offset, numbers("clock")))
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     return Stream(
         starts=starts,

@@ -1,4 +1,4 @@
-"""Unpacking: a fold's payloads back to rows, as a `mapInArrow` function."""
+"""Unpacks the payloads of a fold into rows, as a `mapInArrow` function."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sessionlake.protocol.chunk import read_ipc
 
 @dataclass(frozen=True)
 class Unpack:
-    """Record batches `payload binary`, each payload an Arrow IPC stream, to the rows in them.
+    """Takes record batches `payload binary`, each payload an Arrow IPC stream, and gives the rows in them.
 
     Attributes:
-        batch: put into a last column `_batch`. Here rather than as a literal of the query, for which Spark
-            would compile its code anew in every micro-batch.
+        batch: The value of the last column, `_batch`. As a literal in the query, it would make Spark compile the query
+            again in every micro-batch.
     """
 
     batch: int
@@ -26,10 +26,10 @@ class Unpack:
         """Unpacks the task's payloads."""
         for batch in batches:
             for payload in batch.column("payload"):
-                yield from unpacked([payload.as_buffer()], self.batch).to_batches()
+                yield from unpack_rows([payload.as_buffer()], self.batch).to_batches()
 
 
-def unpacked(payloads: Iterable[bytes | pa.Buffer], batch: int) -> pa.Table:
-    """The rows in the payloads, with the last column `_batch`."""
+def unpack_rows(payloads: Iterable[bytes | pa.Buffer], batch: int) -> pa.Table:
+    """Returns the rows in the payloads, with the additional last column `_batch`."""
     rows = pa.concat_tables([read_ipc(payload) for payload in payloads])
     return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch, np.int64)))

@@ -1,1 +1,1 @@
-"""Batches of changes merged into the tables of sessions."""
+"""Merges batches of changes into the tables of sessions."""

@@ -1,4 +1,4 @@
-"""What both sources of the MERGEs share: the range of batches that is merged, and how it is looked up."""
+"""The range of batches to merge, and what all sources of the MERGEs share."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from sessionlake.silver.tables.snapshots import ROW_KEY
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Cleared sessions up to this number are looked up by name, which lets Delta skip files.
+# Up to this number, sessions are looked up by their names, which lets Delta skip files.
 NAMED_SESSIONS = 500
 
 
 @dataclass(frozen=True)
 class BatchRange:
-    """A range of silver's batches, both ends included, that is merged at once.
+    """A range of silver's batches, both ends included, that is merged in one MERGE per table.
 
     Attributes:
-        rows: for each of them, its rows by table where they are at hand.
+        first: The number of the first batch.
+        last: The number of the last batch.
+        rows: For each batch its rows by table, if they are still in memory.
     """
 
     first: int
     last: int
     rows: tuple[Mapping[str, pa.Table], ...] = ()
 
-    def at_hand(self, table: str) -> pa.Table | None:
-        """All rows of a table, or None if some must be read. A batch that wrote none has none to hand over."""
+    def rows_in_memory(self, table: str) -> pa.Table | None:
+        """Returns all rows of a table if every batch's rows are in memory and any batch has some; else None."""
         if not self.rows or not all(self.rows):
             return None
         found = [rows[table] for rows in self.rows if table in rows]
         return pa.concat_tables(found) if found else None
 
 
-class Source:
-    """What a source needs to look up what its batches changed."""
+class BatchSource:
+    """Base of the classes that look up what a range of batches changed."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         self._spark = spark

@@ -1,4 +1,4 @@
-"""The sources of the MERGEs into `session_rows` and `sessions`, made in the driver: few Spark jobs."""
+"""Computes the sources of the MERGEs into `session_rows` and `sessions` in the driver, with few Spark jobs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sessionlake.protocol.arrow import SESSION, is_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
-from sessionlake.silver.merge.seq_history import history_of
-from sessionlake.silver.tables.net_changes import net_changes, refolded
+from sessionlake.silver.merge.seq_history import read_seq_history
+from sessionlake.silver.tables.net_changes import net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, Source
-from sessionlake.silver.merge.sessions import newest_at_hand
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, BatchSource
+from sessionlake.silver.merge.sessions import newest_progress_in_memory
 
 
-class DriverSource(Source):
-    """Makes the sources of the two MERGEs in the driver, for ranges that fit in its memory.
+class DriverSource(BatchSource):
+    """Computes the sources of the two MERGEs in the driver, for ranges that fit into its memory.
 
     Raises:
-        TooLargeError: what it would read is too much for that.
+        TooLargeError: The data to read does not fit.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
@@ -42,8 +42,8 @@ class DriverSource(Source):
         self._progress = self._rows(PROGRESS, None)
 
     def _rows(self, table: str, columns: Sequence[str] | None) -> pa.Table:
-        """The range's rows: those at hand, or the table's."""
-        known = self._batches.at_hand(table)
+        """Returns the range's rows of a table, from memory if they are there."""
+        known = self._batches.rows_in_memory(table)
         if known is not None:
             return known if columns is None else known.select(columns)
         batches: list[Condition] = [
@@ -53,11 +53,11 @@ class DriverSource(Source):
         return self._table(table, *batches, columns=columns)
 
     def sessions(self) -> pa.Table:
-        """The last row of each session out of the batches' progress."""
-        return newest_at_hand(self._progress)
+        """Returns the last row of each session in the range's progress."""
+        return newest_progress_in_memory(self._progress)
 
     def rows(self) -> pa.Table:
-        """Net changes (see `net_changes.net_schema`), with a delete for each row that a clear leaves behind."""
+        """Returns the net changes, with a delete for each row that a clear removes; columns as `net_schema`."""
         changes = self._changes
         filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
         if filled_late.num_rows:
@@ -74,18 +74,19 @@ class DriverSource(Source):
         return rows
 
     def _refolded(self, sessions: pa.Table) -> pa.Table:
-        """Net changes of sessions (class `once`) that had a late fill: a message applied after some with higher seqs.
+        """Returns the net changes of sessions (class `once`) with late fills.
 
-        Who wrote a value last is then a matter of more than the range's changes.
+        A late fill is applied after messages with higher seqs but takes effect below them. So the last writer of a
+        value cannot be found from the range's changes alone.
         """
         named = _named(sessions)
         cuts = kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first), of=sessions)
-        rows, changes = history_of(self._table, sessions, cuts, self._batches.last, self._columns, named)
-        return refolded(changes, self._columns, rows)
+        rows, changes = read_seq_history(self._table, sessions, cuts, self._batches.last, self._columns, named)
+        return refold_by_seq(changes, self._columns, rows)
 
 
 def _named(sessions: pa.Table) -> list[Condition]:
-    """The sessions by name, if they are few."""
+    """Returns a condition that names the sessions, if they are few."""
     ids = sessions["session_id"].to_pylist()
     return [("session_id", is_in, ids)] if len(ids) <= NAMED_SESSIONS else []
 

@@ -1,4 +1,4 @@
-"""The cuts whose whole tables are in `session_snapshots`, which is where any table of a session's history begins."""
+"""The cuts whose whole tables are stored in `session_snapshots`. Every earlier table of a session starts from one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ReadTable = Callable[..., pa.Table]
-"""Reads a table: its name, conditions, `columns=` and `sessions=`."""
+"""Reads a table, given its name, conditions, and the keywords `columns` and `sessions`."""
 
 
 def kept_cuts(read: ReadTable, *conditions: Condition, of: pa.Table | None = None) -> pa.Table:
-    """The rows of the index that meet the conditions, and the cuts of before there was one.
+    """Returns the rows of the index that meet the conditions, and cuts from before the index existed.
 
-    A version that counted no changes kept the table at every cut, and did not say how many `rows` it has.
+    An older version stored the table at every cut, and did not count its rows: `rows` is null for these.
     """
     index = read(SNAPSHOT_INDEX, *conditions, sessions=of)
     before = read(CUTS, *conditions, ("changes", is_null, None), sessions=of)
@@ -29,7 +29,7 @@ def kept_cuts(read: ReadTable, *conditions: Condition, of: pa.Table | None = Non
     return pa.concat_tables([index, before.select(index.column_names).cast(index.schema)])
 
 
-def kept_frame(spark: SparkSession, lake: Lake) -> DataFrame:
-    """As `kept_cuts`, all of them, found by Spark."""
+def kept_cuts_frame(spark: SparkSession, lake: Lake) -> DataFrame:
+    """Returns all cuts whose whole tables are stored, as a Spark frame."""
     before = lake.read(spark, CUTS).where("changes IS NULL")
     return lake.read(spark, SNAPSHOT_INDEX).unionByName(before, allowMissingColumns=True)

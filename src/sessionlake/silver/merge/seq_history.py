@@ -1,4 +1,4 @@
-"""What a session (class `once`) is told from in seq order: the nearest snapshot that serves, and the changes since."""
+"""What a session's table in seq order (class `once`) is computed from: a suitable stored table, and later changes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sessionlake.delta.storage.values import values_of
 from sessionlake.protocol.arrow import is_of_sessions, semi_join, session_keys
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
-from sessionlake.silver.tables.seq_order import latest_cuts, usable
+from sessionlake.silver.tables.seq_order import continuable_cuts, latest_cuts
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, change_columns, last_cuts, rows_schema
 
-# The last cuts of a session that are tried.
+# Number of last cuts that are tried for each session.
 _TRIED = 4
 
 
-def history_of(
+def read_seq_history(
     read: ReadTable,
     sessions: pa.Table,
     cuts: pa.Table,
@@ -29,27 +29,30 @@ def history_of(
     columns: tuple[Column, ...],
     named: Sequence[Condition] = (),
 ) -> tuple[pa.Table, pa.Table]:
-    """What the tables of sessions after a batch are told from, in seq order.
+    """Returns what the tables of sessions after a batch are computed from, in seq order.
 
     Args:
-        sessions: `SESSION` of each.
-        cuts: those whose tables are kept (see `kept_cuts`), of any sessions.
-        named: what else is known of the sessions' rows.
+        read: Reads a table.
+        sessions: The sessions, columns `SESSION`.
+        cuts: Cuts of any sessions whose tables are stored, as `kept_cuts` returns them.
+        last_batch: The batch.
+        columns: The declared columns.
+        named: Further conditions on the rows of these sessions, which let files be skipped.
 
     Returns:
-        Tables to begin from (see `rows_schema`; none of a session that is told from its beginning), and the changes
-        since, with `change_columns`.
+        The stored tables to start from, columns as `rows_schema`, and the changes since, columns as `change_columns`.
+        A session without a suitable stored table has all its changes instead.
     """
     tried = latest_cuts(cuts.filter(is_of_sessions(cuts, sessions)), _TRIED)
     until: list[Condition] = [*named, ("_batch", operator.le, last_batch)]
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
     changes = read(CHANGES, *until, *recent, columns=change_columns(columns), sessions=sessions)
-    base = last_cuts(usable(tried, changes))
-    others = sessions.filter(pc.invert(is_of_sessions(sessions, base)))
-    if others.num_rows and recent:
-        whole = read(CHANGES, *until, columns=change_columns(columns), sessions=others)
-        changes = pa.concat_tables([changes.filter(is_of_sessions(changes, base)), whole])
+    base = last_cuts(continuable_cuts(tried, changes))
+    without_base = sessions.filter(pc.invert(is_of_sessions(sessions, base)))
+    if without_base.num_rows and recent:
+        all_changes = read(CHANGES, *until, columns=change_columns(columns), sessions=without_base)
+        changes = pa.concat_tables([changes.filter(is_of_sessions(changes, base)), all_changes])
     position = base["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(base)))
     since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
     schema = rows_schema(columns)

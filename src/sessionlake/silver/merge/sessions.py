@@ -1,4 +1,4 @@
-"""Rows of `silver.sessions`: the last row of each session in `silver.session_progress`, at hand or on the cluster."""
+"""Makes rows of `silver.sessions`: the last row of each session in `silver.session_progress`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sessionlake.protocol.arrow import SESSION
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# What only `session_progress` has.
+# The columns that only `session_progress` has.
 _OWN = ("beneath", "_batch")
 
 
-def newest_at_hand(progress: pa.Table) -> pa.Table:
-    """Each session's last row out of those of `session_progress`."""
+def newest_progress_in_memory(progress: pa.Table) -> pa.Table:
+    """Returns the last row of each session, from rows of `session_progress` in memory."""
     ordered = progress.sort_by([("_batch", "descending")])
     index = pa.array(range(ordered.num_rows), pa.int64())
     newest = ordered.append_column("_index", index).group_by(list(SESSION)).aggregate([("_index", "min")])
@@ -24,7 +24,7 @@ def newest_at_hand(progress: pa.Table) -> pa.Table:
 
 
 def newest_progress(progress: DataFrame) -> DataFrame:
-    """Each session's last row, found by Spark: for more than the driver takes."""
+    """Returns the last row of each session with Spark, for more rows than fit into the driver."""
     from pyspark.sql import functions as F
 
     fields = [name for name in progress.columns if name not in {*SESSION, *_OWN}]

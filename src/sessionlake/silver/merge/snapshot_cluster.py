@@ -1,4 +1,4 @@
-"""Whole tables at the cuts of a range of batches, made by Spark: for any size."""
+"""Computes whole tables at the cuts of a range of batches with Spark, for any size."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import internal, quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.kept_cuts import kept_frame
+from sessionlake.silver.merge.kept_cuts import kept_cuts_frame
 from sessionlake.silver.tables.snapshots import (
-    ANEW,
     CUT_COLUMNS,
     KIND,
+    LATE_FILLED,
     WEIGHTS,
     SnapshotTables,
     change_columns,
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 NAMED_SESSIONS = 500
-"""Up to so many sessions are named to the files."""
+"""Up to this number, sessions are looked up by their names, which lets Delta skip files."""
 _AT, _LAST, _LAST_AT = internal("at"), internal("last"), internal("last_at")
-# A task takes about so many cuts.
+# The approximate number of cuts in a task.
 _CUTS_A_TASK = 2_000
 
 
 @dataclass(frozen=True)
 class KeptTables:
-    """The whole tables of a range of batches that are kept; at hand if the driver has made them.
+    """The whole tables to store for a range of batches: Arrow tables if the driver computed them, else frames.
 
     Attributes:
-        rows: of `session_snapshots`.
-        index: of `session_snapshot_index`: one a table, of an empty one, too.
+        rows: Rows of `session_snapshots`.
+        index: Rows of `session_snapshot_index`: one for each table, even an empty one.
     """
 
     rows: DataFrame | pa.Table
@@ -49,55 +49,60 @@ class KeptTables:
 
 
 class ClusterSnapshots:
-    """Makes the snapshots of a range of batches."""
+    """Computes the whole tables of a range of batches with Spark."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
         self._lake = lake
         self._columns = settings.capture.declared
 
-    def of(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
-        """What is to be added to the two tables.
+    def compute(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
+        """Returns what to add to the two tables.
 
         Args:
-            cuts: how many the batches have.
-            tasks: among how many, at least, to share the work.
+            batches: The range.
+            cuts: Number of cuts in the batches.
+            tasks: The lowest number of tasks to share the work.
         """
         from pyspark.sql import functions as F
 
         due, last = self._weighed(batches)
         since = self._since(due, last, batches.last)
-        anew = self._anew(since, last, batches.last)
-        own = {name: internal(name) for name in WEIGHTS}
+        late_filled = self._with_late_fills(since, last, batches.last)
+        weight_names = {name: internal(name) for name in WEIGHTS}
         weights = last.select(*SESSION, "rows", "since")
         heads = (
-            due.select(*CUT_COLUMNS, "changes").join(weights, list(SESSION), "left").join(anew, list(SESSION), "left")
+            due.select(*CUT_COLUMNS, "changes")
+            .join(weights, list(SESSION), "left")
+            .join(late_filled, list(SESSION), "left")
         )
-        heads = heads.withColumn(ANEW, F.coalesce(ANEW, F.lit(col=False))).withColumnsRenamed(own)
+        heads = heads.withColumn(LATE_FILLED, F.coalesce(LATE_FILLED, F.lit(col=False))).withColumnsRenamed(
+            weight_names
+        )
         oldest = F.timestamp_micros(_least(last.select(F.unix_micros("snapshot_at").alias("at")), "at"))
         held = self._read(SNAPSHOTS).where(_of(last) & (F.col("snapshot_at") >= oldest))
         held = held.join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
-        whole = self._changes(since, anew, batches.last).withColumn(KIND, F.lit("change"))
+        parts = self._changes(since, late_filled, batches.last).withColumn(KIND, F.lit("change"))
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
-            whole = whole.unionByName(part.withColumn(KIND, F.lit(kind)), allowMissingColumns=True)
+            parts = parts.unionByName(part.withColumn(KIND, F.lit(kind)), allowMissingColumns=True)
         tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
-        # Spark takes the function's columns by their places, which are others than in the table.
+        # Spark matches the function's columns by position, and their order differs from that of the table.
         made_of = self._read(SNAPSHOTS).select(*map(quote, snapshots_schema(self._columns).names))
         function, schema = SnapshotTables(self._columns), made_of.schema
-        made = map_batches(whole.repartition(tasks, *SESSION), function, schema).localCheckpoint()
+        made = map_batches(parts.repartition(tasks, *SESSION), function, schema).localCheckpoint()
         counted = made.groupBy(*CUT_COLUMNS).agg(F.count("row_id").alias("rows"))
         return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
 
     def _weighed(self, batches: BatchRange) -> tuple[DataFrame, DataFrame]:
-        """The cuts of sessions that have a table kept at one of them, and the last cuts before of all that are due.
+        """Returns the cuts of sessions that get a table stored at one of them, and their last stored cuts before.
 
-        These have `rows`, and `since`: see `silver.tables.weights`.
+        The latter have `rows` and `since`, the numbers that decide which tables are stored (`silver.tables.weights`).
         """
         from pyspark.sql import functions as F
 
         due = self._read(CUTS).where(F.col("_batch").between(batches.first, batches.last))
         before = (F.col("_batch") < batches.first) & _of(due)
-        kept = kept_frame(self._spark, self._lake).where(before).join(due, list(SESSION), "left_semi")
+        kept = kept_cuts_frame(self._spark, self._lake).where(before).join(due, list(SESSION), "left_semi")
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch", "rows")).alias("last")
         last = kept.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
         passed = self._read(CUTS).where(before & (F.col("_batch") >= _least(last, "_batch")))
@@ -106,18 +111,18 @@ class ClusterSnapshots:
         since = since.groupBy(*SESSION).agg(F.sum("changes").alias("since"))
         last = last.join(since, list(SESSION), "left").localCheckpoint()
         always = (F.col("reason") != "interval") | F.col("changes").isNull()
-        whole = due.groupBy(*SESSION).agg(F.sum("changes").alias("changes"), F.max(always).alias("always"))
-        weighed = whole.join(last.select(*SESSION, "rows", "since"), list(SESSION), "left").na.fill(0)
+        totals = due.groupBy(*SESSION).agg(F.sum("changes").alias("changes"), F.max(always).alias("always"))
+        weighed = totals.join(last.select(*SESSION, "rows", "since"), list(SESSION), "left").na.fill(0)
         outweighed = F.col("changes") + F.col("since") > F.col("rows")
         kept_now = weighed.where(F.col("always") | outweighed).select(*SESSION).localCheckpoint()
         return due.join(kept_now, list(SESSION), "left_semi"), last.join(kept_now, list(SESSION), "left_semi")
 
     def _since(self, due: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
-        """What was applied since the sessions' last kept tables; all that ever was, of those that have none."""
+        """Returns the changes since the sessions' last stored tables; all changes of sessions without one."""
         from pyspark.sql import functions as F
 
         begun = last.select(*SESSION, F.col("position").alias(_LAST), F.col("snapshot_at").alias(_LAST_AT))
-        # Every change since a cut is as late as that; without a table before, as late as the first of them.
+        # Changes since a cut are not older than the cut. Without a cut, they are not older than the first change.
         times = F.unix_micros(F.coalesce(_LAST_AT, "changed_at")).alias("at")
         oldest = _least(due.join(begun, list(SESSION), "left").select(times), "at")
         late = F.col("_applied_at") >= F.timestamp_micros(oldest)
@@ -130,11 +135,13 @@ class ClusterSnapshots:
             .drop(_LAST)
         )
 
-    def _anew(self, since: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
-        """The sessions that had a late fill since their last tables were kept, marked as `ANEW`.
+    def _with_late_fills(self, since: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
+        """Returns the sessions that had a late fill since their last tables were stored, marked as `LATE_FILLED`.
 
         Args:
-            since: what was applied since then, what was filled late among it.
+            since: The changes since then, including the late fills.
+            last: The last cuts whose tables are stored.
+            last_batch: The last batch of the range.
         """
         from pyspark.sql import functions as F
 
@@ -147,27 +154,27 @@ class ClusterSnapshots:
             .where(F.col(_LAST).isNull() | (F.col("_batch") >= F.col(_LAST)))
             .select(*SESSION)
             .distinct()
-            .withColumn(ANEW, F.lit(col=True))
+            .withColumn(LATE_FILLED, F.lit(col=True))
             .localCheckpoint()
         )
 
-    def _changes(self, since: DataFrame, anew: DataFrame, last_batch: int) -> DataFrame:
-        """What was applied since the sessions' last kept tables; all that ever was, of those that are folded anew."""
+    def _changes(self, since: DataFrame, late_filled: DataFrame, last_batch: int) -> DataFrame:
+        """Returns the changes since the last stored tables; all changes of sessions with a late fill."""
         from pyspark.sql import functions as F
 
         columns = [*map(quote, change_columns(self._columns))]
-        if anew.isEmpty():
+        if late_filled.isEmpty():
             return since.select(*columns)
-        history = self._read(CHANGES).where((F.col("_batch") <= last_batch) & _of(anew)).select(*columns)
-        whole = history.join(anew, list(SESSION), "left_semi")
-        return since.select(*columns).join(anew, list(SESSION), "left_anti").unionByName(whole)
+        history = self._read(CHANGES).where((F.col("_batch") <= last_batch) & _of(late_filled)).select(*columns)
+        all_changes = history.join(late_filled, list(SESSION), "left_semi")
+        return since.select(*columns).join(late_filled, list(SESSION), "left_anti").unionByName(all_changes)
 
     def _read(self, table: str) -> DataFrame:
         return self._lake.read(self._spark, table)
 
 
 def _of(sessions: DataFrame) -> Column:
-    """What holds of all rows of these sessions: if they are few, files are left out by it."""
+    """Returns a condition that names these sessions if they are few, so that files can be skipped; else true."""
     from pyspark.sql import functions as F
 
     found = sessions.select("session_id").distinct().limit(NAMED_SESSIONS + 1).collect()
@@ -175,7 +182,7 @@ def _of(sessions: DataFrame) -> Column:
 
 
 def _least(rows: DataFrame, column: str) -> Column:
-    """The least number of a column, as a literal; null without rows."""
+    """Returns the lowest value of a column as a literal; null without rows."""
     from pyspark.sql import functions as F
 
     return F.lit(rows.agg(F.min(column)).collect()[0][0]).cast("bigint")

@@ -1,7 +1,7 @@
-"""The sources of the two MERGEs: the latest row of each session, and the net change of each table row.
+"""Computes the sources of the two MERGEs: the last row of each session, and the net change of each table row.
 
-Small ranges are worked out in the driver, which saves Spark jobs; large ones on the cluster. Both run the same pure
-function (`net_changes.net_changes`).
+Small ranges are computed in the driver, which saves Spark jobs; large ones with Spark. Both run the same pure function,
+`net_changes.net_changes`.
 """
 
 from __future__ import annotations
@@ -34,29 +34,35 @@ UPSERT_SESSIONS = Upsert(
 
 
 def upsert_rows(columns: tuple[Column, ...]) -> Upsert:
-    """How net changes (see `net_changes.net_schema`) are merged into `session_rows`."""
+    """Returns how net changes, with columns as `net_schema`, are merged into `session_rows`."""
     declared = tuple(column.name for column in columns)
     return Upsert(ROW_KEY, (RESCUED, *MARKS), optional_columns=declared, pruned_by=SESSION, deletes=True)
 
 
 @dataclass(frozen=True)
 class MergeSources:
-    """What is merged.
+    """The rows to merge.
 
     Attributes:
-        rows: into `session_rows`.
-        sessions: into `sessions`.
+        rows: Net changes for `session_rows`.
+        sessions: Rows for `sessions`.
     """
 
     rows: Rows
     sessions: Rows
 
 
-def sources(spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int) -> MergeSources:
-    """What a range of batches comes to.
+def merge_sources(
+    spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int
+) -> MergeSources:
+    """Returns what to merge for a range of batches.
 
     Args:
-        changes: how many rows of changes and progress it has.
+        spark: The session.
+        lake: The lake.
+        settings: The settings of the lake.
+        batches: The range.
+        changes: Number of rows of changes and progress in the range.
     """
     if changes <= lake.limits.driver_changes:
         with contextlib.suppress(TooLargeError):

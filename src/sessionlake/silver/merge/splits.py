@@ -1,7 +1,7 @@
-"""Finds the ids that a range of batches has brought into a second partition, and records `split_session`.
+"""Records the event `split_session` for session ids that a range of batches has used in a second partition.
 
-State forgets a session after twice its timeout, so whether its id occurs in another partition is looked up in
-`sessions`, which has a row of every session. Only sessions that began in the range can split an id.
+State forgets a session after twice its timeout. So whether its id occurs in another partition is looked up in
+`sessions`, which has a row for every session. Only sessions that started in the range can split an id.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sessionlake.spark.frames import Rows, as_frame
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# So many ids are looked up at once: what is found of them must fit into the driver.
+# Number of ids looked up at once: their rows must fit into the driver.
 _AT_ONCE = 100_000
 _PLACE = ("topic", "partition")
 
@@ -38,18 +38,21 @@ _PLACE = ("topic", "partition")
 def record_splits(
     spark: SparkSession, lake: Lake, merged: Rows, starts: Mapping[TopicPartition, int], batch: int, txn: Txn
 ) -> tuple[TableOutput, ...]:
-    """Appends the events that `integrity_events` lacks; without any, nothing is committed.
+    """Appends the events that are missing in `integrity_events`; commits nothing if there are none.
 
     Args:
-        merged: the rows that were merged into `sessions`.
-        starts: the first offset that the range has of each topic-partition.
-        batch: the last of the range.
+        spark: The session.
+        lake: The lake.
+        merged: The rows merged into `sessions`.
+        starts: The first offset of each topic-partition in the range.
+        batch: The last batch of the range.
+        txn: The transaction.
     """
     reader, rules = lake.reader(spark), RuleBook(lake.settings.capture)
     columns = [*SESSION, "first_offset"]
     held = merged if isinstance(merged, pa.Table) else as_frame(spark, merged).select(*columns).toArrow()
     sessions = held.select(columns)
-    parts = [*_new_events(reader, lake, begun_since(sessions, starts).select(ID), rules)]
+    parts = [*_new_events(reader, lake, started_since(sessions, starts).select(ID), rules)]
     if not parts:
         return ()
     events = pa.concat_tables(parts)
@@ -57,8 +60,8 @@ def record_splits(
     return (TableOutput(EVENTS, lake.latest_version(spark, EVENTS), events.num_rows),)
 
 
-def begun_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.Table:
-    """The sessions whose present life began at or after these offsets; all of topic-partitions that have none."""
+def started_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.Table:
+    """Returns the sessions whose life started at or after these offsets, or whose topic-partition has no offset."""
     known = pa.array([f"{topic}\0{partition}" for topic, partition in starts], pa.string())
     start = pa.array([*starts.values()], pa.int64())
     places = pc.binary_join_element_wise(*(pc.cast(sessions[name], pa.string()) for name in _PLACE), "\0")
@@ -73,14 +76,14 @@ def _new_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook)
 
 
 def _distinct(rows: pa.Table) -> pa.Table:
-    """The ids of rows, each once: an id has a row in each of its partitions."""
+    """Returns the ids of rows, each once. An id has a row for each of its partitions."""
     return rows.group_by(list(ID)).aggregate([])
 
 
 def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
-    """The events that these ids lack.
+    """Yields the events that are missing for these ids.
 
-    If the rows of all ids do not fit into the driver, it reads those of half of them at a time.
+    If the rows of all ids do not fit into the driver, each half of the ids is looked up alone.
     """
     try:
         split = split_sessions(_read(reader, lake, SESSIONS, ids))
@@ -98,10 +101,10 @@ def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) 
 
 
 def _read(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
-    """`SESSION` of the rows that have one of these ids."""
+    """Returns the columns `SESSION` of the rows that have one of these ids."""
     names = pc.unique(ids["session_id"]).to_pylist()
     named: list[Condition] = [("session_id", is_in, names)] if len(names) <= NAMED_SESSIONS else []
-    most = lake.limits.driver_bytes if ids.num_rows > 1 else None  # of one: as many rows as its topic has partitions
+    most = lake.limits.driver_bytes if ids.num_rows > 1 else None  # one id has few rows: one for each partition
     found = reader.table(table, *named, *conditions, columns=_columns(conditions), sessions=ids, max_bytes=most)
     return found.select(SESSION)
 

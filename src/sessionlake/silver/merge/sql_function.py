@@ -1,7 +1,7 @@
-"""A table function for SQL: `session_as_of(session, time)`, any session's exact table at any stream time.
+"""A table function for SQL: `session_as_of(session, time)` gives any session's exact table at any stream time.
 
-It begins, as `silver.asof` does, from the session's nearest snapshot, and adds what was applied since; where newer
-messages were applied before older ones (class `once`), it folds all of the session's changes in seq order.
+It starts from the session's nearest stored table and adds the changes applied since, as `silver.asof` does. If a
+session has late fills (class `once`), it folds all its changes in seq order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SESSION_AS_OF = "session_as_of"
-# Last writer by column; a delete and a clear are writers of absence to all that came before them. The declared columns
-# have names of ours in it: one may be called as the function, a parameter or a part of the query is.
+# The last writer of each column counts. A delete or a clear writes absence over everything before it. Inside the query
+# the declared columns have internal names: a declared name may equal the function's, a parameter's or a part's name.
 _BODY = """
 WITH disordered AS (
   SELECT DISTINCT topic, partition FROM {progress} WHERE session_id = session_as_of.of_session AND beneath
@@ -74,8 +74,8 @@ _FLOORS = """SELECT topic, partition, `limit` AS _floor FROM {retained}
   WHERE `table` = '{table}' AND `limit` IS NOT NULL AND session_id = session_as_of.of_session"""
 _NO_FLOORS = "SELECT 'none' AS topic, 0 AS partition, 0L AS _floor WHERE false"
 _REFUSAL = (
-    f"{CHANGES} does not reach back so far, by maintain.retention: sessionlake session as-of says since when this "
-    "session can be told"
+    f"{CHANGES} does not reach back that far: maintain.retention has removed rows. "
+    "Run `sessionlake session as-of`, which says from when on this session's table is known"
 )
 _MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 
@@ -83,10 +83,11 @@ _MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
     """Creates `session_as_of(of_session STRING, as_of TIMESTAMP)` and returns its name.
 
-    In a catalog it stays, beside silver's tables; on a laptop it is the session's, and the tables must be there.
+    In a catalog the function is permanent and is in the schema of silver's tables. On a laptop it exists only in this
+    Spark session, and the tables must exist.
 
     Raises:
-        LakeError: it may not be created.
+        LakeError: The function cannot be created.
     """
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].columns_for(lake.settings))
     floors = _FLOORS.format(retained=lake.identifier(RETAINED), table=CHANGES)
@@ -96,7 +97,7 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
 
 
 def _kept(spark: SparkSession, lake: Lake) -> str:
-    """The cuts whose tables are kept: see `kept_cuts`; all cuts, in a home of before there was an index."""
+    """Returns SQL for the cuts whose tables are stored: the index and older cuts; only cuts if there is no index."""
     index, cuts = lake.identifier(SNAPSHOT_INDEX), lake.identifier(CUTS)
     return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
 

@@ -1,1 +1,1 @@
-"""The tables of sessions, computed from changes. Pure."""
+"""Computes the tables of sessions from changes. Pure."""

@@ -1,7 +1,6 @@
-"""Net changes: many changes of a row reduced to the one that has their effect, the source of the MERGE.
+"""Net changes: reduces all changes of a row to one with the same effect, as the source of the MERGE.
 
-For each column the last writer counts; a delete, and a clear before all that follows it, write absence to
-every column. Pure and columnar.
+For each column the last writer counts. A delete, and a clear, write absence to every column. Pure and columnar.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ _NEVER = np.iinfo(np.int64).min
 
 
 def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """One net change for each row of `session_rows` that changes; `WRITTEN` says which declared columns to take over.
+    """Returns the schema of net changes: one row for each row of `session_rows` that changes.
 
-    A row without `row_id` says that its session was cleared: rows of it that are not here are gone.
+    `WRITTEN` says which declared columns to overwrite. A row without `row_id` says that its session was cleared: all
+    other rows of the session that have no net change are to be removed.
     """
     return pa.schema(
         [
@@ -42,7 +42,7 @@ def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def net_ddl(columns: tuple[Column, ...]) -> str:
-    """`net_schema` as Spark DDL."""
+    """Returns `net_schema` as Spark DDL."""
     declared = ", ".join(f"{quote(column.name)} {column.sql}" for column in columns)
     marks = ", ".join(f"{name} bigint" for name in MARKS)
     return (
@@ -53,19 +53,19 @@ def net_ddl(columns: tuple[Column, ...]) -> str:
 
 @dataclass(frozen=True)
 class NetChanges:
-    """A `mapInArrow` function over `session_changes` rows; all changes of a session must be in one partition."""
+    """A `mapInArrow` function over `session_changes` rows. All changes of a session must be in one partition."""
 
     columns: tuple[Column, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Reduces the partition's changes."""
-        taken = list(batches)
-        if taken:
-            yield from net_changes(pa.Table.from_batches(taken), self.columns).to_batches()
+        """Yields the net changes of the partition."""
+        received = list(batches)
+        if received:
+            yield from net_changes(pa.Table.from_batches(received), self.columns).to_batches()
 
 
 def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Reduces changes, in any order, to one row for each row they concern, and one for each cleared session."""
+    """Reduces changes in any order to one row for each changed row, and one for each cleared session."""
     changes = changes.combine_chunks()
     session, names = number_combinations(*(changes[name] for name in SESSION))
     sessions = pa.StructArray.from_arrays(names, SESSION)
@@ -89,39 +89,40 @@ def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Refolded:
-    """As `NetChanges`, for sessions with late fills: a `mapInArrow` function that folds all their changes by seq."""
+class RefoldBySeq:
+    """A `mapInArrow` function that reduces all changes of sessions with late fills, in seq order."""
 
     columns: tuple[Column, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Folds the partition's changes anew."""
-        taken = list(batches)
-        if taken:
-            yield from refolded(pa.Table.from_batches(taken), self.columns).to_batches()
+        """Yields the net changes of the partition."""
+        received = list(batches)
+        if received:
+            yield from refold_by_seq(pa.Table.from_batches(received), self.columns).to_batches()
 
 
-def refolded(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None) -> pa.Table:
-    """The whole tables of sessions (class `once`), by seq, as net changes that leave nothing of what was there.
+def refold_by_seq(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None) -> pa.Table:
+    """Returns the whole tables of sessions (class `once`) in seq order, as net changes that replace them.
 
     Args:
-        changes: all that were ever applied, in any order, with `_life`; or all since the tables given.
-        rows: tables that all of these changes come after: columns of `session_rows`.
+        changes: All changes ever applied, in any order, with `_life`; or with `rows` all changes since these tables.
+        columns: The declared columns.
+        rows: Tables that come before all of these changes, with the columns of `session_rows`.
     """
-    parts = [in_seq_order(changes)]
-    schema, told = parts[0].schema, changes.select(SESSION)
+    parts = [order_by_seq(changes)]
+    schema, affected = parts[0].schema, changes.select(SESSION)
     if rows is not None:
         names = pa.array([[column.name for column in columns]] * rows.num_rows, pa.list_(pa.string()))
-        whole = {name: contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
-        parts.append(_as_changes(whole, "upsert", -1, schema))
-        told = pa.concat_tables([told, rows.select(SESSION)])
-    sessions = told.group_by(list(SESSION), use_threads=False).aggregate([])
+        row_columns = {name: contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
+        parts.append(_as_changes(row_columns, "upsert", -1, schema))
+        affected = pa.concat_tables([affected, rows.select(SESSION)])
+    sessions = affected.group_by(list(SESSION), use_threads=False).aggregate([])
     parts.append(_as_changes({name: contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema))
     return net_changes(pa.concat_tables(parts), columns)
 
 
 def _as_changes(given: dict[str, pa.Array], change: str, position: int, schema: pa.Schema) -> pa.Table:
-    """Rows of this one kind of change, in this one place."""
+    """Returns rows as changes of one kind at one position."""
     count = len(given["topic"])
     given |= {"change": pa.array([change] * count, pa.string()), "_position": pa.array(np.full(count, position))}
     given["ordinal"] = pa.array(np.zeros(count, np.int32))
@@ -131,8 +132,8 @@ def _as_changes(given: dict[str, pa.Array], change: str, position: int, schema: 
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def in_seq_order(changes: pa.Table) -> pa.Table:
-    """Changes as if they had been applied life by life in seq order: that is what `_position` then says."""
+def order_by_seq(changes: pa.Table) -> pa.Table:
+    """Returns changes with `_position` replaced by their order by life and seq."""
     life, seq = changes["_life"].to_numpy(), changes["_seq"].to_numpy()
     order = np.lexsort((seq, life))
     rank = np.empty(len(order), np.int64)
@@ -143,7 +144,7 @@ def in_seq_order(changes: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Net:
-    """Indices into the changes: `order` sorts them by row and time, `starts` are the rows' first places in it."""
+    """Indices into the changes: `order` sorts them by row and time; `starts` has each row's first place in it."""
 
     order: Int64s
     starts: Int64s
@@ -180,13 +181,13 @@ def _clear_marks(sessions: pa.StructArray, columns: tuple[Column, ...]) -> pa.Ta
 
 
 def _index(values: pa.Array, value: str) -> int:
-    """The value's code; -2, which matches nothing, where it does not occur."""
+    """Returns the value's code; -2, which matches nothing, if the value does not occur."""
     found: Any = pc.index(values, value).as_py()
     return -2 if found < 0 else int(found)
 
 
 def _set_flags(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
-    """For each declared column, which changes set it."""
+    """Returns for each declared column which changes set it."""
     lists = contiguous(sets)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
     code, names = dictionary_codes(lists.flatten())

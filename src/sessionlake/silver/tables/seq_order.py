@@ -1,7 +1,7 @@
-"""From which cuts a session's table can be folded in seq order (class `once`), so that not all its changes are read.
+"""Finds the stored tables from which a session's table in seq order can be computed without all its changes.
 
-A late fill, a message applied after some with higher seqs, has its effect in the middle of what was applied: the table
-as it was is no base to go on from. A cut is one if all that was applied since has higher seqs than all that it holds.
+This is for class `once`. A late fill takes effect before messages that were already applied. So a table that contains
+such messages cannot be continued. A cut is suitable if everything applied since has higher seqs than all it contains.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from sessionlake.protocol.arrow import dictionary_codes, running_maximum, sessio
 from sessionlake.protocol.types import Int64s
 
 
-def usable(cuts: pa.Table, changes: pa.Table) -> pa.Table:
-    """The cuts from which a table can be folded on: all that was applied since has higher seqs.
+def continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
+    """Returns the cuts from which a table can be continued: everything applied since has higher seqs.
 
     Args:
-        cuts: with `position`, `life` and `next_seq`.
-        changes: all of the cuts' sessions that were applied since the first cut, at least.
+        cuts: Cuts with `position`, `life` and `next_seq`.
+        changes: At least all changes of the cuts' sessions that were applied since the first cut.
     """
     owner, names = dictionary_codes(session_keys(cuts))
     changes = changes.filter(pc.is_in(session_keys(changes), value_set=names))
@@ -32,7 +32,7 @@ def usable(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     )
     order = np.argsort(place[:count], kind="stable")
     whose = changed[order]
-    # Of each change and all later ones of its session, the lowest seq.
+    # The lowest seq among each change and all later ones of its session.
     lowest = -running_maximum(-seq[order][::-1], whose.max(initial=0) - whose[::-1])[::-1]
     following = np.searchsorted(place[order], place[count:], side="right")
     fits = following == count
@@ -42,7 +42,7 @@ def usable(cuts: pa.Table, changes: pa.Table) -> pa.Table:
 
 
 def latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
-    """The last cuts of each session, up to so many."""
+    """Returns the last `count` cuts of each session."""
     session, _ = dictionary_codes(session_keys(cuts))
     order = np.lexsort((-_numbers(cuts["position"]), session))
     starts = np.flatnonzero(np.diff(session[order], prepend=-1))
@@ -51,7 +51,7 @@ def latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
 
 
 def _ranks(first: Int64s, second: Int64s) -> Int64s:
-    """Place of each pair among all, in order; equal pairs share one."""
+    """Returns the rank of each pair among all; equal pairs have the same rank."""
     order = np.lexsort((second, first))
     steps = (np.diff(first[order], prepend=0) != 0) | (np.diff(second[order], prepend=0) != 0)
     ranks = np.empty(len(order), np.int64)

@@ -1,6 +1,6 @@
-"""Whole tables out of a table before and the changes since: a session's, or those of many sessions at many cuts.
+"""Computes whole tables from earlier tables and the changes since, for many sessions and many cuts at once.
 
-Pure and columnar: the work grows with the changes and with the cuts of one session, not with the number of sessions.
+Pure and columnar: the work grows with the changes and with the cuts per session, not with the number of sessions.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP
-from sessionlake.silver.tables.net_changes import MARKS, net_changes, refolded
+from sessionlake.silver.tables.net_changes import MARKS, net_changes, refold_by_seq
 from sessionlake.silver.tables.weights import Weights
 
 ROW_KEY = (*SESSION, "row_id")
-KIND, ANEW = internal("kind"), internal("anew")
+KIND, LATE_FILLED = internal("kind"), internal("late_filled")
 WEIGHTS = ("changes", "rows", "since")
 _PLACE = internal("place")
 CUT_COLUMNS = (*SESSION, "snapshot_at", "reason", "position")
 
 
 def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Rows of session tables: the columns of `session_rows`."""
+    """Returns the schema of session tables: the columns of `session_rows`."""
     declared = [(column.name, column.arrow) for column in columns]
     keys = zip(ROW_KEY, (*SESSION_TYPES, pa.string()), strict=True)
     return pa.schema([*keys, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in MARKS)])
 
 
 def snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Rows of `session_snapshots`."""
+    """Returns the schema of `session_snapshots`."""
     cut = [*SESSION_TYPES, TIMESTAMP, pa.string(), pa.int64()]
     return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(rows_schema(columns))[len(SESSION) :]])
 
 
 def change_columns(columns: tuple[Column, ...]) -> list[str]:
-    """The columns of `session_changes` that a fold takes."""
+    """Returns the names of the columns of `session_changes` that are needed to compute tables."""
     own = ("change", "_set", "_position", "ordinal", "_life")
     return [*ROW_KEY, *(column.name for column in columns), RESCUED, *MARKS, *own]
 
 
-def advanced(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Session tables after net changes: what the MERGE into `session_rows` does, in Arrow.
+def apply_net_changes(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+    """Applies net changes to session tables, as the MERGE into `session_rows` does.
 
     Args:
-        rows: see `rows_schema`; of any sessions, in any order.
-        net: see `net_changes.net_schema`.
+        rows: Tables of any sessions, in any order, columns as `rows_schema`.
+        net: Net changes, columns as `net_schema`.
+        columns: The declared columns.
     """
     gone = pc.is_null(net["row_id"])
     cleared, changed = net.filter(gone), net.filter(pc.invert(gone)).combine_chunks()
@@ -81,80 +82,82 @@ def _row_keys(rows: pa.Table) -> pa.Array:
     return pc.binary_join_element_wise(session_keys(rows), contiguous(rows["row_id"]), "\0")
 
 
-def snapshots(
-    cuts: pa.Table, kept: pa.Table, rows: pa.Table, changes: pa.Table, anew: pa.Table, columns: tuple[Column, ...]
+def compute_snapshots(
+    cuts: pa.Table, kept: pa.Table, rows: pa.Table, changes: pa.Table, late: pa.Table, columns: tuple[Column, ...]
 ) -> Iterator[pa.Table]:
-    """The tables that are kept at cuts, as rows of `session_snapshots`; an empty one as one row without a `row_id`.
+    """Yields the tables to store at cuts, as rows of `session_snapshots`; an empty table is one row without `row_id`.
 
     Args:
-        cuts: `CUT_COLUMNS` and `changes`, each once; any number a session.
-        kept: what is known of the sessions' last kept tables: see `Weights`.
-        rows: these tables.
-        changes: what was applied since, with `change_columns`.
-        anew: `SESSION` of the sessions (class `once`) with a late fill since:
-            their tables and changes are what `seq_history.history_of` gives, or all their changes from the beginning.
+        cuts: The cuts, columns `CUT_COLUMNS` and `changes`; a session can have several.
+        kept: Sizes of the sessions' last stored tables and the changes since, as for `Weights`.
+        rows: The last stored tables.
+        changes: The changes since, columns as `change_columns`.
+        late: The sessions (class `once`) with a late fill since, columns `SESSION`. Their rows and changes must
+            be what `seq_history.read_seq_history` returns, or all their changes.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
     session, names = dictionary_codes(session_keys(cuts))
     starts = np.flatnonzero(np.diff(session, prepend=-1))
     counts = np.diff(np.append(starts, len(session)))
     rank = np.arange(len(session)) - np.repeat(starts, counts)
-    first_in = _Shares(_first_cuts(cuts, session, names, changes), len(session))
-    is_anew = pc.is_in(names, value_set=session_keys(anew)).to_numpy(zero_copy_only=False)
+    first_in = _ChangesByCut(_first_cuts(cuts, session, names, changes), len(session))
+    is_late_filled = pc.is_in(names, value_set=session_keys(late)).to_numpy(zero_copy_only=False)
     rows = rows.select(rows_schema(columns).names).cast(rows_schema(columns))
-    begun = rows.filter(is_of_sessions(rows, anew))
+    base_rows = rows.filter(is_of_sessions(rows, late))
     weights, weighed, following = Weights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
-        here = np.flatnonzero(rank == number)
-        here = here[weights.outweigh(weighed.take(pa.array(here)), session[here])]
-        if not len(here):
+        due = np.flatnonzero(rank == number)
+        due = due[weights.advance(weighed.take(pa.array(due)), session[due])]
+        if not len(due):
             continue
-        mine = session[here]
-        # A session's cuts stand one behind the other: those since its last kept table have the changes since that.
-        since = concatenate_ranges(following[mine], here + 1 - following[mine])
-        fresh = is_anew[session[since]]
-        present = names.take(pa.array(mine))
+        due_sessions = session[due]
+        # The cuts of a session are next to each other. Those since its last stored table cover the changes since then.
+        since = concatenate_ranges(following[due_sessions], due + 1 - following[due_sessions])
+        fresh = is_late_filled[session[since]]
+        present = names.take(pa.array(due_sessions))
         nets = [
             net_changes(changes.take(first_in.of(since[~fresh])), columns),
-            refolded(
-                changes.take(first_in.of(since[fresh])), columns, begun.filter(pc.is_in(session_keys(begun), present))
+            refold_by_seq(
+                changes.take(first_in.of(since[fresh])),
+                columns,
+                base_rows.filter(pc.is_in(session_keys(base_rows), present)),
             ),
         ]
-        mine_rows = pc.is_in(session_keys(rows), value_set=present)
-        made = advanced(rows.filter(mine_rows), pa.concat_tables(nets), columns)
-        heads = cuts.select(CUT_COLUMNS).take(pa.array(here))
+        is_due_row = pc.is_in(session_keys(rows), value_set=present)
+        made = apply_net_changes(rows.filter(is_due_row), pa.concat_tables(nets), columns)
+        heads = cuts.select(CUT_COLUMNS).take(pa.array(due))
         yield _snapshot_rows(heads, made, columns)
-        weights.keep(mine, _rows_of_each(made, present))
-        following[mine] = np.where(is_anew[mine], following[mine], here + 1)
+        weights.keep(due_sessions, _rows_of_each(made, present))
+        following[due_sessions] = np.where(is_late_filled[due_sessions], following[due_sessions], due + 1)
         unfinished = names.take(pa.array(np.flatnonzero(counts > number + 1)))
-        rows = pa.concat_tables([rows.filter(pc.invert(mine_rows)), made])
+        rows = pa.concat_tables([rows.filter(pc.invert(is_due_row)), made])
         rows = rows.filter(pc.is_in(session_keys(rows), value_set=unfinished))
 
 
 def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Rows behind the cuts of their sessions, which are one a session; of an empty table, the cut alone."""
+    """Returns each session's rows, with the columns of its cut before them; only the cut if it has no rows."""
     schema = snapshots_schema(columns)
     head = heads.take(pc.index_in(session_keys(rows), value_set=session_keys(heads)))
     body = rows.select(rows.column_names[len(SESSION) :])
-    whole = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
+    table = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
     empty = heads.filter(pc.invert(is_of_sessions(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
-    return pa.concat_tables([whole, empty], promote_options="default")
+    return pa.concat_tables([table, empty], promote_options="default")
 
 
-def sizes(made: pa.Table) -> pa.Table:
-    """`CUT_COLUMNS` and `rows` of the tables that `snapshots` gives."""
+def table_sizes(made: pa.Table) -> pa.Table:
+    """Returns the number of `rows` of each table that `compute_snapshots` yields, with `CUT_COLUMNS`."""
     counted = made.group_by(list(CUT_COLUMNS)).aggregate([("row_id", "count")])
     return counted.rename_columns({"row_id_count": "rows"})
 
 
 def _rows_of_each(rows: pa.Table, sessions: pa.Array) -> Int64s:
-    """How many rows each session has, in the order of their keys."""
+    """Returns the number of rows of each session, in the order of the session keys."""
     place = pc.index_in(session_keys(rows), value_set=sessions).to_numpy()
     return np.bincount(place, minlength=len(sessions))
 
 
 def last_cuts(cuts: pa.Table) -> pa.Table:
-    """The last cut of each session; of those that hold the same, the latest in time."""
+    """Returns the last cut of each session; if several have the same position, the latest in time."""
     order = [("position", "descending"), ("snapshot_at", "descending"), ("reason", "descending")]
     ordered = cuts.sort_by(order).combine_chunks()
     places = pa.array(range(ordered.num_rows), pa.int64())
@@ -162,21 +165,21 @@ def last_cuts(cuts: pa.Table) -> pa.Table:
     return ordered.take(first[f"{_PLACE}_min"])
 
 
-class _Shares:
-    """Which changes each cut is the first to hold."""
+class _ChangesByCut:
+    """Looks up which changes each cut is the first to contain."""
 
     def __init__(self, cut: Int64s, cuts: int) -> None:
         self._order = np.argsort(cut, kind="stable")
         self._bounds = np.searchsorted(cut[self._order], np.arange(cuts + 1))
 
     def of(self, cuts: Int64s) -> pa.Array:
-        """Indices of the changes of these cuts."""
+        """Returns the indices of the changes of these cuts."""
         lengths = self._bounds[cuts + 1] - self._bounds[cuts]
         return pa.array(self._order[concatenate_ranges(self._bounds[cuts], lengths)])
 
 
 def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Table) -> Int64s:
-    """For each change the first cut of its session that holds it; -1 where there is none."""
+    """Returns for each change the first cut of its session that contains it; -1 if there is none."""
     owner = pc.fill_null(pc.index_in(session_keys(changes), value_set=names), -1).to_numpy().astype(np.int64)
     position, at = changes["_position"].to_numpy(), cuts["position"].to_numpy()
     distinct, order = np.unique(np.concatenate([at, position]), return_inverse=True)
@@ -190,22 +193,23 @@ def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Ta
 
 @dataclass(frozen=True)
 class SnapshotTables:
-    """A `mapInArrow` function over cuts, rows and changes, told apart by `KIND`; all of a session in one partition.
+    """A `mapInArrow` function over cuts, rows and changes, which have different values of `KIND`.
 
-    A cut has `WEIGHTS` (see `Weights`), as `internal` names, and whether its session is folded `ANEW`.
+    All input of a session must be in one partition. The cuts have the columns `WEIGHTS` under their `internal` names,
+    and `LATE_FILLED`: whether the session had a late fill.
     """
 
     columns: tuple[Column, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the partition's snapshots."""
-        taken = list(batches)
-        if not taken:
+        """Yields the tables to store for the sessions of the partition."""
+        received = list(batches)
+        if not received:
             return
-        whole = pa.Table.from_batches(taken)
-        kind = {name: whole.filter(pc.equal(whole[KIND], name)) for name in ("cut", "row", "change")}
+        rows = pa.Table.from_batches(received)
+        kind = {name: rows.filter(pc.equal(rows[KIND], name)) for name in ("cut", "row", "change")}
         cuts = kind["cut"]
         weighed = cuts.select([*CUT_COLUMNS, *map(internal, WEIGHTS)]).rename_columns([*CUT_COLUMNS, *WEIGHTS])
-        anew = cuts.filter(cuts[ANEW])
-        for table in snapshots(weighed, weighed, kind["row"], kind["change"], anew, self.columns):
+        late_filled = cuts.filter(cuts[LATE_FILLED])
+        for table in compute_snapshots(weighed, weighed, kind["row"], kind["change"], late_filled, self.columns):
             yield from table.to_batches()

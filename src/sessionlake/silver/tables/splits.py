@@ -1,7 +1,7 @@
-"""The event `split_session`: an id that occurs in several partitions of a topic, and so names as many sessions.
+"""The event `split_session`: a session id that occurs in several partitions of a topic names several sessions.
 
-Each of these sessions has the event once. It follows from which sessions there are, and from nothing else: partitions
-have no order between them, so the event names no offset and no time. Pure.
+Each of these sessions gets the event once. The event depends only on which sessions exist. Partitions have no order
+between them, so it has no offset and no time. Pure.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sessionlake.protocol.arrow import SESSION, is_of_sessions
 from sessionlake.silver.fold.schemas import EVENTS_SCHEMA
 
 ID = ("topic", "session_id")
-"""What several sessions have in common if their id is split."""
+"""The columns that are equal in sessions with a split id."""
 
 
 def split_sessions(sessions: pa.Table) -> pa.Table:
-    """The sessions whose id occurs in several partitions of their topic.
+    """Returns the sessions whose id occurs in several partitions of their topic.
 
     Args:
-        sessions: `SESSION`, each once: all sessions of the ids that they have.
+        sessions: Columns `SESSION`, each session once; all sessions of every id that occurs.
     """
     partitions = sessions.group_by(list(ID)).aggregate([("partition", "count")])
     split = partitions.filter(pc.greater(partitions["partition_count"], 1)).select(ID)
@@ -30,11 +30,12 @@ def split_sessions(sessions: pa.Table) -> pa.Table:
 
 
 def split_events(split: pa.Table, known: pa.Table, rules: RuleBook) -> pa.Table:
-    """The events of sessions whose id is split, less those that were recorded before; columns as `EVENTS_SCHEMA`.
+    """Returns the events for sessions with a split id that are not recorded yet, columns as `EVENTS_SCHEMA`.
 
     Args:
-        split: see `split_sessions`.
-        known: `SESSION` of those that were recorded.
+        split: The sessions, as `split_sessions` returns them.
+        known: Columns `SESSION` of those that are already recorded.
+        rules: The rules of the topics.
     """
     new = split.filter(pc.invert(is_of_sessions(split, known))).combine_chunks()
     given = {

@@ -1,9 +1,10 @@
-"""Which whole tables are kept: at a session's end and expiry, and where the changes since the last outweigh that.
+"""Decides which whole tables are stored: those at a session's end and expiry, and some of those at an interval.
 
-A table that is cut at an interval is kept if more changes were applied since its session's last kept table than that
-one has rows. So all those kept have together less than two rows for each change: a table has at most the rows of the
-one before and one for each change since. And any table of a session's history is told from one table and no more
-changes than that has rows, and one interval's. What decides are the cuts and the sizes of kept tables alone.
+A table that is cut at an interval is stored if more changes were applied since the session's last stored table than
+that table has rows. This limits both costs. All stored tables of a session together have fewer than two rows per
+change: a table has at most the rows of the one before, plus one per change since. And any earlier table can be computed
+from one stored table and few changes. Those are at most as many as that table has rows, and those of one interval. The
+decision depends only on the cuts and the sizes of stored tables.
 """
 
 from __future__ import annotations
@@ -17,38 +18,38 @@ from sessionlake.protocol.types import Bools, Int64s
 
 
 class Weights:
-    """The sizes of sessions' last kept tables, and how many changes were applied since.
+    """The sizes of the sessions' last stored tables, and the number of changes since.
 
     Args:
-        sessions: keys; each is known here by its place.
-        kept: `SESSION`, `rows` and `since` of those that had a table kept. One kept by a version that did not
-            count its rows has null: the changes since outweigh it, as they do for a session that has none.
+        sessions: Session keys; below, a session is its index here.
+        kept: Columns `SESSION`, `rows` and `since` of the sessions that have a stored table. `rows` is null if an older
+            version stored it without counting: then, as for sessions without a table, any change outweighs it.
 
     Attributes:
-        rows: of each session's last kept table.
-        since: changes applied after that.
+        rows: Number of rows in each session's last stored table.
+        since: Number of changes applied since.
     """
 
     def __init__(self, sessions: pa.Array, kept: pa.Table) -> None:
         place = pc.index_in(sessions, value_set=session_keys(kept))
         self.rows, self.since = (_numbers(kept[name].take(place)) for name in ("rows", "since"))
 
-    def outweigh(self, cuts: pa.Table, session: Int64s) -> Bools:
-        """Goes on to the next cuts (`reason, changes`), at most one a session; says whose tables are to be kept."""
+    def advance(self, cuts: pa.Table, session: Int64s) -> Bools:
+        """Moves to the next cuts, at most one per session; returns True where the table is to be stored."""
         self.since[session] += _numbers(cuts["changes"])
         return _always(cuts) | (self.since[session] > self.rows[session])
 
     def keep(self, session: Int64s, rows: Int64s) -> None:
-        """Notes the sizes of tables that were kept there."""
+        """Notes the sizes of tables that are stored at the current cuts."""
         self.rows[session], self.since[session] = rows, 0
 
 
-def of_kept(cuts: pa.Table, kept: pa.Table) -> pa.Array:
-    """Which of some cuts are of sessions that have a table kept at one of these.
+def cuts_of_kept_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
+    """Returns True for the cuts of sessions that get a table stored at one or more of these cuts.
 
     Args:
-        cuts: any number a session.
-        kept: see `Weights`.
+        cuts: The cuts; a session can have several.
+        kept: The last stored tables, as for `Weights`.
     """
     session, names = dictionary_codes(session_keys(cuts))
     weights = Weights(names, kept)
@@ -58,12 +59,12 @@ def of_kept(cuts: pa.Table, kept: pa.Table) -> pa.Array:
     return pa.array(found[session])
 
 
-def since_kept(last: pa.Table, passed: pa.Table) -> pa.Table:
-    """What `Weights` begins from.
+def weights_input(last: pa.Table, passed: pa.Table) -> pa.Table:
+    """Returns the input `kept` of `Weights`.
 
     Args:
-        last: each session's last cut of which the table was kept, with `rows`.
-        passed: `SESSION`, `position` and `changes` of cuts since then, and maybe of others.
+        last: Each session's last cut whose table is stored, with `rows`.
+        passed: Columns `SESSION`, `position` and `changes` of the cuts since; other cuts are ignored.
     """
     place = pc.index_in(session_keys(passed), value_set=session_keys(last))
     later = pc.fill_null(pc.greater(passed["position"], last["position"].take(place)), pa.scalar(value=False))
@@ -73,7 +74,7 @@ def since_kept(last: pa.Table, passed: pa.Table) -> pa.Table:
 
 
 def _always(cuts: pa.Table) -> Bools:
-    """Cuts of which the table is kept whatever it weighs. Those of a version that did not count changes are, too."""
+    """Returns True for cuts whose table is always stored: not at an interval, or without a count of changes."""
     always = pc.or_(pc.not_equal(cuts["reason"], "interval"), pc.is_null(cuts["changes"]))
     found: Bools = always.to_numpy().astype(np.bool_)
     return found
