@@ -227,7 +227,10 @@ def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_
     assert [name for name, _ in FINAL.columns] == names
     gold = GoldSettings.model_validate({"products": [YAML]})
     found = schemas_of(Settings(home=tmp_path, gold=gold))["gold.own_final"]
-    assert (found.append_only, found.skipping) == (True, ("topic", "session_id", "partition", "window_start", "_batch"))
+    assert (found.append_only, found.statistics_columns) == (
+        True,
+        ("topic", "session_id", "partition", "window_start", "_batch"),
+    )
     assert (gold.added_tables, final_table(METRICS_1M)) == (("gold.own", "gold.own_final"), None)
 
 

@@ -79,7 +79,7 @@ def _enriched(settings: Settings, one: EnrichedSettings) -> EnrichedTable:
     joined = [name for join in joins for name in join.on if name not in JOINABLE_COLUMNS]
     own = (*CHANGE_COLUMNS, *((name, declared[name]) for name in dict.fromkeys((*chosen, *joined))))
     found = EnrichedTable(
-        one.name, own, joins, f"Changes with what {', '.join(j.reference.name for j in joins)} said then"
+        one.name, own, joins, f"Changes joined with {', '.join(j.reference.name for j in joins)} as of event time"
     )
     _require_names(found, where)
     return found

@@ -2,8 +2,8 @@
 
 A table that is cut at an interval is stored if more changes were applied since the session's last stored table than
 that table has rows. This limits both costs. All stored tables of a session together have fewer than two rows per
-change, because a table has at most the rows of the one before plus one per change since. And any earlier table can be
-computed from one stored table and few changes: at most as many as that table has rows, and those of one interval. The
+change: a table has at most the rows of the one before, plus one per change since. And any earlier table can be computed
+from one stored table and few changes. Those are at most as many as that table has rows, and those of one interval. The
 decision depends only on the cuts and the sizes of stored tables.
 """
 
