@@ -150,6 +150,6 @@ def test_what_was_kept_before_is_read_on_and_tables_are_kept_by_weight_from_then
     assert 0 < len(since & {row[:-1] for row in index}) < len(since)
     home.assert_as_of_is_the_truth(2)
 
-    assert rebuild(spark, home.settings).verified.tables == {CUTS, SNAPSHOTS, SNAPSHOT_INDEX}
+    assert rebuild(spark, home.settings).comparison.tables == {CUTS, SNAPSHOTS, SNAPSHOT_INDEX}
     assert_silver_is_the_truth(spark, home.settings, home.come, ledger=False)
     home.assert_as_of_is_the_truth(0)

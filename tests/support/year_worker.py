@@ -82,12 +82,12 @@ def _pass_time(spark: Any, settings: Settings, moment: datetime) -> None:
     assert span is not None
     _Later.present = moment + span
     module: Any = maintenance
-    module.datetime, module.Kept = _Later, lambda _, since, __: HistoryToKeep(timedelta(0), since)
+    module.datetime, module.HistoryToKeep = _Later, lambda _, since, __: HistoryToKeep(timedelta(0), since)
     try:
         for done in maintenance.Maintenance(spark, settings).once():
             sys.stderr.write(f"{done}\n")
     finally:
-        module.datetime, module.Kept = datetime, HistoryToKeep
+        module.datetime, module.HistoryToKeep = datetime, HistoryToKeep
 
 
 def _memory(spark: Any) -> dict[str, int]:
