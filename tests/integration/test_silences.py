@@ -130,13 +130,13 @@ def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_ne
     try:
         watch = Silences(world.spark, lake, world.settings, book)
         topic = world.name("t")
-        assert [one.partition for one, _ in watch.found()] == [0, 1, 2]
+        assert [one.partition for one, _ in watch.find_silences()] == [0, 1, 2]
         watch.advance([OffsetRange(topic, 0, 3, 3, 1)])
         with monkeypatch.context() as set_forward:
             set_forward.setattr("sessionlake.bronze.silences._current_moment", _Later(48 * HOUR, steady=2.5 * HOUR))
-            assert [one.partition for one, _ in watch.found()] == [1, 2]
+            assert [one.partition for one, _ in watch.find_silences()] == [1, 2]
         world.send("t", 3, 1, partition=1)
-        found = watch.found()
+        found = watch.find_silences()
         assert [(one.partition, one.behind) for one, _ in found] == [(2, 2)]
         book.advance([OffsetRange(topic, 2, 3, 3, 1)])  # meanwhile there was a message, after all
         watch.write(found)

@@ -117,12 +117,12 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
 
     (tmp_path / "out").mkdir()
     write("offset < 2", overwrite=False)
-    with pytest.raises(UsageError, match=r"out is not empty \(--overwrite replaces"):
+    with pytest.raises(UsageError, match=r"out is not empty\. .*--overwrite"):
         write("offset < 3", overwrite=False)
     write("offset < 3", overwrite=True)
     assert len(files(tmp_path / "out")[0].read_text().splitlines()) == 3
     (tmp_path / "out" / "mine.txt").touch()
-    with pytest.raises(UsageError, match="holds what no export wrote"):
+    with pytest.raises(UsageError, match="holds files that no export wrote"):
         write("offset < 4", overwrite=True)
     assert (tmp_path / "out" / "mine.txt").exists()
 
@@ -130,7 +130,7 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
 def test_the_output_of_another_writer_is_no_earlier_export(spark, settings, tmp_path):
     rows = select_rows(spark, settings, TABLE, "offset < 2", {})
     rows.write.json(str(tmp_path / "out"))
-    with pytest.raises(UsageError, match="holds what no export wrote"):
+    with pytest.raises(UsageError, match="holds files that no export wrote"):
         export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=True)
 
 

@@ -63,7 +63,7 @@ def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None
 def write_rows(spark: SparkSession, lake: Lake, table: str, rows: list[Row]) -> None:
     """Appends rows to a table, as one commit with one file."""
     content = pa.Table.from_pylist(rows, lake.reader(spark).schema(table))
-    one = as_frame(spark, content).coalesce(1) if lake.storage.needs_session else content
+    one = as_frame(spark, content).coalesce(1) if lake.storage.needs_spark else content
     lake.storage.append(spark, table, one, Txn(f"test-{uuid4()}", 0))
 
 

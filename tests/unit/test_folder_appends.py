@@ -69,7 +69,7 @@ def test_an_append_that_meets_a_removal_is_committed_behind_it(tmp_path: Path, m
 
 def test_rows_with_a_column_that_the_table_has_not_are_refused(tmp_path: Path) -> None:
     lake = made(tmp_path)
-    with pytest.raises(LakeError, match="has no column other"):
+    with pytest.raises(LakeError, match="columns that the table lacks: other"):
         lake.append(None, TABLE, pa.table({"value": [1], "other": [2]}), Txn("app", 0))
     assert len([*lake.path(TABLE).glob("*.parquet")]) == 1
 

@@ -223,7 +223,7 @@ def test_what_the_run_refuses_is_shown_and_exits_with_1(workspace, remote, tmp_p
     workspace.operate = by_the_command_line(tmp_path / "there")
     result = remote("resolve", "--session", "s", "--isolate")
     assert result.exit_code == 1
-    assert "nothing stopped at session 's'" in result.stdout
+    assert "no layer has stopped at session 's'" in result.stdout
     assert (
         "ended as RUN_EXECUTION_ERROR: task main failed. Look at its output above, or at https://page/1000"
         in result.stderr

@@ -169,7 +169,7 @@ def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
 def test_what_comes_between_writing_and_the_commit_is_asked_for_again(lake: FolderStorage) -> None:
     with lake.stage(None, TABLE, rows(a=1)) as staged:
         restated(lake, **ASKS["a CHECK constraint"])
-        with pytest.raises(LakeError, match=r"the table feature checkConstraints in use: .* only Spark may write"):
+        with pytest.raises(LakeError, match=r"the table feature checkConstraints in use\. .* only Spark may write"):
             staged.commit(Txn("app", 0))
     assert not [*lake.path(TABLE).glob("*.parquet")]
 

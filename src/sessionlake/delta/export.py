@@ -1,7 +1,8 @@
-"""A frame's rows as plain files, of bounded size, in a folder of any store that Spark writes to.
+"""Exports a frame as plain files of bounded size, into a folder of any store that Spark writes to.
 
-They are written beside the folder, which takes its name by a rename: where that is one step (a disk, HDFS, ADLS), the
-folder holds all or nothing. Where it is not (S3), all is there as soon as `_SUCCESS` is, which comes last.
+The files are written to another folder first, which is then renamed. Where a rename is atomic (a disk, HDFS, ADLS), the
+target folder holds all files or none. Where it is not (S3), the export is complete once `_SUCCESS` exists, which is
+written last.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-# So many rows tell how many bytes one takes.
+# Number of rows from which the bytes per row are estimated.
 _SAMPLE = 20_000
-# A file that came out too large is written again with so much less than would just fit.
+# After a file came out too large, the next attempt uses this fraction of the rows that would just fit.
 _MARGIN = 0.9
 _SUCCESS = "_SUCCESS"
-# What tells an export from the output of another writer.
+# Marks a folder as an export of sessionlake.
 _MARKER = "_sessionlake_export"
 _ROWS = "part-"
 _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
@@ -36,7 +37,7 @@ _NESTED = {"array", "map", "struct"}
 
 
 class FileFormat(StrEnum):
-    """What the files are."""
+    """Format of the files."""
 
     PARQUET = "parquet"
     CSV = "csv"
@@ -48,12 +49,12 @@ _OPTIONS: dict[FileFormat, tuple[str, dict[str, str]]] = {
     FileFormat.CSV: ("csv", {"header": "true", "escape": '"', **_UNTRIMMED, **_TIMES}),
     FileFormat.JSONL: ("json", {"ignoreNullFields": "false", **_TIMES}),
 }
-"""Spark's name of the format, and its options."""
+"""Spark's name of each format, and its options."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: rows, files, and their bytes."""
+    """The result of an export: numbers of rows, files and bytes."""
 
     rows: int
     files: int
@@ -61,18 +62,20 @@ class Exported:
 
 
 def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, overwrite: bool) -> Exported:
-    """Writes a frame's rows into a folder, which holds them all then, and nothing else.
+    """Writes a frame's rows to a folder, which then holds exactly these rows.
 
-    CSV has nested columns as JSON and bytes as Base64; JSON Lines have bytes as Base64, and every column in every line.
+    CSV stores nested columns as JSON, and bytes as Base64. JSON Lines store bytes as Base64, and every column in every
+    line.
 
     Args:
-        frame: gives the same rows each time: it is read more than once.
-        path: of the folder, on any store that Spark writes to.
-        max_bytes: of a file.
-        overwrite: whether files of an earlier export there are replaced.
+        frame: must give the same rows each time, since it is read more than once.
+        path: of the folder.
+        form: format of the files.
+        max_bytes: limit for the size of a file.
+        overwrite: True to replace files of an earlier export.
 
     Raises:
-        UsageError: the folder holds something else, or one row alone is larger than a file may be.
+        UsageError: the folder holds other files, or a single row is larger than `max_bytes`.
     """
     folder = _Folder(frame.sparkSession, path)
     folder.require_free(overwrite=overwrite)
@@ -89,7 +92,10 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
             if max(sizes, default=0) <= max_bytes:
                 break
             if at_most == 1:
-                raise UsageError(f"export: a file of one row has {max(sizes)} bytes, and may have {max_bytes}")
+                raise UsageError(
+                    f"export: a file of one row has {max(sizes)} bytes, and may have {max_bytes}",
+                    fix="Allow larger files",
+                )
             at_most = min(at_most - 1, _fitting(at_most, beside, max_bytes))
         beside.move_to(folder)
     finally:
@@ -98,7 +104,7 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
 
 
 def _fitting(rows: int, written: _Folder, max_bytes: int) -> int:
-    """How many rows a file may have, if so many came to the largest that is there."""
+    """Returns how many rows a file may have, judging by the largest of the written files, which have `rows` rows."""
     return max(1, int(rows * max_bytes * _MARGIN / max(*written.sizes(), 1)))
 
 
@@ -109,7 +115,7 @@ def _write(rows: DataFrame, into: _Folder, form: FileFormat, files: int, at_most
 
 
 def _flat(frame: DataFrame) -> DataFrame:
-    """The frame with columns that a cell can hold."""
+    """Returns the frame with columns that a CSV cell can hold."""
     return frame.select(*(_cell(field.name, field.dataType) for field in frame.schema.fields))
 
 
@@ -125,10 +131,10 @@ def _cell(name: str, kind: DataType) -> Column:
 
 
 class _Folder:
-    """A folder, through the file system that Spark has for its path; one of this machine may be relative.
+    """A folder on the file system that Spark uses for its path. A local path may be relative.
 
     Attributes:
-        path: of it, with what its file system needs to find it.
+        path: full path of the folder.
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
@@ -140,46 +146,50 @@ class _Folder:
         self._files = self._here.getFileSystem(conf)
 
     def require_free(self, *, overwrite: bool) -> None:
-        """Returns if nothing would be lost here.
+        """Checks that writing here would lose nothing.
 
         Raises:
-            UsageError: something would.
+            UsageError: the path is no folder, or holds other files.
         """
         if self._here.getParent() is None:
-            raise UsageError(f"export: {self.path} is no folder that could be made")
+            raise UsageError(f"export: {self.path} is no folder that can be created", fix="Name another folder")
         if not self._files.exists(self._here):
             return
         if self._files.getFileStatus(self._here).isFile():
-            raise UsageError(f"export: {self.path} is a file: name a folder")
+            raise UsageError(f"export: {self.path} is a file", fix="Name a folder")
         names = [name for name, _ in self._list()]
         if not names or (overwrite and _MARKER in names and all(map(_is_ours, names))):
             return
-        what = "holds what no export wrote" if overwrite else "is not empty (--overwrite replaces an earlier export)"
-        raise UsageError(f"export: {self.path} {what}: name another folder")
+        if overwrite:
+            raise UsageError(f"export: {self.path} holds files that no export wrote", fix="Name another folder")
+        raise UsageError(
+            f"export: {self.path} is not empty",
+            fix="Name another folder, or replace an earlier export with --overwrite",
+        )
 
     def sizes(self) -> list[int]:
-        """Bytes of each file with rows."""
+        """Returns the bytes of each file with rows."""
         return [size for name, size in self._list() if name.startswith(_ROWS)]
 
     def move_to(self, other: _Folder) -> None:
-        """Gives what is here the other's place; if that fails, what was there is there again."""
+        """Moves this folder to the other's path. If that fails, the other's former content is put back."""
         former = self._new(f"{other.path.rstrip('/')}.replaced-{uuid.uuid4()}")
         replaces = self._files.exists(other._here)
         self._files.mkdirs(other._here.getParent())
         if replaces and not self._files.rename(other._here, former):
-            raise UsageError(f"export: {other.path} cannot be replaced: remove it")
+            raise UsageError(f"export: {other.path} cannot be replaced", fix="Remove the folder")
         for name in [name for name, _ in self._list() if not name.startswith(_ROWS)]:
             self._remove(self._new(self._here, name))  # what Spark's committer notes; Databricks' leaves more of it
         self._files.create(self._new(self._here, _MARKER)).close()
         if not self._files.rename(self._here, other._here):
             if replaces:
                 self._files.rename(former, other._here)
-            raise UsageError(f"export: {other.path} cannot be made beside what is there")
+            raise UsageError(f"export: {other.path} cannot be created", fix="Name another folder")
         self._files.create(self._new(other._here, _SUCCESS)).close()
         self._remove(former)
 
     def remove(self) -> None:
-        """Removes it, if it is there."""
+        """Removes the folder if it exists."""
         self._remove(self._here)
 
     def _remove(self, path: Any) -> None:

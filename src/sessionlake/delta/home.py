@@ -1,9 +1,10 @@
-"""The lake's tables as folders of a home: `Storage` by means of `delta.folders`, and of Spark for what that leaves out.
+"""Tables as folders of a home: implements `Storage` with `delta.folders`, and with Spark for the rest.
 
-A write through Spark costs a second of CPU and more whatever it writes, most of it planning, and its Parquet writer
-goes row by row. So appends and MERGEs go around it: Arrow rows, written by this process or by Spark's tasks, and
-committed in milliseconds (`folders.log`). A MERGE writes the files of small tables anew; in large ones it marks
-the rows that it replaces in deletion vectors (`folders.marked_merge`). Spark writes all else (`folders.writable`).
+A write through Spark costs a second of CPU or more, most of it planning, and Spark's Parquet writer works row by row.
+So appends and MERGEs bypass it: this process or Spark's tasks write Arrow rows, and the commit takes milliseconds
+(`folders.log`). A MERGE rewrites the files of a small table. In a large table it marks the replaced rows in deletion
+vectors (`folders.marked_merge`). Spark writes tables with features that this package does not know
+(`folders.writable`).
 """
 
 from __future__ import annotations
@@ -62,14 +63,15 @@ _MERGE_CONF = {
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     "spark.sql.shuffle.partitions": "1",
 }
-_REWRITE_FACTOR = 4  # a table of up to so many times the rows of a MERGE is written anew: most files would be marked
+# a table of at most this many times a MERGE's rows is rewritten, since most files would be marked anyway
+_REWRITE_FACTOR = 4
 
 
 class FolderStorage(Storage):
-    """Tables under `warehouse/<schema>/<table>` of a home."""
+    """Tables in folders `warehouse/<schema>/<table>` of a home."""
 
-    # The cluster is the driver's own machine, where Arrow alone takes a fifth of the CPU time that Spark's shuffle and
-    # Python workers add: what fits into memory is small.
+    # The cluster is the driver's machine. Arrow alone needs a fifth of the CPU time that Spark's shuffle and Python
+    # workers add. So whatever fits into memory counts as small.
     limits = Limits(
         few_messages=20_000,
         few_changes=100_000,
@@ -84,7 +86,7 @@ class FolderStorage(Storage):
     functions_persist = False
     log_properties: Mapping[str, str] = {
         LOG_CLEANUP: "false"
-    }  # maintenance removes it, which knows who has yet to read
+    }  # maintenance removes the log, since it knows which versions streams have not read
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -92,7 +94,7 @@ class FolderStorage(Storage):
         self._indexes = KeyIndexes(self.limits.index_bytes)
 
     def path(self, table: str) -> Path:
-        """Folder of a table."""
+        """Returns the table's folder."""
         schema, name = table.split(".")
         return self._settings.warehouse / schema / name
 
@@ -114,17 +116,17 @@ class FolderStorage(Storage):
         require_home(self._settings)
 
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
-        """Claims by a lock, which keeps other processes of this machine from it."""
+        """Claims by a file lock, which excludes other processes of this machine."""
         return claim(self._settings, name, doing)
 
     def require_claims(self) -> None:
-        """Checks nothing: a lock stays with its process."""
+        """Checks nothing: a process keeps its locks until it ends."""
 
     def token(self, name: str) -> int:
         return 0
 
     def staging(self) -> Settings:
-        """Settings of a home inside this one."""
+        """Returns settings of a home inside this one."""
         return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})
 
     # -- tables
@@ -163,7 +165,7 @@ class FolderStorage(Storage):
         """Does nothing: delta-rs does not write to clustered tables."""
 
     def drop(self, spark: SparkSession, table: str) -> None:
-        """Removes the folder, and those above it that are empty then."""
+        """Removes the table's folder, and those of its parents that are empty afterwards."""
         folder = self.path(table)
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
@@ -175,7 +177,7 @@ class FolderStorage(Storage):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(table.partition('.')[0])}")
             place, noted = str(self.path(table)), f"sessionlake.registered.{table}"
             if spark.conf.get(noted, None) != place or not spark.catalog.tableExists(table):
-                # Of another home, if any: the name goes, the folder stays.
+                # A table of this name may belong to another home. Dropping it removes the name, not the folder.
                 spark.sql(f"DROP TABLE IF EXISTS {'.'.join(map(quote, table.split('.')))}")
                 spark.catalog.createTable(table, path=place, source="delta")
                 spark.conf.set(noted, place)
@@ -186,11 +188,11 @@ class FolderStorage(Storage):
         return DeltaTable.forPath(spark, str(self.path(table)))
 
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Files of the latest version that are gone, those of deletion vectors too."""
+        """Returns missing files of the latest version, also those of deletion vectors."""
         return upkeep.lost_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
-        """Reads the log itself: `history` costs a Spark job."""
+        """Reads the log itself, since Spark's `history` costs a job."""
         return history.last_commit(self.path(table))
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
@@ -222,7 +224,7 @@ class FolderStorage(Storage):
     # -- writing
 
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        """Writes rows down; by Spark, where the table asks more of its writers."""
+        """Writes rows to files, with Spark if only Spark can write the table."""
         return self._staged(spark, table, rows, open_table(self.path(table)))
 
     def _staged(
@@ -236,7 +238,7 @@ class FolderStorage(Storage):
         return TableLocation(self.path(table), table, self.commit_lock)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends rows; those of a repeated batch are not computed."""
+        """Appends rows; for a repeated batch they are not computed."""
         delta = open_table(self.path(table))
         if not has_commit(delta, table, txn):
             with self._staged(spark, table, rows, delta) as staged:
@@ -256,7 +258,7 @@ class FolderStorage(Storage):
             files.replace(None, txn)
 
     def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
-        """Replaces all rows; by Spark, if the columns change."""
+        """Replaces all rows; with Spark if the columns change."""
         delta = open_table(self.path(table))
         if has_commit(delta, table, txn):
             return
@@ -286,7 +288,7 @@ class FolderStorage(Storage):
     def accumulate(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> Commit:
-        """MERGEs sums: the rows are found, read and marked in one version of the table."""
+        """MERGEs combined rows: the table's rows are found, read and marked in one version."""
         delta, how = self._engine(spark, table, rows)
         if how is None:
             return super().accumulate(spark, table, rows, combine, upsert, txn)
@@ -294,7 +296,7 @@ class FolderStorage(Storage):
         return self._merged(spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup))
 
     def _engine(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
-        """The table, and what merges without Spark; None where that cannot be."""
+        """Returns the table and the function that merges without Spark; None if only Spark can merge."""
         delta = open_table(self.path(table))
         if spark_only_reason(delta):
             return delta, None
@@ -306,14 +308,14 @@ class FolderStorage(Storage):
 
     def _is_small(self, delta: LocalTable, rows: int) -> bool:
         few = self.limits.rewritten_rows
-        return delta.count() <= (max(few, _REWRITE_FACTOR * rows) if few > 0 else few)  # what the log says
+        return delta.count() <= (max(few, _REWRITE_FACTOR * rows) if few > 0 else few)  # according to the log
 
     def _merged(self, spark: SparkSession, table: str, delta: LocalTable, rows: int, txn: Txn, merge: _Merge) -> Commit:
         self.require_lease(table)
         with self.commit_lock(table):
             done = not rows
-            while not done:  # it is begun again behind one who did not wait for his turn
-                delta.update_incremental()  # which takes a tenth of what opening the table does
+            while not done:  # repeated if a process without this lock committed first
+                delta.update_incremental()  # a tenth of the time that opening the table takes
                 done = has_commit(delta, table, txn) or merge(txn.app_id_for(table), txn.version)
             return self.last_commit(spark, table)
 
@@ -324,7 +326,7 @@ class FolderStorage(Storage):
     # -- upkeep
 
     def commit_lock(self, table: str) -> AbstractContextManager[None]:
-        """Holds others off: on a local disk, Spark renames its commit over one that came first."""
+        """Excludes other commits: on a local disk, Spark's rename can overwrite a commit that came first."""
         return hold_lock(self._settings, f"commit-{table}")
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
@@ -351,7 +353,7 @@ class FolderStorage(Storage):
             removal.rewrite(self.path(table), rows, rows.with_erased)
 
     def purge_vectors(self, table: str) -> int:
-        """Writes files anew that have marked rows. The next MERGE into a large table marks rows again."""
+        """Rewrites files with deletion vectors. The next MERGE into a large table adds new ones."""
         with self.commit_lock(table):
             return removal.purge_vectors(self.path(table))
 

@@ -52,7 +52,7 @@ class Lake:
     """Opens, creates and describes the tables of one home or catalog. Holds no Spark session and no state.
 
     Args:
-        own: definitions of further tables, besides those that every lake has.
+        own: definitions of further tables that not every lake has.
 
     Attributes:
         storage: creates, reads and writes the tables.

@@ -1,1 +1,1 @@
-"""`ops.ledger` and what is kept beside it: which batches took in what."""
+"""The ledger `ops.ledger`, which records what each batch read and wrote, and the small tables that complete it."""

@@ -1,8 +1,8 @@
-"""Offsets that hold no message, and why: what explains a gap in the offsets of `bronze.messages`.
+"""Offsets that hold no message, and why. They explain gaps in the offsets of `bronze.messages`.
 
 There are three kinds: offsets between two generations of a topic (`ops.topics`), offsets that Kafka uses for
-transactions, and messages that an operator had bronze skip. The last two are rows of `ops.absent_offsets`, which bronze
-commits before the messages around them.
+transactions, and messages that an operator told bronze to skip. The last two are rows of `ops.absent_offsets`. Bronze
+commits these before the messages around them.
 """
 
 from __future__ import annotations
@@ -33,32 +33,35 @@ if TYPE_CHECKING:
 Run = tuple[int, int]
 """Offsets `[first, end)`."""
 NO_END = 2**63 - 1
-"""The `end` of a run that goes on without one."""
+"""The `end` of a run without an upper limit."""
 
 
 class Reason(StrEnum):
     """Why offsets hold no message."""
 
     TRANSACTION = "transaction"
-    """Aborted records and transaction markers: a `read_committed` consumer gets nothing there."""
+    """Aborted records and transaction markers: a `read_committed` consumer gets no message there."""
     SKIPPED = "skipped"
     """An operator decided that bronze does not read this message."""
 
 
 @dataclass(frozen=True)
 class AbsentOffsets:
-    """What is known of offsets without a message.
+    """Looks up offsets that hold no message.
 
     Attributes:
-        reader: of the tables, which are read anew at each question.
-        jumps: offsets between generations of a topic; by default those of `ops.topics`.
+        reader: reads the tables, again for each question. None: there are no tables yet.
+        jumps: offsets between generations of a topic; None: they are read from `ops.topics`.
     """
 
     reader: TableReader | None = None
     jumps: Jumps | None = None
 
     def overlapping(self, wanted: Mapping[TopicPartition, Run]) -> dict[TopicPartition, list[Run]]:
-        """The runs that overlap these offsets, by topic-partition, in no order; some may overlap each other."""
+        """Returns the runs that overlap these offsets, by topic-partition.
+
+        They are unordered and may overlap each other.
+        """
         found: dict[TopicPartition, list[Run]] = {place: [] for place in wanted}
         if not wanted:
             return found
@@ -76,9 +79,12 @@ class AbsentOffsets:
 def recorded_runs(
     reader: TableReader | None, wanted: Mapping[TopicPartition, Run], reason: Reason | None = None
 ) -> dict[TopicPartition, list[Run]]:
-    """The runs of `ops.absent_offsets` that overlap these offsets; none before the table is there.
+    """Returns the runs of `ops.absent_offsets` that overlap these offsets; none if the table does not exist.
 
-    One read serves all topic-partitions: whatever lies between the lowest and the highest offset is looked at.
+    One read serves all topic-partitions: it covers everything between the lowest and the highest offset.
+
+    Args:
+        reason: only runs with this reason; None for all.
     """
     if reader is None or not wanted:
         return {}
@@ -97,7 +103,7 @@ def recorded_runs(
 
 
 def count_covered(runs: Iterable[Run], first: int, end: int) -> int:
-    """How many of the offsets `[first, end)` lie in at least one of the runs."""
+    """Counts the offsets in `[first, end)` that are in at least one of the runs."""
     cut = np.array(sorted((max(a, first), min(b, end)) for a, b in runs if b > first and a < end), np.int64)
     if not len(cut):
         return 0
@@ -107,7 +113,7 @@ def count_covered(runs: Iterable[Run], first: int, end: int) -> int:
 
 
 def skip_runs(runs: Iterable[Run], offset: int) -> int:
-    """The first offset, from this one on, that none of the runs has."""
+    """Returns the first offset, from `offset` on, that is in none of the runs."""
     for first, end in sorted(runs):
         if first <= offset < end:
             offset = end
@@ -115,7 +121,7 @@ def skip_runs(runs: Iterable[Run], offset: int) -> int:
 
 
 def missing_runs(offsets: Int64s, first: int, end: int) -> list[Run]:
-    """The runs of `[first, end)` that lack these offsets, which are sorted and among them."""
+    """Returns the runs within `[first, end)` that are not among these offsets, which are sorted."""
     edges = np.concatenate([[first - 1], offsets, [end]])
     at = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[i]) + 1, int(edges[i + 1])) for i in at]
@@ -131,7 +137,7 @@ def record_absent(
     who: str | None = None,
     why: str | None = None,
 ) -> None:
-    """Records runs of offsets, once, whatever the number of replays."""
+    """Records runs of offsets without messages; a replay of the same transaction records nothing."""
     lake.ensure(spark, [ABSENT])
     now = datetime.now(UTC)
     rows = [

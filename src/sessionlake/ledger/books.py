@@ -1,12 +1,13 @@
-"""What the ledger says, without reading all of it: entries of late, and before them the sums in `ops.positions`.
+"""Reads the ledger quickly: recent entries, and sums of older ones from `ops.positions`.
 
-A row of `ops.positions` is the sum of a layer's entries under one application id, of all that were committed before a
-moment (`until`). It is only a copy, and trusted only if it and the entries since are as many as the log says that the
-ledger has: so nothing is missed that came late, by a clock that was set back, nor believed of a ledger that was
-restored. Else, as where there is no such table, the ledger is read whole.
+A row of `ops.positions` sums a layer's entries with one application id that were committed before a moment (`until`).
+There are two kinds:
 
-Of entries that retention has removed, the sums are carried forward: they are rows of `ops.positions`, too, and no copy.
-What the ledger still has of these is being removed, and not looked at.
+- Copies sum entries that the ledger still has. They are used only if the copied entries plus the later ones are as many
+  as the ledger's log counts. This detects entries whose clock was wrong, and a ledger that was restored. Otherwise the
+  whole ledger is read.
+- Carried sums stand for entries that retention has removed. If the ledger still has such entries, they are being
+  removed and are ignored.
 """
 
 from __future__ import annotations
@@ -28,52 +29,52 @@ from sessionlake.errors import LakeError
 from sessionlake.protocol.types import Row
 
 FORMAT = 3
-"""Of the sums; those of another format are not looked at, and made anew."""
+"""Format of the copied sums. Copies of another format are ignored and computed again."""
 CARRIED = 2
-"""Of the sums of entries that are gone."""
+"""Value of `format` in carried sums."""
 ENTRY = ("layer", "app_id", "batch_id", "committed_at")
-"""What every row has of the last batch that it is of."""
+"""Columns that every row has. In a sum they describe its last batch."""
 SUMS = ("batches", "unaccounted")
-"""Columns of sums alone: how many entries there are, and how many of their messages became nothing."""
+"""Columns of sums only: the number of entries, and the messages that are in none of their other counts."""
 VERSIONS = "table_versions"
-"""A further one: the version that the last of the entries with an output to a table left it at, and when."""
+"""Another column of sums: the version at which the last entry with an output to a table left it, and when."""
 TABLE_VERSIONS = pa.list_(
     pa.struct([("table", pa.string()), ("version", pa.int64()), ("committed_at", pa.timestamp("us", tz="UTC"))])
 )
-"""The type of `VERSIONS`."""
-# The columns of sums alone, by those of the ledger that an entry's are made of.
+"""The type of the column `VERSIONS`."""
+# Ledger columns from which the columns of sums are computed.
 _MADE_OF: Mapping[str, Sequence[str]] = {"batches": (), "unaccounted": COUNTS, VERSIONS: ("outputs", "committed_at")}
-# Of a ledger, so many rows may be in memory at once.
+# At most this many ledger rows are in memory at once.
 _AT_ONCE = 50_000
-# Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
+# Layers whose batch numbers keep rising through a rebuild. Those of other layers start again at 0.
 _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
 
 class StoredSums(NamedTuple):
-    """What `ops.positions` holds: copies, and what is carried forward."""
+    """The rows of `ops.positions`: copies (None if not usable) and carried sums."""
 
     copies: pa.Table | None
     carried: pa.Table
 
     @property
     def removed_before(self) -> datetime | None:
-        """The moment up to which entries are gone."""
+        """The moment before which entries were removed; None if none were."""
         return self.carried["until"][0].as_py() if self.carried.num_rows else None
 
     @property
     def ledger_conditions(self) -> list[list[Condition]]:
-        """How the ledger is read: what came behind the cut, and the little that bears an earlier time."""
+        """Conditions under which the ledger is read: first entries from the moment of removal on, then earlier ones."""
         if self.removed_before is None:
             return [[]]
         return [[("committed_at", ge, self.removed_before)], [("committed_at", lt, self.removed_before)]]
 
     def drop_summed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of the ledger's rows that these sums are not of, though a clock that was set back wrote them."""
+        """Returns the ledger's rows without those that the carried sums stand for."""
         if self.removed_before is None:
             return batch
         known = self.carried
-        names, told = _layer_and_app(batch), _layer_and_app(known)
-        last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=told))
+        names, known_names = _layer_and_app(batch), _layer_and_app(known)
+        last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=known_names))
         old = pc.less(
             batch.column("committed_at"), pa.scalar(self.removed_before, batch.schema.field("committed_at").type)
         )
@@ -82,14 +83,14 @@ class StoredSums(NamedTuple):
 
 
 def _layer_and_app(rows: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Layer and application id as one text."""
+    """Returns layer and application id of each row joined into one text."""
     parts = [rows.column(name) for name in ("layer", "app_id")]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
 def stored_sums(reader: TableReader) -> StoredSums:
-    """What `ops.positions` holds; no copies if there is none, or it is of another format."""
+    """Reads `ops.positions`. There are no copies if the table is missing or has another format."""
     if not reader.exists(POSITIONS):
         return StoredSums(None, pa.table({}))
     known = reader.table(POSITIONS)
@@ -99,24 +100,24 @@ def stored_sums(reader: TableReader) -> StoredSums:
 
 
 class LastRebuild(NamedTuple):
-    """Since when a layer is as it is: rows count whose column `by` is at least `least`."""
+    """The last rebuild of a layer: rows are current if their column `column` is at least `since`."""
 
     column: str
     since: Any
 
 
 Rebuilds = Mapping[str, LastRebuild]
-"""By layer."""
+"""The last rebuild of each layer."""
 
 
 class LedgerReader:
-    """The ledger's rows, of which old ones may be sums; they have the columns `ENTRY` and those asked for.
+    """Reads the ledger's rows, some of them summed. Rows have the columns `ENTRY` and those asked for.
 
     Args:
-        columns: of the ledger, and of `SUMS`.
-        before: a batch that is left out, with all behind it: it is made again.
-        whole: that no sums be gone by but those of entries that are gone.
-        carried: whether these are told.
+        columns: further columns of the ledger or of `SUMS`.
+        before: a batch that will be repeated; it and later ones are left out. None: no batch is left out.
+        every_entry: True to read each entry that the ledger has, without copied sums.
+        include_carried: False to leave out the sums of removed entries.
     """
 
     def __init__(
@@ -138,34 +139,34 @@ class LedgerReader:
 
     @property
     def uses_copies(self) -> bool:
-        """Whether old rows are copied sums."""
+        """True if old rows are copied sums."""
         return self._short is not None
 
     @property
     def has_sums(self) -> bool:
-        """Whether old rows are sums, copied or of entries that are gone."""
+        """True if old rows are sums, copied or carried."""
         return self.uses_copies or self._sums.removed_before is not None
 
     def entries(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
-        """All rows that meet the conditions, which are on columns of `ENTRY`: of a sum, on its last batch."""
+        """Yields all rows that meet the conditions on columns of `ENTRY`. A sum meets them by its last batch."""
         for batch in self._read(conditions, self._columns):
             yield from self._without_excluded(batch)
 
     def current(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
-        """As `entries`, of the layers as they are now: without the rows from before their last rebuild.
+        """Yields the rows of each layer since its last rebuild.
 
         Args:
-            conditions: on the layer alone.
+            conditions: on the column `layer` only.
         """
         batches = self._read(conditions, self._columns)
         first = list(_up_to(_AT_ONCE, batches))
-        # What is all at hand tells of its rebuilds by itself.
+        # If all rows are in memory, their rebuilds are known without another read.
         since = last_rebuilds(first) if sum(batch.num_rows for batch in first) <= _AT_ONCE else self.rebuilds()
         for batch in chain(first, batches):
             yield from self._without_excluded(batch.filter(current_mask(batch, since)))
 
     def rebuilds(self) -> Rebuilds:
-        """The last rebuild of each layer that was rebuilt."""
+        """Returns the last rebuild of each layer that was rebuilt."""
         return last_rebuilds(self._read([("app_id", starts_with, REBUILD)], ENTRY))
 
     def _read(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -189,7 +190,7 @@ class LedgerReader:
 
 
 def _up_to(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The first of the batches: all, or as many as it takes to have more rows."""
+    """Yields batches until they have more than this many rows."""
     for batch in batches:
         yield batch
         rows -= batch.num_rows
@@ -198,13 +199,13 @@ def _up_to(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 
 def to_dicts(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """Rows as dictionaries; times are aware, in UTC."""
+    """Yields the rows as dictionaries, with times in UTC."""
     for batch in batches:
         yield from batch.to_pylist()
 
 
 def last_rebuilds(batches: Iterable[pa.RecordBatch]) -> Rebuilds:
-    """The last rebuild of each layer, of rows that have the columns `ENTRY`."""
+    """Returns the last rebuild of each layer in rows that have the columns `ENTRY`."""
     found: dict[str, LastRebuild] = {}
     for batch in batches:
         named = batch.filter(pc.starts_with(batch.column("app_id"), REBUILD))
@@ -215,7 +216,7 @@ def last_rebuilds(batches: Iterable[pa.RecordBatch]) -> Rebuilds:
 
 
 def current_mask(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
-    """Which rows tell of a layer since its last rebuild."""
+    """Returns which rows belong to the time since their layer's last rebuild."""
     counts = pa.array([True] * batch.num_rows, pa.bool_())
     for layer, (by, least) in since.items():
         column = batch.column(by)
@@ -225,7 +226,7 @@ def current_mask(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
 
 
 def as_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Entries of the ledger, each as a sum of one, with these columns."""
+    """Returns ledger entries with these columns, each as the sum of one entry."""
     found = {name: batch.column(name) for name in columns if name not in _MADE_OF}
     if VERSIONS in columns:
         found[VERSIONS] = _table_versions(batch)
@@ -240,7 +241,7 @@ def as_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
 
 
 def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
-    """What each entry left the tables at that it has an output to."""
+    """Returns, for each entry, the versions at which it left the tables that it wrote."""
     lists = batch.column("outputs")
     outputs = lists.flatten()
     times = batch.column("committed_at").take(pc.list_parent_indices(lists))
@@ -252,14 +253,14 @@ def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
 
 
 def _of_ledger(columns: Sequence[str]) -> list[str]:
-    """The ledger's columns that these are made of."""
+    """Returns the ledger's columns from which these columns are computed."""
     return list(dict.fromkeys(name for column in columns for name in _MADE_OF.get(column, (column,))))
 
 
 def _copies_and_later(
     reader: TableReader, columns: Sequence[str], before: Txn | None, sums: StoredSums
 ) -> list[pa.RecordBatch] | None:
-    """The copies and the entries since; None if there are none to go by."""
+    """Returns the copied sums and the later entries; None if copies cannot be used."""
     copies = sums.copies
     if copies is None or not reader.exists(LEDGER):
         return None
@@ -276,7 +277,7 @@ def _copies_and_later(
 
 
 def _count_leftover(reader: TableReader, sums: StoredSums) -> int:
-    """How many entries the ledger still has of those that are gone."""
+    """Counts the removed entries that the ledger still has."""
     if sums.removed_before is None:
         return 0
     early = reader.batches(LEDGER, ("committed_at", lt, sums.removed_before), columns=list(ENTRY))
@@ -284,16 +285,17 @@ def _count_leftover(reader: TableReader, sums: StoredSums) -> int:
 
 
 def _refuse_carried(before: Txn | None, sums: StoredSums) -> None:
-    """A batch cannot be left out of a sum.
+    """Checks that no batch to leave out is inside a carried sum.
 
     Raises:
-        LakeError: its entry is gone.
+        LakeError: the batch's entry was removed.
     """
     if before is None or sums.removed_before is None:
         return
     same = sums.carried.filter(pc.field("app_id") == before.app_id)
     if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
         raise LakeError(
-            f"{same['layer'][0].as_py()}: batch {before.version} is to be made once more, but {LEDGER} begins at "
-            f"{sums.removed_before:%Y-%m-%d %H:%M:%SZ}, by maintain.retention: put the newer checkpoint back"
+            f"{same['layer'][0].as_py()}: the checkpoint repeats batch {before.version}, but the entries of {LEDGER} "
+            f"before {sums.removed_before:%Y-%m-%d %H:%M:%SZ} were removed by maintain.retention",
+            fix="Restore the newer checkpoint",
         )

@@ -1,4 +1,7 @@
-"""The ledger: what went into each micro-batch of each layer, and what came out. Its row is written last."""
+"""The ledger's entries: what went into each micro-batch of each layer, and what came out.
+
+A batch writes its entry last.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,12 @@ if TYPE_CHECKING:
 _OF_REBUILD: Condition = ("app_id", starts_with, REBUILD)
 _NEVER = datetime.fromtimestamp(0, UTC)
 RECOVERED = "recovered"
-"""The `source` of an entry that was made of what a table holds: of a batch, or of all batches before it together."""
+"""The `source` of an entry that was reconstructed from a table: for one batch, or for all batches before it."""
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """A batch's messages of one topic-partition: first and last offset, both included."""
+    """A batch's messages of one topic-partition. First and last offset are both included."""
 
     topic: str
     partition: int
@@ -51,7 +54,7 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class TableOutput:
-    """One table a batch wrote: its version afterwards and how many rows went in."""
+    """A table that a batch wrote: its version after the write, and the number of rows written."""
 
     table: str
     version: int
@@ -63,10 +66,11 @@ class LedgerEntry:
     """One micro-batch of one layer.
 
     Attributes:
-        source: the table or system read; `source_from` and `source_to` are its first and last version or
-            batch, both included, where it has such.
-        offsets: Kafka offsets the batch covered.
-        decisions: what operators had decided about places in it (`topic, partition, session_id, offset, decision`).
+        source: the table or system that was read.
+        source_from: first version or batch of the source that was read; None if the source has none.
+        source_to: last version or batch of the source that was read; None if the source has none.
+        offsets: Kafka offsets of the batch.
+        decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
     """
 
     layer: str
@@ -87,11 +91,11 @@ class LedgerEntry:
 
 
 class Ledger:
-    """Appends entries, at times that tell which of a layer's are from before its last rebuild, and which from after it.
+    """Appends entries, with times that order them correctly around rebuilds.
 
-    A machine's clock may be set back, at a rebuild or since. So a rebuild's entry is later than those of its layer, and
-    than all other rebuilds', and no entry of its layer comes before it. One job has one of these: its layer is not
-    rebuilt meanwhile.
+    A machine's clock can be set to an earlier time. So a rebuild's entry gets a later time than all entries of its
+    layer and all other rebuilds. Later entries of the layer get a later time than the rebuild. One job uses one
+    instance: its layer is not rebuilt meanwhile.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -99,16 +103,16 @@ class Ledger:
         self._rebuilt: dict[str, datetime] = {}
 
     def write(self, spark: SparkSession, entry: LedgerEntry, txn: Txn | None = None) -> None:
-        """Appends the entry; a replayed batch leaves the first one in place.
+        """Appends the entry; a replayed batch keeps its first entry.
 
         Args:
-            txn: of the commit, if it is not the entry's own.
+            txn: the commit's transaction, if it differs from the entry's.
         """
         row = _row(entry, max(datetime.now(UTC), self._earliest(spark, entry)))
         append(spark, self._lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
     def _earliest(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
-        """Just behind the entries that this one is after."""
+        """Returns the earliest time that the entry may have."""
         if entry.txn.app_id.startswith(REBUILD):
             books = LedgerReader(self._lake.reader(spark))
             return _behind(chain(books.entries(("layer", eq, entry.layer)), books.entries(_OF_REBUILD)))
@@ -118,7 +122,7 @@ class Ledger:
 
 
 def earliest_after_rebuild(reader: TableReader, layer: str) -> datetime:
-    """Just behind the last rebuild of the layer, which may be in the future; long ago, if it never was rebuilt."""
+    """Returns the moment just after the layer's last rebuild, possibly in the future; 1970 if it never was rebuilt."""
     return _behind(LedgerReader(reader).entries(("layer", eq, layer), _OF_REBUILD))
 
 
@@ -154,7 +158,7 @@ _DECIDING: dict[str, set[str]] = {SILVER: {"snapshot_interval"}, GOLD: {"rolling
 
 
 def config_hash(settings: Settings, *layers: str) -> str:
-    """Fingerprint of the part of the configuration that decides results: of these layers, by default of all."""
+    """Returns a fingerprint of the settings that decide results of these layers; of all layers if none is given."""
     deciding = {layer: _DECIDING[layer] for layer in layers or _DECIDING}
     text = settings.capture.model_dump_json() + settings.model_dump_json(include=deciding)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""Sessions that were forgotten, in `bronze.erasures`: a receipt each, which knows the session by a hash alone.
+"""Receipts of forgotten sessions, in `bronze.erasures`. A receipt identifies its session only by a salted hash.
 
-What is erased is known as long as the table is there, so that a message of such a session that comes later, or is read
-from Kafka once more, is erased as it arrives. The hash is salted; all receipts of a lake have the same salt, so that a
-message is hashed once however many there are. Who has a list of possible ids can find out which were forgotten.
+The table also makes bronze erase messages of such a session that arrive later, or are read from Kafka again. All
+receipts of a lake share one salt, so that each message is hashed only once. A person with a list of possible ids can
+find out which of them were forgotten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 CLAIM = FORGET_CLAIM
-"""What whoever forgets a session claims."""
+"""The claim that a process holds while it forgets a session."""
 _SALT_BYTES = 16
 _TIME = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
@@ -49,14 +49,14 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Erasure:
-    """One session's receipt.
+    """The receipt of one forgotten session.
 
     Attributes:
-        session_hash: SHA-256 of salt, topic, a NUL and the session's id, in hexadecimal.
+        session_hash: SHA-256 of salt, topic, a zero byte and the session's id, in hexadecimal.
         salt: in hexadecimal.
-        done_at: None until all of it is done.
-        messages: how many messages of bronze were erased.
-        report: what was done where, see `operations.forgetting.receipt`.
+        done_at: None until everything is done.
+        messages: number of messages erased in bronze.
+        report: what was done in each place, as `operations.forgetting.receipt` describes it.
     """
 
     receipt: str
@@ -70,36 +70,40 @@ class Erasure:
 
     @property
     def removed(self) -> dict[str, int]:
-        """How many rows went, by table."""
-        return {table: told["rows"] for table, told in self.report.get("tables", {}).items() if told["rows"]}
+        """Number of removed rows by table, without tables that lost none."""
+        return {table: counts["rows"] for table, counts in self.report.get("tables", {}).items() if counts["rows"]}
 
     def is_for(self, topic: str, session: str) -> bool:
-        """Whether it is this session's."""
+        """True if the receipt is this session's."""
         return self.session_hash == session_hash_of(self.salt, topic, session)
 
 
 def session_hash_of(salt: str, topic: str, session: str) -> str:
-    """What a receipt knows a session by."""
+    """Returns the hash by which a receipt identifies a session."""
     return hashlib.sha256(bytes.fromhex(salt) + topic.encode() + b"\0" + session.encode()).hexdigest()
 
 
 def read_receipts(reader: TableReader) -> list[Erasure]:
-    """All receipts, in the order in which they were begun.
+    """Returns all receipts, in the order in which forgetting began.
 
     Raises:
-        LakeError: they were written by a later version.
+        LakeError: a later version of sessionlake wrote them.
     """
     if not reader.exists(ERASURES):
         return []
     rows = reader.table(ERASURES).cast(_SCHEMA).to_pylist()
     if any(row.pop("format") != FORMAT for row in rows):
-        raise LakeError(f"{ERASURES} is of another format than {FORMAT}: a later version of sessionlake has written it")
+        raise LakeError(
+            f"{ERASURES} has another format than {FORMAT}",
+            why="A later version of sessionlake wrote it",
+            fix="Use that version",
+        )
     found = [Erasure(**row | {"report": json.loads(row["report"])}) for row in rows]
     return sorted(found, key=lambda erasure: (erasure.begun_at, erasure.receipt))
 
 
 def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
-    """Puts a receipt among the others, in the place of an earlier state of it. `CLAIM` must be held."""
+    """Adds a receipt, or replaces its earlier state. The caller must hold `CLAIM`."""
     others = [other for other in read_receipts(lake.reader(spark)) if other.receipt != erasure.receipt]
     _replace(spark, lake, [*others, erasure])
 
@@ -110,7 +114,7 @@ def _replace(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> No
 
 
 def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:
-    """Removes the receipt of an erasure that was given up before anything was erased. `CLAIM` must be held."""
+    """Deletes the receipt of an erasure that was cancelled before it erased anything. The caller must hold `CLAIM`."""
     known = read_receipts(lake.reader(spark))
     left = [one for one in known if one.receipt != receipt]
     if len(left) < len(known):
@@ -118,20 +122,20 @@ def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:
 
 
 def lake_salt(known: Iterable[Erasure]) -> str:
-    """The lake's salt; a new one if there is none yet."""
+    """Returns the salt of the lake's receipts; a new one if there are none."""
     return next((erasure.salt for erasure in known), None) or secrets.token_hex(_SALT_BYTES)
 
 
 def erase_forgotten(messages: DataFrame, known: Iterable[Erasure]) -> DataFrame:
-    """Messages as `bronze.messages` has them, those of forgotten sessions as erased ones."""
+    """Returns messages, with the columns of `bronze.messages`, in which those of forgotten sessions are erased."""
     from pyspark.sql import functions as F
 
     by_salt: dict[str, list[str]] = {}
     for erasure in known:
         by_salt.setdefault(erasure.salt, []).append(erasure.session_hash)
     for salt, hashes in by_salt.items():
-        whole = F.concat(F.lit(bytearray.fromhex(salt)), F.encode("topic", "UTF-8"), F.lit(bytearray(1)), "key")
-        gone = F.coalesce(F.sha2(whole, 256).isin(hashes), F.lit(col=False))
+        salted = F.concat(F.lit(bytearray.fromhex(salt)), F.encode("topic", "UTF-8"), F.lit(bytearray(1)), "key")
+        gone = F.coalesce(F.sha2(salted, 256).isin(hashes), F.lit(col=False))
         held = {name: None if value is None else bytearray(value) for name, value in ERASED_VALUES.items()}
         messages = messages.withColumns(
             {name: F.when(gone, F.lit(value)).otherwise(F.col(name)) for name, value in held.items()}

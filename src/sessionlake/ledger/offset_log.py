@@ -1,4 +1,4 @@
-"""Where each topic-partition stood after the previous batch, by the ledger: the check that no message was skipped."""
+"""Checks, with the ledger, that batches skip no offset and read none twice."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class OffsetLog:
-    """Where each topic-partition stood after the previous batch: the check that nothing was skipped.
+    """The last offset of each topic-partition that a layer has read, and the check that the next batch continues there.
 
     Args:
-        ends: the last offset of each topic-partition.
-        absent: counts offsets that hold no message; asked when some are missing.
+        ends: last offset read of each topic-partition.
+        absent: looks up offsets that hold no message; used only if some are missing.
     """
 
     def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, absent: AbsentOffsets | None = None) -> None:
@@ -30,22 +30,26 @@ class OffsetLog:
 
     @classmethod
     def empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
-        """The log before a layer's first batch."""
+        """Returns the log before a layer's first batch."""
         return cls({}, AbsentOffsets(lake.reader(spark)))
 
     @classmethod
     def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
-        """Reads the layer's ledger, up to, and without, the batch `before`."""
+        """Reads the layer's ledger up to the batch `before`, which is left out."""
         reader = lake.reader(spark)
         return cls(last_offsets(reader, layer, before), AbsentOffsets(reader))
 
     @property
     def last_offsets(self) -> Mapping[tuple[str, int], int]:
-        """Last offset taken in, by topic and partition."""
+        """The last offset read of each topic-partition."""
         return self._ends
 
     def check(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
-        """Every range must go on where the last ended and have as many messages as offsets.
+        """Checks that each range continues where the last one ended, and has as many messages as offsets.
+
+        Args:
+            allow_gaps: True if offsets may be missing.
+            layer: named in errors.
 
         Raises:
             OffsetHoleError: naming topic, partition and the missing or repeated offsets.
@@ -56,19 +60,20 @@ class OffsetLog:
             place = f"{layer}: topic {item.topic}, partition {item.partition}"
             if previous is not None and item.first <= previous:
                 raise OffsetHoleError(
-                    f"{place}: the batch starts at offset {item.first}, but offsets up to {previous} are already in; "
-                    "the topic was deleted and made anew, or the checkpoint is older than the tables"
+                    f"{place}: the batch starts at offset {item.first}, but offsets up to {previous} were read before",
+                    why="The topic was deleted and created again, or the checkpoint is older than the tables",
                 )
             if item.missing < 0:
                 raise OffsetHoleError(
-                    f"{place}: {item.messages} messages for the offsets {item.first} to {item.last}: some are in the "
-                    "source table more than once; restore it to a version without them"
+                    f"{place}: the offsets {item.first} to {item.last} have {item.messages} messages",
+                    why="Some messages are in the source table more than once",
+                    fix="Restore the source table to a version without the duplicates",
                 )
         if not allow_gaps:
             self._refuse_gaps([item for item in items if item.missing or self._start(item) < item.first], layer)
 
     def _refuse_gaps(self, items: Iterable[OffsetRange], layer: str) -> None:
-        """Raises if offsets before or inside the ranges are missing that are not known to hold no message."""
+        """Raises an error if offsets are missing that are not known to hold no message."""
         wanted = {(item.topic, item.partition): (self._start(item), item.last + 1) for item in items}
         known = self._absent.overlapping(wanted)
         for item in items:
@@ -76,21 +81,22 @@ class OffsetLog:
             place = f"{layer}: topic {item.topic}, partition {item.partition}"
             if item.first - start > count_covered(runs, start, item.first):
                 raise OffsetHoleError(
-                    f"{place}: offsets {start} to {item.first - 1} are missing; they were deleted before they "
-                    "were read. If the topic is compacted, set kafka.allow_offset_gaps: true"
+                    f"{place}: offsets {start} to {item.first - 1} are missing",
+                    why="Their messages were deleted before they were read",
+                    fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
                 )
             inside = item.missing - count_covered(runs, item.first, item.last + 1)
             if inside > 0:
                 raise OffsetHoleError(
-                    f"{place}: {inside} of the offsets {item.first} to {item.last} are missing. "
-                    "If the topic is compacted, set kafka.allow_offset_gaps: true"
+                    f"{place}: {inside} of the offsets {item.first} to {item.last} are missing",
+                    fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
                 )
 
     def _start(self, item: OffsetRange) -> int:
-        """The offset at which a range must begin; where nothing is known of the topic-partition, its own first."""
+        """Returns the offset at which a range must start; its own first offset if the topic-partition is new."""
         return self._ends.get((item.topic, item.partition), item.first - 1) + 1
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
-        """Takes note of a batch that is committed."""
+        """Notes the ranges of a committed batch."""
         for item in ranges:
             self._ends[item.topic, item.partition] = item.last

@@ -1,8 +1,7 @@
-"""The sums of the ledger in `ops.positions`: made beside the layers, so that a batch has no commit more for them.
+"""Maintains `ops.positions`, the sums of the ledger. Layers do not write it, so their batches need no extra commit.
 
-They follow from the ledger's rows alone: from those that were committed before a moment, some minutes before its latest
-one. So the batch that a layer makes once more, after a crash, is not among them, and entries that writers were about to
-commit are.
+The sums cover the entries committed before a moment some minutes before the ledger's latest entry. So they never
+include a batch that a layer may repeat after a crash, and they miss no entry that is just being committed.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from sessionlake.protocol.types import Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long before its latest entry the sums of a ledger end: longer than an entry takes from its time to its commit.
+# The sums end this long before the latest entry: longer than the time between an entry's timestamp and its commit.
 _LAG = timedelta(minutes=5)
-# Fewer entries are read in no time.
+# With fewer entries, sums save no time.
 _WORTHWHILE = 500
-# Of a ledger that is summed for the first time, so many rows are in memory at once.
+# At most this many rows are in memory at once while a long ledger is summed.
 _AT_ONCE = 50_000
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -73,7 +72,7 @@ SCHEMA = pa.schema(
 
 _HIGHEST = ("batch_id", "source_to", "committed_at")
 _TOTALS = (*SUMS, *COUNTS)
-# Lists of places: by what, and how their other fields are summed.
+# Columns with lists: the fields that identify an element, and how its other fields are aggregated.
 _LISTS = {
     "offsets": (("topic", "partition"), {"first": "min", "last": "max", "messages": "sum"}),
     "outputs": (("table",), {"version": "max", "rows": "sum"}),
@@ -87,9 +86,9 @@ _SUMMED = pa.schema([*(field for field in SCHEMA if field.name in {*_KEY, *_COLU
 
 
 def update_sums(spark: SparkSession, lake: Lake) -> bool:
-    """Brings the sums up to the ledger, if there is enough to be summed; whether it did.
+    """Updates the copied sums if enough new entries can be summed. Returns True if it did.
 
-    Of two that do so at once, either's are as good.
+    Two processes may do this at once, with equally valid results.
     """
     books = LedgerReader(lake.reader(spark), *_COLUMNS, include_carried=False)
     times = [batch.column("committed_at") for batch in books.entries()]
@@ -111,24 +110,24 @@ def update_sums(spark: SparkSession, lake: Lake) -> bool:
 
 
 def carry_forward(spark: SparkSession, lake: Lake, cut: datetime) -> None:
-    """Has sums stand for all entries from before a moment, which are gone from then on, whether or not they are there.
+    """Replaces all entries before a moment by carried sums, whether or not the ledger still has the entries.
 
-    The retention's claim must be held: see `retained.CLAIM`. Copies are made anew when they are due.
+    The caller must hold `retained.CLAIM`. Copied sums are computed again when they are due.
     """
     replace_claimed(spark, lake, POSITIONS, carried_sums(lake.reader(spark), cut))
 
 
 def carried_sums(reader: TableReader, cut: datetime) -> pa.Table:
-    """The sums that stand for all entries from before a moment, those that are gone already among them."""
+    """Returns the carried sums for all entries before a moment, including those removed earlier."""
     sums = sum_entries(LedgerReader(reader, *_COLUMNS, every_entry=True).entries, cut)
     carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
 
 
 def drop_carried(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
-    """Forgets what is carried forward of layers whose entries are all to be made anew, and all copies.
+    """Drops all copies, and the carried sums of layers whose entries are all written again.
 
-    The retention's claim must be held.
+    The caller must hold `retained.CLAIM`.
     """
     known = stored_sums(lake.reader(spark)).carried
     if known.num_rows:
@@ -137,10 +136,10 @@ def drop_carried(spark: SparkSession, lake: Lake, layers: Collection[str]) -> No
 
 
 def verify_sums(reader: TableReader) -> bool:
-    """Whether there are sums that are gone by; they are compared with the ledger, of which all is read.
+    """Compares the copied sums with the whole ledger. Returns False if there are no copies in use.
 
     Raises:
-        LakeError: they are not what it says.
+        LakeError: the sums differ from the ledger.
     """
     known = stored_sums(reader).copies
     if known is None or not LedgerReader(reader).uses_copies:
@@ -150,18 +149,20 @@ def verify_sums(reader: TableReader) -> bool:
     )
     if _comparable(known) != _comparable(made):
         raise LakeError(
-            f"{POSITIONS} does not hold the sums of {LEDGER}: remove the table, which is made anew from the ledger, "
-            "and report this as a fault of sessionlake"
+            f"{POSITIONS} does not hold the sums of {LEDGER}",
+            why="This is a bug in sessionlake, or the table was changed by another program",
+            fix=f"Remove the table {POSITIONS}, which is computed again from the ledger, and report the error",
         )
     return True
 
 
 def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
-    """The rows of `ops.positions`.
+    """Returns the rows of `ops.positions`.
 
     Args:
-        entries: the ledger's rows that meet conditions, each time from the first; old ones may be sums.
-        until: rows count that were committed before.
+        entries: returns the ledger's rows that meet the given conditions, from the start at each call. Old rows may be
+            sums.
+        until: only rows committed before this moment are summed.
     """
     before = ("committed_at", lt, until)
     since = last_rebuilds(entries(before, ("app_id", starts_with, REBUILD)))
@@ -174,12 +175,12 @@ def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetim
             held, rows = [_sum(pa.concat_tables(held))], 0
     sums = _sum(pa.concat_tables(held)).to_pylist()
     last = {"until": until, "format": FORMAT}
-    whole = [{name: value for name, value in row.items() if name != "current"} | last for row in sums]
-    return pa.Table.from_pylist(whole, SCHEMA)
+    complete = [{name: value for name, value in row.items() if name != "current"} | last for row in sums]
+    return pa.Table.from_pylist(complete, SCHEMA)
 
 
 def _sum(rows: pa.Table) -> pa.Table:
-    """One row a key."""
+    """Aggregates the rows of each key into one row."""
     kept = [*((name, "max") for name in _HIGHEST), *((name, "sum") for name in _TOTALS)]
     heads = rows.group_by(_KEY).aggregate(kept).to_pylist()
     found: dict[tuple[Any, ...], Row] = {}
@@ -203,7 +204,7 @@ def _key_of(row: Row) -> tuple[Any, ...]:
 
 
 def _elements(rows: pa.Table, name: str) -> pa.Table:
-    """The elements of a column of lists, each with its row's key."""
+    """Returns the elements of a list column as rows, each with its row's key."""
     lists = rows[name].combine_chunks()
     keys = rows.select(_KEY).take(pc.list_parent_indices(lists))
     items = lists.flatten()

@@ -1,4 +1,4 @@
-"""What each layer has taken in, by the ledger: offset ranges by topic-partition, and the batch that took a message."""
+"""What each layer has read, according to the ledger: offset ranges by topic-partition, and the batch of a message."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sessionlake.ledger.books import LedgerReader, current_mask, to_dicts
 from sessionlake.protocol.types import Row, TopicPartition
 
 _PLACE = ["layer", "topic", "partition"]
-# How far from a moment an entry is looked for, before it is looked for anywhere.
+# Distances from a moment within which an entry is searched, before the whole ledger is searched.
 _REACHES = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
 
 
 class Span(NamedTuple):
-    """First and last offset of a topic-partition that a layer has taken in, both included, and how many messages."""
+    """First and last offset that a layer has read of a topic-partition, both included, and the number of messages."""
 
     layer: str
     topic: str
@@ -33,11 +33,11 @@ class Span(NamedTuple):
 
 
 def offset_spans(reader: TableReader, layer: str | None = None, before: Txn | None = None) -> list[Span]:
-    """What each layer, as it is now, has taken in of each topic-partition, in that order.
+    """Returns what each layer has read of each topic-partition since its last rebuild, sorted.
 
     Args:
-        layer: only this one.
-        before: a batch that is left out, with all behind it: it is made again.
+        layer: only this layer; None for all.
+        before: a batch that will be repeated; it and later ones are left out.
     """
     found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
     books = LedgerReader(reader, "offsets", before=before)
@@ -52,25 +52,29 @@ def offset_spans(reader: TableReader, layer: str | None = None, before: Txn | No
 
 
 def last_offsets(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
-    """Returns the last offset that the layer has read of each topic-partition since its last rebuild."""
+    """Returns the last offset that the layer has read of each topic-partition since its last rebuild.
+
+    Args:
+        before: a batch that will be repeated; it and later ones are left out.
+    """
     return {(span.topic, span.partition): span.last for span in offset_spans(reader, layer, before)}
 
 
 def has_read(reader: TableReader, layer: str, topic: str, partition: int, offset: int) -> bool:
-    """Whether the layer, as it is now, has taken in a message that bronze has."""
+    """True if the layer has read this message, which bronze has, since its last rebuild."""
     place = layer, topic, partition
     return any(span[:3] == place and span.first <= offset <= span.last for span in offset_spans(reader, layer))
 
 
 def last_batch(reader: TableReader, layer: str, app_id: str | None = None) -> int | None:
-    """The number of the layer's last batch, of an application id if one is given; None before the first."""
+    """Returns the number of the layer's last batch, optionally of one application id; None before the first batch."""
     own: list[Condition] = [] if app_id is None else [("app_id", eq, app_id)]
     found = [pc.max(batch.column("batch_id")).as_py() for batch in LedgerReader(reader).entries(*_of(layer), *own)]
     return max((number for number in found if number is not None), default=None)
 
 
 def first_offsets_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
-    """The first offset of each topic-partition that the layer has taken in since a moment."""
+    """Returns the first offset of each topic-partition that the layer has read since a moment."""
     found: dict[TopicPartition, int] = {}
     for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]):
         for row in _ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
@@ -80,7 +84,7 @@ def first_offsets_since(reader: TableReader, layer: str, moment: datetime) -> di
 
 
 def last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
-    """When the layer's last batch since a moment was committed that had messages of each topic-partition."""
+    """Returns when the layer last committed messages of each topic-partition since a moment."""
     found: dict[TopicPartition, datetime] = {}
     columns = ["layer", "offsets", "committed_at"]
     for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=columns):
@@ -94,24 +98,25 @@ def last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dic
 
 
 def first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
-    """The number of the layer's first batch since a moment; None if there is none."""
+    """Returns the number of the layer's first batch since a moment; None if there is none."""
     late = reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["batch_id"])
     found = [pc.min(batch.column("batch_id")).as_py() for batch in late]
     return min((number for number in found if number is not None), default=None)
 
 
 def last_merged_batch(reader: TableReader) -> int:
-    """The last of silver's batches that the merged tables have; -1 before the first."""
+    """Returns the number of the last silver batch in the merged tables; -1 before the first."""
     merges = LedgerReader(reader, "source_to").entries(*_of(SILVER_TABLES))
     return max((row["source_to"] for row in to_dicts(merges)), default=-1)
 
 
 class ChangesRead(NamedTuple):
-    """Which changes gold has taken in since it was emptied.
+    """Which of silver's changes gold has read since it was last emptied.
 
     Attributes:
-        batch: the last of silver's batches that they are of.
-        renumbered: the number of silver's last rebuild that left gold as it was: all changes from before have it.
+        batch: number of the last silver batch whose changes gold has read.
+        renumbered: number of silver's last rebuild that kept gold; all earlier changes have this batch number. None if
+            there was none.
     """
 
     batch: int
@@ -119,7 +124,7 @@ class ChangesRead(NamedTuple):
 
 
 def changes_read(reader: TableReader) -> ChangesRead | None:
-    """Which of silver's changes gold has, by the ledger; None before its first batch, or behind its being emptied."""
+    """Returns which of silver's changes gold has read; None before gold's first batch since it was emptied."""
     books = LedgerReader(reader, "source_to")
     rebuilds = list(to_dicts(books.entries(("app_id", starts_with, REBUILD))))
     emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
@@ -139,10 +144,10 @@ def changes_read(reader: TableReader) -> ChangesRead | None:
 
 
 def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
-    """The ledger's rows of the layer's batches behind one of them, in order."""
+    """Returns the ledger's rows of the layer's batches after one of them, in order."""
     behind: list[Condition] = [*_of(layer), ("batch_id", gt, batch)]
     found = list(to_dicts(LedgerReader(reader, *columns, "batches").entries(*behind)))
-    if any(row["batches"] > 1 for row in found):  # sums that are of them, too
+    if any(row["batches"] > 1 for row in found):  # some rows are sums that include these batches
         found = list(to_dicts(LedgerReader(reader, *columns, every_entry=True).entries(*behind)))
     return sorted(found, key=itemgetter("batch_id"))
 
@@ -150,10 +155,10 @@ def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) ->
 def find_entry(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None = None
 ) -> Row | None:
-    """The layer's ledger row, since it was rebuilt, whose offset ranges include the message.
+    """Returns the layer's ledger row, since its last rebuild, whose offsets include the message; None if none does.
 
     Args:
-        near: about when it was committed: that is where it is looked for first.
+        near: about when it was committed; the search starts there.
     """
     if not has_read(reader, layer, topic, partition, offset):
         return None
@@ -169,7 +174,7 @@ def find_entry(
 
 
 def search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
-    """Where to look for an entry: about a moment, then further and further from it, at last in the whole ledger."""
+    """Yields the conditions of ever wider searches around a moment, and at last of the whole ledger."""
     if near is not None:
         for reach in _REACHES:
             yield ("committed_at", ge, near - reach), ("committed_at", le, near + reach)
@@ -181,7 +186,7 @@ def _of(layer: str | None) -> list[Condition]:
 
 
 def _ranges(batch: pa.RecordBatch) -> pa.Table:
-    """The offset ranges of ledger rows: `row` (index of the one it stands in), `layer` and the range's fields."""
+    """Returns the offset ranges of ledger rows: `row` (index of the ledger row), `layer`, and the range's fields."""
     offsets = batch.column("offsets")
     row, ranges = pc.list_parent_indices(offsets), offsets.flatten()
     columns = {name: ranges.field(name) for name in ("topic", "partition", "first", "last", "messages")}

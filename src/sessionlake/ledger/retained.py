@@ -1,8 +1,8 @@
-"""What retention has removed, in `ops.retained`: a fact of the tables' rows that no other table shows.
+"""What retention has removed, in `ops.retained`. No other table shows it.
 
-It is written before rows are removed, so that whoever reads it knows of all that may be gone, and again behind that. A
-table has a row of its own (without a `limit`), and one for each place or session up to whose `limit` rows are gone. Of
-sessions there are as many as ever were: their rows are changed where they are, and nobody reads all of them at once.
+It is written before rows are removed, so that every reader knows what may be gone, and again afterwards. Each table has
+one row without a `limit`, its head. It has further rows for topic-partitions or sessions, up to whose `limit` rows are
+gone. There is a row for every session that ever was: such rows are updated in place, and never read all at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 CLAIM = RETENTION_CLAIM
-"""What whoever removes rows claims, and whoever must not have rows removed meanwhile."""
+"""The claim of a process that removes rows, or that must prevent removals meanwhile."""
 _TIME = pa.timestamp("us", tz="UTC")
 LIMITS = pa.schema(
     [
@@ -55,25 +55,25 @@ LIMITS = pa.schema(
         ("highest_timestamp", _TIME),
     ]
 )
-"""The columns of limits: of places, or of sessions."""
+"""Columns of limits, of topic-partitions or of sessions."""
 _HEAD = [("batch", pa.int64()), ("before", _TIME), ("removed", pa.int64()), ("pending", pa.int64())]
 _SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int32())])
 _OF_HEADS = pa.schema([("table", pa.string()), ("limit", pa.int64()), *_HEAD, ("format", pa.int32())])
 _KEYS = {"table": "", "topic": "", "partition": -1, "session_id": ""}
-"""What tells rows apart, and what is there in the place of one that a row has not."""
+"""Key columns, and the value that stands for null in each."""
 _UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), pruned_by=("table",))
 
 TABLES_REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
-"""Tables that have their limits together, noted of the first. Who looks for a whole table looks in the index first."""
+"""Tables that share their limits, which are recorded under the first name. Readers look into the index first."""
 _PLACE = ("topic", "partition")
 
 
 def expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
-    """The rows of a table up to its limits.
+    """Returns the selection of a table's rows up to its limits.
 
     Args:
-        limits: None where they are no rows at hand, and only `Expired.condition` is asked for.
-        batch: of silver, of which and of those before it they are, where that is known.
+        limits: columns as `LIMITS`; None if only `Expired.condition` is needed.
+        batch: the last silver batch with such rows; -1 if unknown.
     """
     limits = LIMITS.empty_table() if limits is None else limits
     most = {"_batch": batch} if batch >= 0 and table not in {MESSAGES, SNAPSHOTS} else {}
@@ -88,15 +88,15 @@ def expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) ->
 
 @dataclass(frozen=True)
 class Retained:
-    """Up to where a table's rows are gone.
+    """How much of a table was removed.
 
     Attributes:
-        before: the moment that all that is gone was committed before.
-        batch: none is gone of a later batch of silver; -1 of a table that names none.
-        removed: how many rows.
-        pending: how many more are being removed.
-        limits: see `LIMITS`; of bronze with the highest Kafka timestamp up to there. Of whoever has asked for the head
-            alone: none.
+        before: every removed row was committed before this moment.
+        batch: no row of a later silver batch was removed; -1 if the table's rows name no batch.
+        removed: number of removed rows.
+        pending: number of rows that are being removed.
+        limits: columns as `LIMITS`. For bronze, each limit has the highest Kafka timestamp up to it. Empty if only the
+            head was read.
     """
 
     table: str
@@ -108,23 +108,23 @@ class Retained:
 
     @property
     def gone(self) -> int:
-        """How many rows are gone at most."""
+        """The largest number of rows that may be gone."""
         return self.removed + self.pending
 
     @property
     def summary(self) -> str:
-        """From when on nothing is gone, for people."""
+        """Says for people since when nothing is gone."""
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
 def read_retained(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, Retained]:
-    """What is gone, by table.
+    """Returns what was removed, by table.
 
     Args:
-        tables: these alone: of some, there is a limit for every session that ever was.
+        tables: only these; some tables have a limit for every session that ever was. None for all.
 
     Raises:
-        LakeError: another version of sessionlake has written it.
+        LakeError: another version of sessionlake wrote it.
     """
     if tables is not None and not tables:
         return {}
@@ -132,7 +132,7 @@ def read_retained(reader: TableReader, tables: Collection[str] | None = None) ->
 
 
 def read_heads(reader: TableReader) -> dict[str, Retained]:
-    """As `read_retained`, without the limits, which are many."""
+    """Returns what was removed, by table, without the limits."""
     return _retained(reader, [("limit", is_null, None)], _OF_HEADS)
 
 
@@ -143,8 +143,8 @@ def _retained(reader: TableReader, conditions: Sequence[Condition], schema: pa.S
     others = {*pc.unique(rows["format"]).to_pylist()} - {FORMAT}
     if others:
         raise LakeError(
-            f"{RETAINED} has format {min(others)}, and this version of sessionlake reads format {FORMAT}: use the "
-            "version that has written it"
+            f"{RETAINED} has format {min(others)}, and this version of sessionlake reads format {FORMAT}",
+            fix=f"Use the version of sessionlake that wrote {RETAINED}",
         )
     own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
     found = {head["table"]: Retained(**head) for head in own.to_pylist()}
@@ -158,13 +158,13 @@ def _limits(rows: pa.Table, table: str) -> pa.Table:
 
 
 def limits_moved_last(reader: TableReader, found: Retained) -> pa.Table:
-    """The limits of a table that were changed when its head was written last; columns as `LIMITS`."""
+    """Returns the limits that changed when the table's head was last written; columns as `LIMITS`."""
     rows = reader.table(RETAINED, ("table", eq, found.table), ("limit", ge, 0), ("batch", eq, found.batch))
     return _limits(rows.cast(_SCHEMA), found.table)
 
 
 def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
-    """The limits of a table's sessions or places, of which there may be many: the columns of `LIMITS`, and others."""
+    """Returns the limits of a table as a frame, since there may be many. It has the columns of `LIMITS` and others."""
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, RETAINED):
@@ -173,17 +173,17 @@ def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
 
 
 def read_head(reader: TableReader, table: str) -> Retained | None:
-    """What is gone of a table, without the limits."""
+    """Returns what was removed of a table, without the limits; None if nothing was."""
     return by_table(read_heads(reader)).get(table)
 
 
 def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
-    """What is gone, by every table that rows are removed from: some lose theirs with another's."""
+    """Returns what was removed for each affected table, with those that share another table's limits."""
     return {part: found for table, found in known.items() for part in TABLES_REMOVED_TOGETHER.get(table, (table,))}
 
 
 def record_retained(spark: SparkSession, lake: Lake, found: Retained) -> None:
-    """Notes how much is gone of a table, and the limits that are moved; others of it stay. `CLAIM` must be held."""
+    """Records how much of a table is removed, and its changed limits. Its other limits stay. `CLAIM` must be held."""
     lake.ensure(spark, [RETAINED])
     head = {"table": found.table, "format": FORMAT} | {name: getattr(found, name) for name, _ in _HEAD}
     limits = found.limits
@@ -197,7 +197,7 @@ def record_retained(spark: SparkSession, lake: Lake, found: Retained) -> None:
 
 
 def _keyed(rows: pa.Table) -> pa.Table:
-    """Rows with values in the place of keys that they have not."""
+    """Returns the rows with values in place of null keys."""
     for name, value in _KEYS.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, pc.fill_null(rows[name], value))
     return rows
@@ -206,10 +206,10 @@ def _keyed(rows: pa.Table) -> pa.Table:
 def clear_retained(
     spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None
 ) -> None:
-    """Takes note that tables are whole again: all of their rows were written anew. `CLAIM` must be held.
+    """Records that tables are complete again, because all their rows were written again. `CLAIM` must be held.
 
     Args:
-        topics: only rows of these were; None for all.
+        topics: only rows of these topics were; None for all.
     """
     from pyspark.sql import functions as F
 
@@ -222,11 +222,11 @@ def clear_retained(
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a topic-partition begins in bronze.
+    """Where a topic-partition begins in bronze after removals.
 
     Attributes:
-        last: the last offset that is gone.
-        highest_ms: stream time that messages had come to with it, ms; `NOT_COUNTED`: none of them said any.
+        last_removed: the last offset that is gone.
+        highest_ms: stream time up to that offset in milliseconds; `UNSAID` if no message gave one.
     """
 
     last_removed: int
@@ -234,7 +234,7 @@ class Beginning:
 
 
 def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
-    """Where bronze begins, of the topic-partitions of which messages are gone."""
+    """Returns where bronze begins, for topic-partitions with removed messages."""
     found = read_retained(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
@@ -245,16 +245,16 @@ def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
 
 
 def describe_beginning(place: TopicPartition, at: Beginning) -> str:
-    """Where a topic-partition begins, in words for people."""
+    """Says for people where a topic-partition begins."""
     first = at.last_removed + 1
     return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {first}, by maintain.retention"
 
 
 def last_removed_position(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
-    """The last position of a session's changes that are gone; None if none is.
+    """Returns the last position of a session's changes that is gone; None if none is.
 
     Args:
-        partition: None: the sessions of this id in all partitions.
+        partition: None for the sessions of this id in all partitions.
     """
     own: list[Condition] = [("table", eq, CHANGES), ("topic", eq, topic), ("session_id", eq, session_id)]
     if partition is not None:

@@ -1,8 +1,7 @@
-"""Silences in `bronze.messages`: rows without topic, partition and offset, which are no messages (`protocol.silence`).
+"""Reads silences from `bronze.messages`: rows without topic, partition and offset (`protocol.silence`).
 
-They stand in the table of the messages since that is what gives them their place: whoever reads it in the order of its
-commits comes to a silence behind the messages before it, and before those behind it. Conditions on a topic or on
-offsets pass over them.
+They are in the messages' table because their place among the messages matters. A reader in commit order reaches a
+silence after the messages before it, and before the messages after it. Conditions on a topic or on offsets skip them.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 IS_SILENCE: Condition = ("topic", is_null, None)
-"""Of a row that tells of silences."""
+"""Condition for rows that record silences."""
 
 
 def read_silences(reader: TableReader) -> list[Silence]:
-    """All that bronze tells of."""
+    """Returns all silences in bronze."""
     return [*decode(row["value"] for row in reader.rows(MESSAGES, IS_SILENCE, columns=["value"]))]
 
 
 def silences_in(bronze: DataFrame) -> list[Silence]:
-    """All that rows of `bronze.messages` tell of."""
+    """Returns the silences among these rows of `bronze.messages`."""
     return [*decode(bytes(row["value"]) for row in bronze.where("topic IS NULL").select("value").collect())]
 
 
 def without_silences(bronze: DataFrame) -> DataFrame:
-    """The rows of `bronze.messages` that are messages."""
+    """Returns the rows of `bronze.messages` that are messages."""
     return bronze.where("topic IS NOT NULL")

@@ -1,8 +1,8 @@
-"""`ops.topics`: the life of every captured topic, one row a generation. Kept by bronze, read by everybody.
+"""`ops.topics`: the history of every captured topic, one row per generation. Only bronze writes it.
 
-A topic that is deleted and created anew begins at Kafka's offset 0 again. `bronze.messages` goes on rising all the
-same: a later generation's offsets are Kafka's plus its `offset_shift`, which lies beyond every earlier offset of the
-topic. So topic, partition and offset stay a message's identity, and their order is the order of arrival.
+A topic that is deleted and created again starts at Kafka offset 0. Offsets in `bronze.messages` keep rising: those of a
+later generation are Kafka's plus its `offset_shift`, which is above every earlier offset of the topic. So topic,
+partition and offset identify a message, and their order is the order of arrival.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ Jumps = dict[TopicPartition, list[tuple[int, int]]]
 
 
 class TopicState(StrEnum):
-    """How a generation of a topic stands."""
+    """The state of a topic's generation."""
 
     ACTIVE = "active"
     INACTIVE = "inactive"
-    """No message for `kafka.inactive_after`: not subscribed to until one comes."""
+    """It had no message for `kafka.inactive_after`, and is not subscribed to until one comes."""
     DELETED = "deleted"
     RECREATED = "recreated"
-    """Another topic has its name now: the next generation, if the rule took it in."""
+    """Another topic has this name now. It is the next generation, if the rule accepted it."""
     CUT = "cut"
-    """Kafka's retention removed messages before they were read; the next generation goes on behind them."""
+    """Kafka's retention removed messages before they were read. The next generation starts after them."""
     FORGOTTEN = "forgotten"
-    """Not read any more, by the rule `forget`."""
+    """No longer read, by the rule `forget`."""
 
 
 READ_STATES = frozenset({TopicState.ACTIVE, TopicState.INACTIVE})
-"""States in which every further message is going to be read."""
+"""States in which bronze will read every further message."""
 
 
 @dataclass(frozen=True)
 class PartitionOffsets:
-    """One partition of a generation; offsets as in `bronze.messages`.
+    """Offsets of one partition of a generation, as in `bronze.messages`.
 
     Attributes:
-        first_offset: the first that there was when it was first seen.
-        next_offset: one past the last that bronze has taken in.
-        end_offset: one past the last that Kafka was seen to hold.
+        first_offset: the first offset that existed when bronze first saw the partition.
+        next_offset: one past the last offset that bronze has read.
+        end_offset: one past the last offset that bronze has seen in Kafka.
     """
 
     partition: int
@@ -66,13 +66,13 @@ class PartitionOffsets:
 
 @dataclass(frozen=True)
 class Topic:
-    """One row of `ops.topics`.
+    """One row of `ops.topics`: a generation of a topic.
 
     Attributes:
-        generation: 0, and one more each time that `restart` took the name in anew or `forget` passed it over.
-        topic_id: Kafka's own, which no other topic ever has; None where the brokers give none.
-        offset_shift: offset in `bronze.messages` less that in Kafka.
-        lost: messages known to have been lost unread, None if none are; `next_offset` says from where on.
+        generation: 0, and one more each time that `restart` accepted a recreated topic or `forget` ignored it.
+        topic_id: Kafka's id, which no other topic ever has; None if the brokers give none.
+        offset_shift: offset in `bronze.messages` minus offset in Kafka.
+        lost: number of messages known to be lost unread, from `next_offset` on; None if none are.
     """
 
     topic: str
@@ -88,17 +88,17 @@ class Topic:
 
     @property
     def free_offset(self) -> int:
-        """An offset beyond every one that the generation has, in any partition."""
+        """An offset above every offset of the generation, in any partition."""
         return max((max(p.next_offset, p.first_offset) for p in self.partitions), default=self.offset_shift)
 
 
 def read_topics(spark: SparkSession | None, lake: Lake) -> list[Topic]:
-    """All rows of `ops.topics`, by topic and generation; none before bronze has run."""
+    """Returns all rows of `ops.topics`, by topic and generation; none before bronze has run."""
     return parse_topics(lake.reader(spark).rows(TOPICS))
 
 
 def parse_topics(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
-    """Rows of the table, as a reader gives them, by topic and generation."""
+    """Returns rows of the table as `Topic`s, by topic and generation."""
     topics = []
     for row in rows:
         parts = tuple(PartitionOffsets(**part) for part in row["partitions"])
@@ -107,18 +107,18 @@ def parse_topics(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
 
 
 def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic], txn: Txn | None = None) -> None:
-    """Replaces the table's rows; with a transaction, once."""
+    """Replaces the table's rows; with a transaction, a replay changes nothing."""
     rows = [asdict(row) | {"state": str(row.state)} for row in topics]
     replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, arrow_schema(TOPICS)), txn)
 
 
 def latest_generations(topics: Iterable[Topic]) -> dict[str, Topic]:
-    """Each topic's last generation."""
+    """Returns each topic's last generation."""
     return {row.topic: row for row in sorted(topics, key=lambda row: row.generation)}
 
 
 def offset_jumps(topics: Iterable[Topic]) -> Jumps:
-    """Offsets `[left, arrived)` that no message has, since a generation ended and the next began beyond it."""
+    """Returns the unused offsets `[end, start)` between the end of one generation and the start of the next."""
     ends: dict[TopicPartition, int] = {}
     found: Jumps = defaultdict(list)
     for row in sorted(topics, key=lambda row: row.generation):

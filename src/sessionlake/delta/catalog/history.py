@@ -1,4 +1,4 @@
-"""What the history of a table in a catalog says: when it was vacuumed, what was merged, how long files are to stay."""
+"""Answers from the history of a table in a catalog: last vacuum, commit order, and how long files must stay."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import Row
 
-# Each commit that is looked at is a file to read. A table that was not vacuumed for so many is vacuumed.
+# The history is searched this far for a VACUUM, since each commit is a file to read. Without a hit the table is
+# vacuumed.
 _LATEST = 1_000
 _MANY = 20_000
 _HOUR = timedelta(hours=1)
-# Of tables that layers read as they grow: a platform that vacuums by itself knows of no reader that rests.
+# Minimum retention of tables that layers stream from: a platform that vacuums on its own does not know of paused
+# readers.
 _MINIMUM_OF_SOURCES = {MESSAGES: timedelta(days=7), CHANGES: timedelta(days=7)}
-# Files are written before their commit; and until the next look, others may vacuum by what this one says.
+# Files are written before their commit, and others may vacuum by this retention until it is next computed.
 _UNTIL_NEXT = timedelta(hours=3)
-# Entries of the log are removed by the platform when they are so old: of what is older, nothing can be read.
+# The platform removes log entries at this age. Older versions cannot be read.
 _LOG_STAYS = timedelta(days=30)
 
 
 def last_vacuum(table: DeltaTable) -> Row | None:
-    """The last VACUUM, `timestamp` and `operationMetrics`; None if none of the latest commits is one."""
+    """Returns the last VACUUM (`timestamp` and `operationMetrics`); None if the latest commits have none."""
     history = table.history(_LATEST).where("operation = 'VACUUM START'")
     return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
 
 
 def minimum_retention(name: str, keep: timedelta) -> timedelta:
-    """How long files stay that no version names any more, also while nobody maintains the table; 0 if none are to."""
+    """Returns how long removed files stay, also while no maintenance runs; 0 if `keep` is 0."""
     return max(keep, _MINIMUM_OF_SOURCES.get(name, keep)) if keep else keep
 
 
 def file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedelta:
-    """How long files are to stay that no version names any more.
+    """Returns how long files must stay after no version names them.
 
-    Where a reader rests, it is a power of two, in hours: so a property that says so changes few times.
+    For a reader that is behind, the result is a power of two in hours, so that the table property that stores it
+    changes rarely.
     """
     span = minimum_retention(name, kept.file_span)
     if kept.first_unread is None:
@@ -60,14 +63,14 @@ def file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedel
 
 
 def first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
-    """Options by which a stream that begins reads a table's rows in the order of its commits.
+    """Returns options with which a new stream reads a table's rows in commit order.
 
-    By default a stream begins with the table's present files. They are in no order once some were rewritten, and Spark
-    sorts them at every start until the stream has read them. If no commit and no file is gone, reading commit by commit
-    avoids both.
+    By default a stream first reads the table's present files. After a compaction these have no order, and Spark sorts
+    them at every start until the stream has read them. Reading commit by commit avoids both, as long as no commit and
+    no file was removed.
 
     Raises:
-        LakeError: it is not so.
+        LakeError: commits or files were removed.
     """
     from pyspark.sql import functions as F
 
@@ -79,8 +82,9 @@ def first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
     if since == 0 and (others <= {"OPTIMIZE"} or all(operation.startswith("VACUUM") for operation in others)):
         return {"startingVersion": 0}
     raise LakeError(
-        f"files of {name} may have been written anew before this reads it for the first time, and its commits cannot "
-        "be read one by one any more: it would take in messages in another order"
+        f"{name} cannot be read in commit order by a new stream",
+        why="Some of its files may have been rewritten, and its first commits were removed. The stream would read "
+        "messages in another order",
     )
 
 

@@ -1,4 +1,4 @@
-"""`ops.leases` in a catalog, read and written by Spark."""
+"""Reads and writes `ops.leases` in a catalog with Spark."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from sessionlake.spark.session import separate_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Under fair scheduling, jobs of a pool of their own get their share of the cores as tasks of others end.
+# Under fair scheduling, jobs of a separate pool get their share of the cores as other tasks end.
 _POOL = "spark.scheduler.pool"
 
 
 @contextmanager
 def _own_pool(spark: SparkSession) -> Iterator[None]:
-    """Under fair scheduling, has this thread's jobs wait for no others: a lease's work may keep every core busy."""
+    """Runs this thread's Spark jobs in the leases' pool, so that busy cores do not delay them."""
     context = spark.sparkContext
     before = context.getLocalProperty(_POOL)
     context.setLocalProperty(_POOL, "leases")
@@ -42,10 +42,10 @@ def _own_pool(spark: SparkSession) -> Iterator[None]:
 
 
 class SparkLeases:
-    """The lease table in a catalog, created if it is missing.
+    """The lease table in a catalog. It is created if it is missing.
 
     Attributes:
-        identifier: the quoted name of the table in SQL.
+        identifier: the table's quoted name in SQL.
     """
 
     def __init__(self, spark: SparkSession, storage: Storage) -> None:
@@ -56,18 +56,18 @@ class SparkLeases:
             storage.create(self._spark, LEASES, TABLES[LEASES])
 
     def read(self, name: str) -> Lease | None:
-        """The lease of this name; None if there is none."""
+        """Returns the lease of this name; None if there is none."""
         with _own_pool(self._spark):
             found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
     def write(self, lease: Lease) -> bool:
-        """Replaces the partition of its name; True if Delta has made the commit."""
+        """Replaces the partition of the lease's name. Returns True if Delta made the commit."""
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
         with _own_pool(spark), interpreted(spark), suppress(*conflict_errors()):
             row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
-            # Replacing a partition reads no file, as an UPDATE or a MERGE would.
+            # An UPDATE or a MERGE would read files first; replacing a partition does not.
             replacing = delta_writer(row, LEASES, txn, "overwrite").option(
                 "replaceWhere", f"name = {sql_string(lease.name)}"
             )

@@ -1,17 +1,17 @@
-"""Leases: in a catalog one process at a time does what it has claimed, and one that stood still finds it out.
+"""Leases: in a catalog, one process at a time does what it has claimed, and a suspended process notices its loss.
 
-A lease is a row of `ops.leases`. Each change of it bears the next number as Delta's transaction, and Delta lets one
-commit come of a number: of two that change a row at once, one is passed over, whatever the table's isolation. Its
-holder renews it beside its work, from a thread of its own: a rebuild, or one batch, can take longer than a lease, and a
-layer without messages commits nothing. A lease that is not renewed in time may be taken over.
+A lease is a row of `ops.leases`. Each change of the row has the next number as Delta's transaction version, and Delta
+accepts one commit per number. So of two simultaneous changes one is skipped, whatever the table's isolation level. A
+thread of the holder renews the lease, since a rebuild or one batch can take longer than a lease, and an idle layer
+commits nothing. A lease that is not renewed in time may be taken over.
 
-Before each commit the holder makes sure that it still is (`Claim.require`): from memory as long as it has renewed
-lately by the wall clock and by the one that is never set, else by reading the row anew. So a process that was stopped,
-and goes on past the end of its lease, writes nothing. What it had checked and not yet committed when it was stopped is
-for Delta to pass over, or harmless: see docs/decisions/013-one-writer.md.
+Before each commit the holder checks that it still has the lease (`Claim.require`). If it renewed recently, by the wall
+clock and by the monotonic clock, it relies on memory; otherwise it reads the row again. So a process that resumes after
+its lease has expired writes nothing. For a commit that was checked just before the suspension, see "One writer" in the
+explanation of the architecture: Delta skips it, or it is harmless.
 
-The lease's end is a moment of its holder's wall clock, and is looked at by another's. A holder relies on memory for
-half of the lease alone: clocks may differ by the other half.
+The holder's wall clock sets the lease's end, and another process's clock is compared with it. A holder trusts its
+memory for only half of the lease, so the clocks may differ by the other half.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from sessionlake.settings.model import Settings
 _LOG = logging.getLogger(__name__)
 
 LENGTH = timedelta(minutes=2)
-# How often in its length it is renewed (which costs a second of CPU), and the part that its holder relies on.
+# Renewals per lease length (each costs a second of CPU), and the part of the length for which the holder trusts memory.
 _RENEWED = 3
 _TRUSTED = 2
-# Two that change a row at once do not stay in step.
+# Two processes that change a row at the same time do not collide forever.
 _ATTEMPTS = 5
 
 
@@ -46,11 +46,11 @@ class Lease:
     """A row of `ops.leases`.
 
     Attributes:
-        number: one more with each change of the row.
-        token: one more each time that it changes hands.
-        claim: the id of the claim that made it so.
-        holder: the process; None if it was given back.
-        settled: whether all that its last holder had begun has ended.
+        number: rises by one with each change of the row.
+        token: rises by one each time the lease changes hands.
+        claim: id of the claim that acquired it.
+        holder: the process; None if the lease was given back.
+        settled: True if everything that the last holder began has ended.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Lease:
     settled: bool
 
     def is_held(self, now: datetime) -> bool:
-        """Whether nobody else may take it."""
+        """True if no other process may take the lease."""
         return self.holder is not None and now < self.expires_at
 
     def __str__(self) -> str:
@@ -76,66 +76,65 @@ class Lease:
         return Holder(self.holder or "", self.doing, self.acquired_at)
 
     def refusal(self, settings: Settings) -> ClaimedError:
-        """What is told to one that wants it, too."""
+        """Returns the error for another process that wants the lease."""
         fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
         return claimed_error(settings, self._holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
-    """`ops.leases`.
+    """The table `ops.leases`.
 
     Attributes:
-        identifier: what SQL calls it.
+        identifier: its name in SQL.
     """
 
     identifier: str
 
     def read(self, name: str) -> Lease | None:
-        """The row of this name, as it is now."""
+        """Returns the current row of this name; None if there is none."""
 
     def write(self, lease: Lease) -> bool:
-        """Makes it the row of its name, if its number is greater than that of every row of this name before.
+        """Replaces the row of the lease's name, if the lease's number is higher than that of every earlier row.
 
         Returns:
-            False if it is not the row: another has its number already, or another commit was in the way.
+            False if the row was not replaced: another process used the number first, or another commit conflicted.
         """
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment by two clocks: one can be set, the other stands still while the machine sleeps."""
+    """A moment on two clocks: the wall clock, which can be set, and the monotonic one, which may stop in standby."""
 
     wall: datetime
     steady: float
 
     @classmethod
     def now(cls) -> Moment:
-        """This one."""
+        """Returns the present moment."""
         return cls(datetime.now(UTC), time.monotonic())
 
     def longest_since(self, before: Moment) -> timedelta:
-        """How long it is ago, by the clock by which it is longer."""
+        """Returns the time since another moment, by the clock that shows more."""
         return max(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
     def shortest_since(self, before: Moment) -> timedelta:
-        """As `since`, by the clock by which it is shorter."""
+        """Returns the time since another moment, by the clock that shows less."""
         return min(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
     def at_wall(self, wall: datetime) -> Moment:
-        """The moment at which the clock that can be set showed this, if both have gone alike since."""
+        """Returns the moment at which the wall clock showed this time, if both clocks have run equally since."""
         return Moment(wall, self.steady - (self.wall - wall).total_seconds())
 
 
 class Claim:
-    """A lease that this process has, or had.
+    """A lease that this process holds or held.
 
     Args:
-        doing: what it does under it, as in "runs silver".
-        clock: tells the moment.
+        doing: what the process does with it, as in "runs silver".
+        clock: returns the present moment.
 
     Attributes:
-        overtook: whether the holder before may yet commit something: it has not given the lease back, or not after a
-            normal end.
+        took_over: True if the holder before may still commit something, because it did not end normally.
     """
 
     def __init__(
@@ -150,14 +149,14 @@ class Claim:
 
     @property
     def token(self) -> int:
-        """Greater than that of every holder before."""
+        """The fencing token: higher than that of every earlier holder."""
         return self._lease.token
 
     def require(self) -> None:
-        """Returns if the lease is this process's own, for long enough to commit what is at hand.
+        """Checks that this process holds the lease long enough for the pending commit.
 
         Raises:
-            ClaimedError: another has taken it over; from then on always.
+            ClaimedError: another process has taken the lease over; every later call raises it, too.
         """
         if self._lost is not None:
             raise self._lost
@@ -165,10 +164,10 @@ class Claim:
             self.renew()
 
     def renew(self) -> None:
-        """Begins the lease anew, if nobody has taken it over.
+        """Extends the lease, unless another process has taken it over.
 
         Raises:
-            ClaimedError: somebody has.
+            ClaimedError: another process has taken it over.
         """
         with self._lock:
             for _ in range(_ATTEMPTS):
@@ -181,13 +180,17 @@ class Claim:
                 if found.renewed_at == begun.wall:
                     self._renewed = begun
                     return
-        raise LakeError(f"{self.name}: its lease could not be renewed, since others change {LEASES}: run it again")
+        raise LakeError(
+            f"{self.name}: its lease could not be renewed",
+            why=f"Other processes change {LEASES} at the same time",
+            fix="Run the command again",
+        )
 
     def release(self, *, settled: bool = True) -> None:
         """Gives the lease back, unless it is lost.
 
         Args:
-            settled: whether all that was begun under it has ended.
+            settled: True if everything that was begun under it has ended.
         """
         with self._lock:
             for _ in range(_ATTEMPTS):
@@ -221,10 +224,13 @@ class Claim:
                 if before is not None and before.holder is not None:
                     _warn_taken_over(before)
                 return begun, found
-        raise ClaimedError(f"{self.name}: several processes try to have it in {self._settings.place}: run it again")
+        raise ClaimedError(
+            f"{self.name}: several processes try to claim it in {self._settings.place}",
+            fix="Run the command again",
+        )
 
     def _write(self, before: Lease, **changed: object) -> Lease | None:
-        """Changes the row that was found before; returns the row as it is then, whoever has changed it."""
+        """Changes the row `before`. Returns the row as it is afterwards, also if another process changed it."""
         wanted = _changed(before, **changed)
         return wanted if self._table.write(wanted) else self._table.read(self.name)
 
@@ -234,13 +240,13 @@ class Claim:
         else:
             then = f"another process {found.doing} now ({found})"
         return ClaimedError(
-            f"{self.name}: this process did not renew its lease before {_utc_text(self._lease.expires_at)}, and "
-            f"{then}: nothing more is written here; what was committed stays, and is gone on from there"
+            f"{self.name}: this process did not renew its lease before {_utc_text(self._lease.expires_at)}, and {then}",
+            why="This process writes nothing more. What it has committed stays, and the other process continues",
         )
 
 
 def _changed(before: Lease, **changed: object) -> Lease:
-    """The row as its next change makes it."""
+    """Returns the row after its next change."""
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
 
@@ -255,7 +261,7 @@ def _warn_taken_over(before: Lease) -> None:
     )  # fmt: skip
 
 
-# What this process holds, by the table: whatever it writes in that place is written under all of it.
+# Claims of this process by lease table. Every write in that place requires all of them.
 _HELD: dict[str, list[Claim]] = {}
 
 
@@ -263,13 +269,14 @@ _HELD: dict[str, list[Claim]] = {}
 def hold_lease(
     settings: Settings, table: LeaseTable, name: str, doing: str, on_takeover: Callable[[int], None] = lambda _: None
 ) -> Iterator[None]:
-    """Claims a lease, and keeps it until the block is left.
+    """Claims a lease and keeps it renewed until the block ends.
 
     Args:
-        on_takeover: called with the claim's token, before the block, if the holder before may yet commit something.
+        on_takeover: called with the claim's token before the block, if the holder before may still commit something.
 
     Raises:
-        ClaimedError: another process has it; or has taken it over, which explains what else failed in the block.
+        ClaimedError: another process has the lease. If it was taken over during the block, this replaces the block's
+            error.
     """
     claim, done = Claim(settings, table, name, doing), threading.Event()
     keeper = threading.Thread(target=_keep, args=(claim, done), name=f"lease-{name}", daemon=True)
@@ -293,7 +300,7 @@ def hold_lease(
 
 
 def _keep(claim: Claim, done: threading.Event) -> None:
-    """Renews the lease; what fails is tried again, and in the end a commit asks for itself."""
+    """Renews the lease regularly. After an error it tries again; commits check the lease themselves."""
     while not done.wait(LENGTH.total_seconds() / _RENEWED):
         try:
             claim.renew()
@@ -311,7 +318,7 @@ def _release(claim: Claim, *, settled: bool) -> None:
 
 
 def _require_if_known(claim: Claim) -> None:
-    """As `require`, where something has failed already, perhaps what would have to be asked."""
+    """Raises if the lease is known to be lost. Other errors are ignored: the lease table itself may have failed."""
     try:
         claim.require()
     except ClaimedError:
@@ -321,18 +328,18 @@ def _require_if_known(claim: Claim) -> None:
 
 
 def require_leases(table: str) -> None:
-    """Returns if all that this process has claimed by a table of leases is its own still.
+    """Checks that this process still holds everything that it claimed in a lease table.
 
     Args:
-        table: what SQL calls it.
+        table: the table's name in SQL.
 
     Raises:
-        ClaimedError: another process has taken over some of it.
+        ClaimedError: another process has taken over a claim.
     """
     for claim in tuple(_HELD.get(table, ())):
         claim.require()
 
 
 def token_of(table: str, name: str) -> int:
-    """The token of what this process has claimed so; 0 without."""
+    """Returns the fencing token of this process's claim of that name; 0 if it has none."""
     return next((claim.token for claim in _HELD.get(table, ()) if claim.name == name), 0)

@@ -1,7 +1,7 @@
-"""What a start remembers of a catalog's tables. It asks a dozen questions about the same few, each some Spark jobs.
+"""Caches what a start reads of a catalog's tables: it asks many questions about the same tables, each some Spark jobs.
 
-Nothing outlives the block in which it is remembered, or a commit to the table by this process. What another process
-commits meanwhile is as if it came just after the start.
+The cache lasts until the block ends, and for each table until this process commits to it. A commit by another process
+meanwhile counts as if it came just after the start.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
     from sessionlake.protocol.types import Row
 
-# The tables whose rows are remembered: small, or asked for again and again with the same condition.
+# Tables whose rows are cached: they are small, or read repeatedly with the same condition.
 _CACHED_TABLES = frozenset({LEDGER, POSITIONS, TOPICS, ERASURES, RETAINED, DECISIONS})
-# Up to so many bytes, all rows of a table are read at the first question.
+# Up to this size, the first question reads all rows of a table.
 _SMALL_BYTES = 2 << 20
 
 
 @dataclass
 class CachedTable:
-    """What is remembered of one table that exists.
+    """What is cached of one existing table.
 
     Attributes:
-        properties: None before they are asked for.
-        rows: all columns of the rows that meet conditions, and how many rows the table has, if that was asked.
-        is_small: whether all rows may be remembered; None before they are asked for.
-        commits: number of commits to the table by this process meanwhile: what was read before one is not kept.
+        properties: None until they are read.
+        rows: for each set of conditions, the matching rows with all columns, and the table's row count if it was read.
+        is_small: True if all rows are cached; None until they are read.
+        commits: number of commits by this process since caching began. Rows read before a commit are not cached.
     """
 
     properties: dict[str, str] | None = None
@@ -54,22 +54,22 @@ class CachedTable:
     commits: int = 0
 
     def forget_rows(self) -> None:
-        """Drops the rows: the table has other ones now."""
+        """Drops the rows after a commit to the table."""
         self.commits += 1
         self.rows, self.is_small = [], None
 
 
 TableCache = dict[str, CachedTable]
-"""By the table's name in SQL."""
+"""Cached tables by their names in SQL."""
 
 _here: ContextVar[TableCache | None] = ContextVar("memory", default=None)
 _all: dict[int, TableCache] = {}
-"""Those of all threads, by `id`: two may be equal."""
+"""The caches of all threads by `id`, since two of them may be equal."""
 
 
 @contextmanager
 def cache_tables() -> Iterator[None]:
-    """Remembers until the block is left, in this thread; inside another such block, until that one is."""
+    """Caches tables in this thread until the outermost such block ends."""
     if _here.get() is not None:
         yield
         return
@@ -84,38 +84,38 @@ def cache_tables() -> Iterator[None]:
 
 
 def cached_table(identifier: str) -> CachedTable | None:
-    """What is remembered of a table; None if nothing is, or it is not known to be there."""
+    """Returns what is cached of a table; None if nothing is."""
     memory = _here.get()
     return None if memory is None else memory.get(identifier)
 
 
 def note_exists(identifier: str) -> None:
-    """Remembers that a table is there, if anything is remembered now."""
+    """Caches that a table exists, if this thread caches now."""
     memory = _here.get()
     if memory is not None:
         memory.setdefault(identifier, CachedTable())
 
 
 def drop_rows(identifier: str) -> None:
-    """Drops the rows of a table that was committed to, by whichever thread."""
+    """Drops a table's rows from all threads' caches after a commit to it."""
     for memory in tuple(_all.values()):
         if (known := memory.get(identifier)) is not None:
             known.forget_rows()
 
 
 def drop_table(identifier: str) -> None:
-    """Drops all that is remembered of a table."""
+    """Drops a table from all threads' caches."""
     for memory in tuple(_all.values()):
         memory.pop(identifier, None)
 
 
 class CachingReader(TableReader):
-    """Reads tables, those that are small once, while anything is remembered.
+    """Reads tables, and answers from the cache where possible.
 
     Args:
-        asked: reads what is not remembered.
-        identifier: gives a table's name in SQL.
-        surely_empty: says that a table has no rows, if that is known without reading.
+        asked: reads what is not cached.
+        identifier: returns a table's name in SQL.
+        surely_empty: returns True if a table is known to be empty without reading it.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class CachingReader(TableReader):
         return self._source.files(table, *conditions)
 
     def count(self, table: str) -> int:
-        whole = self._cached_rows(table, ())
-        return self._source.count(table) if whole is None else whole.num_rows
+        all_rows = self._cached_rows(table, ())
+        return self._source.count(table) if all_rows is None else all_rows.num_rows
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
@@ -171,21 +171,21 @@ class CachingReader(TableReader):
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        whole, known = self._cached_rows(table, ()), self._cached_table(table)
-        if whole is not None:
-            found, rows = _filtered(whole, conditions), whole.num_rows
+        all_rows, known = self._cached_rows(table, ()), self._cached_table(table)
+        if all_rows is not None:
+            found, rows = _filtered(all_rows, conditions), all_rows.num_rows
         elif known is None:
             return self._source.read_with_count(table, *conditions, columns=columns)
         else:
-            told = next(((held, n) for asked, held, n in known.rows if asked == conditions and n is not None), None)
+            cached = next(((held, n) for asked, held, n in known.rows if asked == conditions and n is not None), None)
             commits = known.commits
-            found, rows = told or self._source.read_with_count(table, *conditions)
-            if told is None and found.nbytes <= _SMALL_BYTES and commits == known.commits:
+            found, rows = cached or self._source.read_with_count(table, *conditions)
+            if cached is None and found.nbytes <= _SMALL_BYTES and commits == known.commits:
                 known.rows.append((conditions, found, rows))
         return (found if columns is None else found.select(list(columns))), rows
 
     def _reader_for(self, table: str, conditions: Sequence[Condition]) -> TableReader:
-        """What answers a question about rows that meet these conditions."""
+        """Returns the reader that answers a question about rows that meet these conditions."""
         held = self._cached_rows(table, conditions)
         return self._source if held is None else _RowsReader(self._source, held)
 
@@ -193,18 +193,18 @@ class CachingReader(TableReader):
         return cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
 
     def _cached_rows(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
-        """The rows that meet these conditions, and perhaps others; None if they are to be asked for."""
+        """Returns rows that include all that meet these conditions; None if they must be read."""
         known = self._cached_table(table)
         if known is None:
             return None
         if known.is_small is None:
             commits = known.commits
-            whole = self.schema(table).empty_table() if self._is_known_empty(table) else self._read(table, ())
+            all_rows = self.schema(table).empty_table() if self._is_known_empty(table) else self._read(table, ())
             if commits != known.commits:
-                return whole
-            known.is_small = whole is not None
-            if whole is not None:
-                known.rows = [((), whole, whole.num_rows)]
+                return all_rows
+            known.is_small = all_rows is not None
+            if all_rows is not None:
+                known.rows = [((), all_rows, all_rows.num_rows)]
         wanted = () if known.is_small else tuple(conditions)
         held = next((rows for asked, rows, _ in known.rows if asked == wanted), None)
         if held is None and wanted:
@@ -221,7 +221,7 @@ class CachingReader(TableReader):
 
 
 class _RowsReader(TableReader):
-    """Answers questions about one table, out of rows that are in memory."""
+    """Answers questions about one table from rows in memory."""
 
     def __init__(self, asked: TableReader, rows: pa.Table) -> None:
         self._source, self._rows = asked, rows

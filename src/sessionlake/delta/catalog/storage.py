@@ -1,4 +1,4 @@
-"""Tables as entries of a catalog, Unity Catalog or any that Spark knows: done by Spark, with three-level names."""
+"""Tables in a catalog (Unity Catalog, or any that Spark knows), read and written by Spark."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 
-# OPTIMIZE has something to do if there are so many files, and more than this times what full ones would be.
+# OPTIMIZE runs if a table has at least this many files, and more than this factor times the number of full files.
 _MANY_FILES = 50
 _WASTE = 2
 _FULL_BYTES = 128 << 20
@@ -58,9 +58,9 @@ _VACUUMS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     "spark.databricks.delta.vacuum.logging.enabled": "true",
 }
-# Delta's versions are longs.
+# The highest possible Delta version, which no table has.
 _NO_VERSION = 2**63 - 1
-# Of two processes that create a table at once, one fails, perhaps before the other's is there.
+# If two processes create a table at once, one fails, perhaps before the other's table is visible.
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
 
@@ -80,7 +80,7 @@ class CatalogStorage(Storage):
     )
     needs_spark = True
     functions_persist = True
-    log_properties: Mapping[str, str] = {}  # the platform's own matter
+    log_properties: Mapping[str, str] = {}  # the platform removes logs
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -90,7 +90,7 @@ class CatalogStorage(Storage):
         schema, name = table.split(".")
         return f"{self._schema(schema)}.{quote(name)}"
 
-    sql_name = identifier  # a schema may have a name of its own, and the catalog others'
+    sql_name = identifier  # the configuration may rename schemas, and other catalogs may have the same ones
 
     def _schema(self, schema: str) -> str:
         return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.name_of(schema))}"
@@ -99,16 +99,16 @@ class CatalogStorage(Storage):
         return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
 
     def prepare_view(self, spark: SparkSession, name: str) -> str:
-        """The view's three-level name: its schema is there, since gold's tables are in it."""
+        """Returns the view's three-level name. Its schema exists, since gold's tables are in it."""
         del spark
         return self.identifier(name)
 
     def require_writable(self) -> None:
-        """Checks nothing: the catalog's own grants decide."""
+        """Checks nothing: the catalog's grants decide."""
 
     @contextmanager
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
-        """Claims by a lease. Delta skips what an earlier holder that has not ended in order may yet commit."""
+        """Claims by a lease. Delta skips what an earlier holder that did not end normally may still commit."""
         session = _required(spark, self._settings)
         written = (
             *WRITTEN_OUTSIDE_BATCHES.get(name, ()),
@@ -133,7 +133,7 @@ class CatalogStorage(Storage):
         return token_of(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
-        """Settings with schemas beside the lake's."""
+        """Returns settings whose schemas have the suffix `_rebuild`."""
         schemas = self._settings.schemas
         beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
         return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
@@ -166,14 +166,14 @@ class CatalogStorage(Storage):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """Reads SHOW TBLPROPERTIES: DESCRIBE DETAIL, which tells of files as well, costs a Spark job."""
+        """Reads SHOW TBLPROPERTIES. DESCRIBE DETAIL would cost a Spark job, since it also describes files."""
         known = memory.cached_table(self.identifier(table))
         found = None if known is None else known.properties
         if found is None:
             session = _required(spark, self._settings)
             with interpreted(session):
-                told = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
-            found = {row["key"]: row["value"] for row in told}
+                rows = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
+            found = {row["key"]: row["value"] for row in rows}
             if known is not None:
                 known.properties = found
         return dict(found)
@@ -185,7 +185,7 @@ class CatalogStorage(Storage):
             known.properties[key] = value
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        """Creates the table; returns as well if another process has created it meanwhile."""
+        """Creates the table. Also succeeds if another process creates it at the same time."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 self._create(spark, table, schema)
@@ -213,7 +213,7 @@ class CatalogStorage(Storage):
         spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Sets the session's catalog: two-level names are those of its schemas."""
+        """Sets the session's catalog, so that two-level names are found in it."""
         del tables
         spark.catalog.setCurrentCatalog(str(self._settings.catalog))
 
@@ -223,7 +223,7 @@ class CatalogStorage(Storage):
         return DeltaTable.forName(spark, self.identifier(table))
 
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Always empty: files of a catalog cannot be seen."""
+        """Always empty: a catalog's files cannot be listed."""
         del spark, table
         return []
 
@@ -239,7 +239,7 @@ class CatalogStorage(Storage):
         return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
-        """Asks for a version that no table has: Delta's error names the latest, and no Spark job is run."""
+        """Reads a version that no table has. Delta's error names the latest version without a Spark job."""
         from pyspark.errors import PySparkException
 
         session = _required(spark, self._settings)
@@ -250,7 +250,7 @@ class CatalogStorage(Storage):
             if error.getCondition() != "DELTA_VERSION_NOT_FOUND" or latest is None:
                 raise
             return int(latest)
-        return self.last_commit(session, table).version  # where a session asks Delta for nothing before rows are read
+        return self.last_commit(session, table).version  # some sessions ask Delta only when rows are read
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         session = _required(spark, self._settings)
@@ -260,8 +260,8 @@ class CatalogStorage(Storage):
         return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
-        told = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
-        return None if told is None or told["createdAt"] is None else told["createdAt"].astimezone(UTC)
+        detail = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
+        return None if detail is None or detail["createdAt"] is None else detail["createdAt"].astimezone(UTC)
 
     # -- reading
 
@@ -281,7 +281,7 @@ class CatalogStorage(Storage):
         return stage_with_spark(self, _required(spark, self._settings), table, rows)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends by Spark's writer, which reads the rows once."""
+        """Appends with Spark's writer, which computes the rows once."""
         StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
@@ -303,14 +303,14 @@ class CatalogStorage(Storage):
 
     @contextmanager
     def commit_lock(self, table: str) -> Iterator[None]:
-        """Holds nobody off: commits to a catalog's tables see each other."""
+        """Excludes no one: the catalog detects conflicting commits."""
         try:
             yield
         finally:
             memory.drop_rows(self.identifier(table))
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        """Runs OPTIMIZE if there are many small files; the platform decides which files it merges."""
+        """Runs OPTIMIZE if there are many small files. The platform decides which files it merges."""
         before, size = self._files(spark, table)
         if before < _MANY_FILES or before < _WASTE * size / _FULL_BYTES:
             return None
@@ -331,12 +331,12 @@ class CatalogStorage(Storage):
 
     def purge_vectors(self, table: str) -> int:
         raise UsageError(
-            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}, whose platform does that: run "
-            f"`ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL"
+            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}, whose platform does this",
+            fix=f"Run `ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL",
         )
 
     def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
-        """Runs VACUUM for all files that the latest version does not name; the platform removes log entries."""
+        """Runs VACUUM for all files that the latest version does not name. The platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
         with conf(spark, _VACUUMS):
@@ -344,7 +344,7 @@ class CatalogStorage(Storage):
         return self._vacuumed(spark, table)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
-        """True once a day: only VACUUM itself tells what it has to do."""
+        """True if the last VACUUM is a day ago: only VACUUM itself knows what it can remove."""
         del kept
         if table not in self._vacuums:
             last = last_vacuum(self.delta(spark, table))
@@ -354,8 +354,8 @@ class CatalogStorage(Storage):
     def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
         """Runs VACUUM; the platform removes log entries.
 
-        How long files stay is the table's property: VACUUM goes by that, whatever it is told, and so does whoever else
-        vacuums the table.
+        A table property says how long files stay. VACUUM obeys it whatever its arguments say, and so do other programs
+        that vacuum the table.
         """
         span = file_retention(self.delta(spark, table), table, kept)
         self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
@@ -366,16 +366,18 @@ class CatalogStorage(Storage):
     def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
         last = last_vacuum(self.delta(spark, table))
         self._vacuums[table] = datetime.now(UTC)
-        told = {} if last is None else last["operationMetrics"]
-        return Vacuumed(int(told.get("numFilesToDelete", 0)), int(told.get("sizeOfDataToDelete", 0)))
+        metrics = {} if last is None else last["operationMetrics"]
+        return Vacuumed(int(metrics.get("numFilesToDelete", 0)), int(metrics.get("sizeOfDataToDelete", 0)))
 
     def _files(self, spark: SparkSession, table: str) -> tuple[int, int]:
-        """How many files a table has, and their bytes."""
+        """Returns how many files a table has, and their bytes."""
         row = self.delta(spark, table).detail().select("numFiles", "sizeInBytes").first()
         return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
 
 
 def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:
     if spark is None:
-        raise LakeError(f"the tables of catalog {settings.catalog} are read by Spark: pass the session")
+        raise LakeError(
+            f"The tables of catalog {settings.catalog} can only be read by Spark", fix="Pass the Spark session"
+        )
     return spark

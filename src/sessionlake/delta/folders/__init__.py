@@ -1,7 +1,10 @@
-"""Delta tables in folders of a local disk, read and written without Spark. Callers pass folders, rows and conditions.
+"""Delta tables in folders of a local disk, read and written without Spark.
 
-- `table_files.opened` opens a version of a table; `reader` reads rows, `history` what the log tells of commits.
-- `writable` is the gate: only what it returns can be committed to. `obstacle` says why a table is left to Spark.
-- `staging` appends rows and replaces them, `marked_merge` merges, `removal` removes and rewrites rows.
-- `compaction` merges small files, `upkeep` removes files and log entries that nobody needs.
+Callers pass folders, rows and conditions. The package knows neither settings nor the lake's tables.
+
+- `table_files.open_table` opens a version of a table. `reader` reads rows, and `history` reads commits from the log.
+- `writable` is the gate before every commit: only what `open_writable` returns can be committed to. `spark_only_reason`
+  says why a table is left to Spark.
+- `staging` appends and replaces rows, `marked_merge` merges them, `removal` removes and erases them.
+- `compaction` merges small files. `upkeep` removes files and log entries that nobody needs.
 """

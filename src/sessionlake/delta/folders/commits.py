@@ -1,7 +1,7 @@
-"""What stands around a commit: its files on the disk before it, and behind it what spares readers work.
+"""Work before and after a commit: syncing files to disk before it, and checksum and checkpoint after it.
 
-A power cut leaves no version without its contents. What fails behind a commit neither undoes it nor passes for it: it
-is done behind the next one.
+A power cut never leaves a version without its files. If work after a commit fails, the commit stays valid, and the next
+commit makes up for it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def sync(*paths: Path) -> None:
-    """Returns when the content of files, and the names in folders, are on the disk.
+    """Waits until the contents of files, and the names in folders, are on the disk.
 
     Raises:
-        OSError: the disk did not take them.
+        OSError: the disk failed.
     """
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
@@ -39,10 +39,10 @@ def sync(*paths: Path) -> None:
 
 
 def sync_files(folder: Path, files: Iterable[Path]) -> None:
-    """Returns when new files are on the disk with their names: each file and each folder once.
+    """Waits until new files and their names are on the disk. Syncs each file and each folder once.
 
     Args:
-        folder: a table's, in which the files are, or in folders of it.
+        folder: the table's, which contains the files directly or in subfolders.
     """
     new = [*files]
     if new:
@@ -50,7 +50,7 @@ def sync_files(folder: Path, files: Iterable[Path]) -> None:
 
 
 def sync_created(folder: Path) -> None:
-    """Returns when a new table is on the disk: its first version, and the folders down to it, of schema and warehouse.
+    """Waits until a new table is on the disk: its first version, and the folders of table, schema and warehouse.
 
     Args:
         folder: the table's.
@@ -60,11 +60,11 @@ def sync_created(folder: Path) -> None:
 
 
 def finish_commit(delta: DeltaTable, version: int) -> None:
-    """Notes what spares readers work behind a commit: its checksum, and the log put together, if that is due.
+    """Writes the checksum of a committed version, and the log's checkpoint if one is due.
 
     Args:
-        delta: the table, at this version or a little before.
-        version: of the latest commit.
+        delta: the table, at this version or shortly before.
+        version: the latest commit's.
     """
     folder = folder_of(delta)
     write_checksum(folder, version)
@@ -78,7 +78,7 @@ def finish_commit(delta: DeltaTable, version: int) -> None:
 
 
 def write_checkpoint(delta: DeltaTable) -> None:
-    """Writes the checkpoint of the table's version, and returns when it is on the disk."""
+    """Writes the log's checkpoint for the table's version, and waits until it is on the disk."""
     delta.create_checkpoint()
     log = folder_of(delta) / "_delta_log"
     written = (log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint")
@@ -86,7 +86,7 @@ def write_checkpoint(delta: DeltaTable) -> None:
 
 
 def _last_checkpoint(folder: Path) -> int:
-    """The version that Delta's readers begin at; -1 if there is none, or none that can be told."""
+    """Returns the version of the last checkpoint; -1 if there is none, or it cannot be read."""
     try:
         return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -94,13 +94,13 @@ def _last_checkpoint(folder: Path) -> int:
 
 
 def discard_uncommitted(folder: Path, paths: Iterable[str], after: int | None) -> None:
-    """Removes files that no version of the table names: a commit that has failed may be there all the same.
+    """Removes files that no version of the table names. A commit that seemed to fail may have named them.
 
-    Where that cannot be told, they stay until VACUUM takes what no version names.
+    If the log cannot be read, they stay until VACUUM removes them.
 
     Args:
-        paths: within the folder.
-        after: the version that the table had before their commit was tried; None if it was not.
+        paths: relative to the folder.
+        after: the table's version before the commit was tried; None if it was not tried.
     """
     from deltalake.exceptions import DeltaError
 

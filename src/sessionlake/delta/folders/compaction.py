@@ -1,11 +1,10 @@
-"""Merges small files, which keeps a table's folder small.
+"""Merges small files of a table.
 
-Tables that rows are only appended to are merged here, without Spark: files with their neighbours in the order in which
-they came, which is kept. OPTIMIZE would put what it has merged at the end, and a stream's first read of a table goes in
-that order.
+Append-only tables are merged here without Spark. Only files next to each other in arrival order are merged, so that the
+order is kept: a stream's first read uses it, and OPTIMIZE would move merged rows to the end.
 
-Files are of tiers by their size, and a tier is merged when it has many of them, into files that are mostly of the next.
-So a byte is written once more a tier, and not each time that a table grows: see the test of what that comes to.
+Files belong to tiers by their size. When a tier has many files, they are merged into files that mostly belong to the
+next tier. So each byte is rewritten about once per tier, and not each time that the table grows.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from sessionlake.spark.interpreted import conf
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# An append takes milliseconds: whoever loses so often meets something else.
+# An append takes milliseconds, so this many conflicts in a row have another cause.
 _ATTEMPTS = 20
 ROW_GROUP = 1 << 20
-"""Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
+"""Bytes of a row group of a table that is merged into. Replacing a row reads its whole row group."""
 _BOUNDS = (1 << 20, 16 << 20, 128 << 20)
-# How many files of a tier are merged at once; those of the first may be a few kilobytes each.
+# Number of files of each tier that are merged at once. Those of the first tier may have a few kilobytes each.
 _ENOUGH = (50, 16, 16)
-# Of files that a larger one has come after, fewer: no more will join them, so that they are merged once.
+# Fewer files are enough if a larger one came after them: no further files will join them, so they are merged once.
 _ENOUGH_CLOSED = 8
 LARGEST = 256 << 20
-"""Bytes that are merged at once; files from half of it on are left as they are."""
+"""Largest number of bytes merged at once. Files of half this size or more stay as they are."""
 
 
 @dataclass(frozen=True)
 class LiveFile:
-    """A file of a table's present version.
+    """A file of a table's latest version.
 
     Attributes:
-        path: within the table's folder.
+        path: relative to the table's folder.
         size: in bytes.
-        modified: when it came to the table, in ms since the epoch: a stream's first read goes in this order.
+        modified: when it was added, in milliseconds since the epoch. A stream's first read uses this order.
     """
 
     path: str
@@ -63,15 +62,15 @@ class LiveFile:
 
 
 def size_to_merge_below(sizes: Sequence[int]) -> int | None:
-    """The size below which files should be merged, if there are enough of them of one tier."""
+    """Returns the size below which files should be merged; None if no tier has enough files."""
     tiers = [_tier(size) for size in sizes]
     return next((bound for n, bound in enumerate(_BOUNDS) if tiers.count(n) >= _ENOUGH[n]), None)
 
 
 def find_mergeable_run(files: Sequence[LiveFile]) -> list[LiveFile]:
-    """Files that should be merged into one, and stand next to each other in the order in which they came.
+    """Returns files that should be merged into one and are adjacent in arrival order; empty if there are none.
 
-    A file that takes their place, as modified when the last of them was, then leaves that order as it is.
+    The merged file gets the time of the last of them, which keeps the order.
     """
     ordered = sorted(files, key=lambda file: (file.modified, file.path))
     for tier, enough in enumerate(_ENOUGH):
@@ -83,7 +82,7 @@ def find_mergeable_run(files: Sequence[LiveFile]) -> list[LiveFile]:
 
 
 def _runs(files: Sequence[LiveFile], tier: int) -> Iterator[list[LiveFile]]:
-    """The longest runs of files that are of the tier or of smaller ones; what came at once is not parted."""
+    """Yields the longest runs of files of this tier or smaller ones. Files with the same time stay together."""
     together = (list(group) for _, group in groupby(files, key=lambda file: file.modified))
     for small, groups in groupby(together, key=lambda group: all(_tier(file.size) <= tier for file in group)):
         if small:
@@ -91,7 +90,7 @@ def _runs(files: Sequence[LiveFile], tier: int) -> Iterator[list[LiveFile]]:
 
 
 def _cut(run: Sequence[LiveFile]) -> list[LiveFile]:
-    """As much of it, from its beginning, as fits into one file."""
+    """Returns as many files from the start of the run as fit into one file."""
     taken: list[LiveFile] = []
     for _, group in groupby(run, key=lambda file: file.modified):
         added = [*taken, *group]
@@ -106,7 +105,7 @@ def _tier(size: int) -> int:
 
 
 def compact(spark: SparkSession, folder: Path) -> Compacted | None:
-    """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
+    """Merges small files if there are many; None if there are few, or if other commits removed them."""
     delta = open_table(folder)
     if spark_only_reason(delta) is None:
         if not commit_corrected_stats(open_writable(delta)):
@@ -127,9 +126,9 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
 
 
 def _optimizing(bound: int) -> dict[str, str]:
-    """What makes OPTIMIZE merge the files below this size, and leave alone those that are clustered already.
+    """Returns settings with which OPTIMIZE merges only files below this size, and no clustered ones.
 
-    By its defaults it writes a table of less than 100 GB anew whenever a file has come.
+    By default it rewrites a table of less than 100 GB whenever a file was added.
     """
     clustering = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize"
     return {
@@ -143,7 +142,7 @@ def _optimizing(bound: int) -> dict[str, str]:
 
 
 def _merge_run(table: Writable) -> Compacted | None:
-    """Makes one file of small ones that are next to each other."""
+    """Merges adjacent small files into one."""
     folder, files = table.folder, {file.add["path"]: file for file in table.files}
     known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
     run = find_mergeable_run([*known])
@@ -162,10 +161,10 @@ def _merge_run(table: Writable) -> Compacted | None:
 def replace_files(
     table: Writable, former: Sequence[TableFile], files: Sequence[TimedFile], operation: str, *, changes: bool
 ) -> bool:
-    """Commits files in the place of others, whatever is appended meanwhile: see `commit_replacement`.
+    """Commits files in place of others, even if rows are appended at the same time.
 
     Returns:
-        False if any of these is no part of the table any more; the new ones are gone then, too.
+        False if one of the replaced files is no longer part of the table. The new files are removed then.
     """
     before, done = table.version, False
     try:

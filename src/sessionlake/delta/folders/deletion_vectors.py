@@ -1,8 +1,9 @@
-"""Deletion vectors: which rows of a file are gone, as Delta's protocol stores it (section "Deletion Vectors").
+"""Reads and writes deletion vectors, which say which rows of a file are deleted (Delta's protocol, "Deletion Vectors").
 
-A file of them begins with a byte for the format; each vector is its length, its bytes and their CRC-32. The bytes are
-a magic number and a "RoaringBitmapArray": 32-bit roaring bitmaps of the portable format, by the high half of the row's
-number. https://github.com/delta-io/delta/blob/master/PROTOCOL.md, https://github.com/RoaringBitmap/RoaringFormatSpec
+A file of vectors starts with a byte for the format. Each vector is its length, its bytes and their CRC-32. The bytes
+are a magic number and a "RoaringBitmapArray": 32-bit roaring bitmaps in the portable format, ordered by the high half
+of the row number. https://github.com/delta-io/delta/blob/master/PROTOCOL.md,
+https://github.com/RoaringBitmap/RoaringFormatSpec
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[st
     """Writes vectors to one file.
 
     Args:
-        folder: of the table.
-        vectors: of each, numbers of rows, rising, each once.
+        folder: the table's.
+        vectors: for each file, the numbers of its deleted rows, ascending and distinct.
 
     Returns:
-        How the log names each, and the file.
+        For each vector, the fields by which the log names it; and the file.
     """
     name, stored, named = uuid.uuid4(), bytearray(_VERSION), list[dict[str, Any]]()
     for rows in vectors:
@@ -51,10 +52,10 @@ def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[st
 
 
 def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
-    """The rows of a vector as `write_vectors` writes it; None if it is of another form, or not whole.
+    """Returns the rows of a vector in the form that `write_vectors` writes; None if it has another form or is damaged.
 
     Args:
-        named: how the log names it.
+        named: the fields by which the log names it.
     """
     path = vector_file(folder, named)
     if path is None:
@@ -63,28 +64,24 @@ def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
         file.seek(named.get("offset") or 0)
         length, content = file.read(4), file.read(named["sizeInBytes"])
         check = file.read(4)
-    whole = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
-    return _rows(content) if whole and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
+    is_intact = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
+    return _rows(content) if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
 
 
 def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
-    """The file that has a vector; None if the log itself has it.
-
-    Args:
-        folder: of the table.
-    """
-    kind, told = named["storageType"], named["pathOrInlineDv"]
+    """Returns the file that holds a vector; None if the log itself holds it."""
+    kind, encoded = named["storageType"], named["pathOrInlineDv"]
     if kind == "p":
-        return path_of(told)
+        return path_of(encoded)
     if kind != "u":
         return None
-    below, name = told[:-_NAME], told[-_NAME:]
+    below, name = encoded[:-_NAME], encoded[-_NAME:]
     own = uuid.UUID(bytes=base64.b85decode(name.encode().translate(_FROM_Z85)))
     return folder / below / f"deletion_vector_{own}.bin"
 
 
 def _rows(content: bytes) -> Int64s | None:
-    """The numbers in the one bitmap of a vector; None if it has runs."""
+    """Returns the numbers in a vector's single bitmap; None if it has runs."""
     high, cookie, count = struct.unpack_from("<iII", content, 12)
     if cookie != _NO_RUNS:
         return None
@@ -115,7 +112,7 @@ def _bitmaps(rows: Int64s) -> bytes:
 
 
 def _bitmap(values: Int64s) -> bytes:
-    """One 32-bit roaring bitmap without runs: the containers' keys and sizes, their places, their values."""
+    """Returns one 32-bit roaring bitmap without runs: the containers' keys and sizes, their offsets, their values."""
     keys, low = values // _CONTAINER, (values % _CONTAINER).astype("<u2")
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     ends = [*starts[1:].tolist(), len(low)]
@@ -134,7 +131,7 @@ def _bits(values: Any) -> bytes:
 
 
 def _z85(content: bytes) -> str:
-    """Text of bytes, five characters for four; Python's base 85 with ZeroMQ's characters."""
+    """Returns the bytes as Z85 text, four bytes in five characters."""
     return base64.b85encode(content).translate(_TO_Z85).decode()
 
 

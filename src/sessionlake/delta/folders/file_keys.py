@@ -1,7 +1,7 @@
-"""What is known of the keys of files: read once, and kept in memory up to a limit, with the files' footers.
+"""Caches the keys of files in memory, up to a limit, with the files' footers.
 
-Files never change: a MERGE of few rows into many reads no keys, but of what is new. Of a large file whose rows have the
-beginnings of their keys in common, as those of a session do, these beginnings are kept.
+Files never change. So a MERGE of few rows into many only reads keys of new files. For a large file whose rows share all
+key columns but the last, as the rows of a session do, only these shared parts are cached.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from sessionlake.delta.folders.key_index import KeyIndex, RunIndex
 from sessionlake.delta.folders.table_files import TableFile
 
 _Name = tuple[Path, tuple[str, ...]]
-# What was asked for since so many searches is in use: it is not given up for what is new.
+# An entry used within this many searches is not evicted for a new one.
 _IN_USE = 64
-# Of a file with so many rows, the heads of keys are enough if there are so many rows to each.
+# A file with at least this many rows is cached by shared key parts, if each has many rows on average.
 _LARGE = 1 << 18
 _LONG = 16
-_PART = 1 << 21  # rows whose keys are read, and indexed, at once
+_PART = 1 << 21  # rows whose keys are read and indexed at once
 Part = tuple[int, KeyIndex | RunIndex]
-"""Where the keys of a part of a file are, and the number of its first row."""
+"""The number of a part's first row, and the index of the part's keys."""
 
 
 @dataclass
 class _Known:
-    """What is kept of a file's keys.
+    """What is cached of a file.
 
     Attributes:
-        parts: where they are.
-        size: bytes of these.
-        used: the search that used it last.
-        footer: the file's, where there is room for it.
+        parts: indexes of its keys.
+        size: their bytes.
+        used: number of the search that last used them.
+        footer: the file's footer; None if there is no room for it.
     """
 
     parts: tuple[Part, ...]
@@ -48,32 +48,32 @@ class _Known:
 
     @property
     def nbytes(self) -> int:
-        """Of memory."""
+        """Bytes of memory."""
         return self.size + (0 if self.footer is None else self.footer.nbytes)
 
 
 class FileKeys:
-    """Keeps the keys of files in memory, and their footers; also for several threads.
+    """Caches the keys and footers of files. Safe for several threads.
 
     Args:
-        most: bytes that it keeps; of what is beyond, footers are read each time, and then keys.
+        most: limit in bytes. If it is reached, footers are read again each time, and then keys.
     """
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes, self._searches = most, 0, 0
-        self._kept = OrderedDict[_Name, _Known]()  # what was not used for longest comes first
+        self._kept = OrderedDict[_Name, _Known]()  # least recently used first
         self._lock = Lock()
 
     @property
     def nbytes(self) -> int:
-        """That are kept."""
+        """Bytes that the cache holds."""
         return self._bytes
 
     def begin_search(self, files: Sequence[TableFile]) -> None:
-        """Begins a search in a table.
+        """Starts a search in a table.
 
         Args:
-            files: all of a version: what is known of others in its folder is given up.
+            files: all files of a version. Entries of other files in its folder are evicted.
         """
         there, folders = {file.path for file in files}, {file.folder for file in files}
         with self._lock:
@@ -83,7 +83,7 @@ class FileKeys:
                 self._evict(name)
 
     def parts(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
-        """The keys of a file: read, if they are not known."""
+        """Yields the indexes of a file's keys, reading the keys if they are not cached."""
         name = path, tuple(names)
         known = self._used(name)
         if known is not None:
@@ -100,7 +100,7 @@ class FileKeys:
         self._keep(name, tuple(new), size)
 
     def footer(self, path: Path, names: Sequence[str]) -> Footer:
-        """That of a file whose keys have been asked for."""
+        """Returns the footer of a file whose keys were read before."""
         name = path, tuple(names)
         known = self._used(name)
         footer = None if known is None else known.footer
@@ -128,7 +128,7 @@ class FileKeys:
                 self._bytes += size
 
     def _has_room(self, size: int, *, instead_of_footers: bool = False) -> bool:
-        """Makes room, if it can: of what is out of use, and of footers, which are soon read again."""
+        """True if there is room, after evicting unused entries and, if allowed, footers."""
         lacking, gone, without = self._bytes + size - self._most, list[_Name](), list[_Known]()
         for name, known in self._kept.items():
             if lacking <= 0:
@@ -169,7 +169,7 @@ def _read(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]
 
 
 def _together(footer: pq.FileMetaData) -> Iterator[list[int]]:
-    """Row groups that are read as one: they are small where single rows are to be found in them."""
+    """Yields groups of row groups that are read together, since tables for merging have small row groups."""
     groups, rows = list[int](), 0
     for number in range(footer.num_row_groups):
         groups.append(number)

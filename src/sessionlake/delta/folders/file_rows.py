@@ -1,4 +1,4 @@
-"""Reads rows of a table's files: all that are there, or single ones, of a file only the row groups that have any."""
+"""Reads rows of a table's files: all rows, or single ones by reading only the row groups that hold them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.protocol.types import Int64s
 
 _BATCH = 1 << 16
-_FEW = 8  # row groups that are read sooner than threads are told to
-_PARSED = 7  # bytes in memory for each byte of a footer
+_FEW = 8  # up to this many row groups, one thread is faster
+_PARSED = 7  # bytes in memory per byte of a footer
 
 
 @dataclass(frozen=True)
 class Footer:
-    """What a file says of its contents: reading it takes longer than a few rows do.
+    """A Parquet file's footer. Reading it takes longer than reading a few rows.
 
     Attributes:
-        content: the row groups, and where they are.
-        first: the first row of each, and the row behind the last.
-        listed: columns of texts that are stored as numbers into a list.
+        metadata: the row groups and their places.
+        first_rows: the first row of each row group, and the number of rows at the end.
+        dictionary_columns: text columns that are stored with a dictionary.
     """
 
     metadata: pq.FileMetaData
@@ -35,18 +35,18 @@ class Footer:
 
     @classmethod
     def of(cls, content: pq.FileMetaData) -> Footer:
-        """What is needed of a footer that was read."""
+        """Returns the footer from Parquet metadata."""
         sizes = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
         return cls(content, np.cumsum([0, *sizes]), _listed(content))
 
     @classmethod
     def read(cls, path: Path) -> Footer:
-        """That of a file."""
+        """Reads a file's footer."""
         return cls.of(pq.read_metadata(path))
 
     @property
     def nbytes(self) -> int:
-        """Of memory, about."""
+        """Approximate bytes of memory."""
         return int(_PARSED * self.metadata.serialized_size + self.first_rows.nbytes)
 
 
@@ -59,15 +59,15 @@ def _listed(content: pq.FileMetaData) -> frozenset[str]:
 
 
 def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer | None = None) -> pa.Table:
-    """Rows of a Parquet file.
+    """Reads rows of a Parquet file.
 
     Args:
-        rows: their numbers, rising.
-        columns: of which the file may lack some, as those that are younger than it.
-        footer: the file's, if it is known.
+        rows: their numbers, ascending.
+        columns: those that the file lacks, because they are newer, are left out.
+        footer: the file's; None to read it.
     """
     footer = footer or Footer.read(path)
-    texts = [name for name in columns if name in footer.dictionary_columns]  # all but the few rows are left as numbers
+    texts = [name for name in columns if name in footer.dictionary_columns]  # only the selected rows are decoded
     with (
         pa.OSFile(str(path)) as file,
         pq.ParquetFile(
@@ -97,7 +97,7 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
 
 
 def column_of(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.ChunkedArray:
-    """A column as the table has it; nulls of one that is younger than the rows' file."""
+    """Returns a column with the table's type; nulls if the rows' file is older than the column."""
     if wanted.name not in rows.column_names:
         return pa.nulls(count, wanted.type)
     column = rows[wanted.name]
@@ -105,11 +105,11 @@ def column_of(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.Chu
 
 
 def read_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of files, in that order, with the columns of a schema; nulls of one that is younger than a file."""
+    """Yields the rows of files in that order, with the columns of a schema; nulls for columns newer than a file."""
     for file in files:
         stays, place = np.ones(file.row_count, np.bool_), 0
         stays[file.deleted_rows] = False
-        # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
+        # Spark writes some times as INT96. Arrow would read them as nanoseconds, whose range is too short.
         with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as content:
             for batch in content.iter_batches(columns=schema.names):
                 kept = pa.array(stays[place : place + batch.num_rows])

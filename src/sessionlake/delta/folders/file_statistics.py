@@ -1,6 +1,6 @@
-"""What a table's log tells of a file's columns: least and greatest values, and how many are null.
+"""Statistics of a file's columns as a table's log holds them: minimum, maximum and number of nulls.
 
-Readers leave out a file by these, so a bound must hold whoever reads it. See Delta's protocol, "Per-file Statistics".
+Readers skip files by these, so a bound must be true for every reader. See Delta's protocol, "Per-file Statistics".
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
-# Longer texts are cut, to what is not above the least, and not below the greatest. Left out they must not be: of a
-# column that has values and no bounds, delta-rs' dataset takes every row for one that meets no condition on it.
+# Longer texts are shortened to lower and upper bounds. They cannot be left out: if a column has values but no bounds,
+# delta-rs' dataset treats its rows as if none met a condition.
 _LONGEST_TEXT = 256
 _LAST_CHARACTER = "\U0010ffff"
 _EPOCH = datetime.fromtimestamp(0, UTC)
-# Decimals keep all their digits, and no character is escaped that JSON does not ask for: arrow-rs decodes characters
-# from U+20000 on wrong where they are escaped.
+# Decimals keep all digits. Characters are escaped only where JSON requires it, since arrow-rs decodes escaped
+# characters from U+20000 on wrong.
 _JSON = msgspec.json.Encoder(decimal_format="number")
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB]")  # half of a character beyond U+FFFF
 
 
-def encode(told: Any) -> bytes:
-    """JSON of statistics, of a commit's action, or of a version's checksum: every reader decodes it alike."""
-    return _JSON.encode(told)
+def encode(value: Any) -> bytes:
+    """Returns JSON of statistics, actions or checksums in a form that every reader decodes alike."""
+    return _JSON.encode(value)
 
 
 def parse(stats: str | None) -> dict[str, Any]:
-    """Statistics as a commit has them; numbers with all their digits."""
+    """Returns the statistics of a commit; numbers keep all digits."""
     return json.loads(stats or "{}", parse_float=Decimal)
 
 
 def corrected_stats(stats: str | None, rows: int) -> str | None:
-    """The same statistics as every reader decodes them alike; None if they are so already.
+    """Returns statistics that every reader decodes alike; None if they are correct already.
 
-    Earlier versions escaped characters beyond U+FFFF, and wrote infinities, which are no JSON. Other writers may do so,
-    and may leave out the number of rows.
+    Earlier versions escaped characters beyond U+FFFF, and wrote infinities, which JSON does not have. Other writers may
+    do so, and may leave out the number of rows.
 
     Args:
-        stats: as the log has them.
-        rows: how many the file has.
+        stats: as in the log.
+        rows: the file's number of rows.
     """
     if not stats:
         return None
@@ -59,23 +59,23 @@ def corrected_stats(stats: str | None, rows: int) -> str | None:
 
 
 class Statistics:
-    """What a log keeps of a file's columns, gathered batch by batch.
+    """Collects a file's statistics, batch by batch.
 
     Args:
-        names: columns of which minimum, maximum and number of nulls are told.
-        schema: of the file.
+        names: columns with minimum, maximum and null count.
+        schema: the file's.
     """
 
     def __init__(self, names: Iterable[str], schema: pa.Schema) -> None:
         self._kinds = {name: schema.field(name).type for name in names}
         self._rows = 0
         self._nulls = dict.fromkeys(self._kinds, 0)
-        self._whole = True
+        self._bounds_known = True
         self._least: dict[str, Any] = {}
         self._greatest: dict[str, Any] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Counts a batch in."""
+        """Adds a batch."""
         self._rows += batch.num_rows
         for name, kind in self._kinds.items():
             column = batch.column(name)
@@ -87,52 +87,52 @@ class Statistics:
             if pa.types.is_timestamp(kind):
                 column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
             if pa.types.is_floating(kind) and not pc.all(pc.is_finite(column), min_count=0).as_py():
-                # Spark orders NaN behind all numbers, Arrow nowhere, and JSON has neither it nor infinities.
-                self._whole = False
+                # Spark orders NaN after all numbers, Arrow does not order it, and JSON has neither NaN nor infinities.
+                self._bounds_known = False
                 continue
             ends = pc.min_max(column).as_py()
             if ends["min"] is not None:
                 self._extend(name, ends["min"], ends["max"])
 
     def add_group(self, group: Any) -> None:
-        """Counts a row group of a file's footer in."""
+        """Adds a row group from a file's footer."""
         self._rows += group.num_rows
         for index in range(group.num_columns):
             column = group.column(index)
-            name, told = column.path_in_schema, column.statistics
+            name, stats = column.path_in_schema, column.statistics
             if (kind := self._kinds.get(name)) is None:
                 continue
-            self._nulls[name] += 0 if told is None else told.null_count
-            if not _has_bounds(kind) or (told is not None and told.null_count == group.num_rows):
+            self._nulls[name] += 0 if stats is None else stats.null_count
+            if not _has_bounds(kind) or (stats is not None and stats.null_count == group.num_rows):
                 continue
-            if told is None or not told.has_min_max or pa.types.is_floating(kind):
-                self._whole = False  # as of texts of thousands of characters; a footer does not tell of NaN
+            if stats is None or not stats.has_min_max or pa.types.is_floating(kind):
+                self._bounds_known = False  # missing for very long texts; and a footer does not report NaN
             else:
-                self._extend(name, *_ends(told, kind))
+                self._extend(name, *_ends(stats, kind))
 
     def _extend(self, name: str, least: Any, greatest: Any) -> None:
-        """Widens bounds; times are in microseconds, and those of no year of four digits are none that can be told."""
+        """Widens a column's bounds. Times are in microseconds; years without four digits have no bounds."""
         if pa.types.is_timestamp(self._kinds[name]):
             if not FIRST_MS * 1000 <= least <= greatest <= LAST_MS * 1000:
-                self._whole = False
+                self._bounds_known = False
                 return
             least, greatest = (_EPOCH + timedelta(microseconds=end) for end in (least, greatest))
         self._least[name] = min(self._least.get(name, least), least)
         self._greatest[name] = max(self._greatest.get(name, greatest), greatest)
 
     def to_json(self) -> str:
-        """As Delta's log has it; the number of rows alone where a bound is not known."""
-        told: dict[str, Any] = {"numRecords": self._rows}
-        if self._whole:
-            told["minValues"] = {name: self._text(name, value, _cut) for name, value in sorted(self._least.items())}
-            told["maxValues"] = {
+        """Returns the statistics as Delta's log holds them; only the number of rows if a bound is unknown."""
+        stats: dict[str, Any] = {"numRecords": self._rows}
+        if self._bounds_known:
+            stats["minValues"] = {name: self._text(name, value, _cut) for name, value in sorted(self._least.items())}
+            stats["maxValues"] = {
                 name: self._text(name, value, _rounded_up) for name, value in sorted(self._greatest.items())
             }
-            told["nullCount"] = self._nulls
-        return encode(told).decode()
+            stats["nullCount"] = self._nulls
+        return encode(stats).decode()
 
     def _text(self, name: str, value: Any, shortened: Callable[[str], str]) -> Any:
-        if isinstance(value, datetime):  # `strftime` would not fill up years to four digits
+        if isinstance(value, datetime):  # `strftime` would not pad years to four digits
             moment = value.replace(tzinfo=None).isoformat(timespec="microseconds")
             return moment if self._kinds[name].tz is None else moment + "Z"
         if isinstance(value, date):
@@ -141,17 +141,17 @@ class Statistics:
 
 
 def _has_bounds(kind: pa.DataType) -> bool:
-    """Whether the protocol has bounds for values of a type: it has none for bytes."""
+    """True if the protocol has bounds for this type. It has none for bytes and nested types."""
     return not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_nested(kind))
 
 
-def _ends(told: Any, kind: pa.DataType) -> tuple[Any, Any]:
-    """The bounds of a row group; times in microseconds."""
+def _ends(stats: Any, kind: pa.DataType) -> tuple[Any, Any]:
+    """Returns the bounds of a row group; times in microseconds."""
     if pa.types.is_timestamp(kind):
-        return told.min_raw, told.max_raw
+        return stats.min_raw, stats.max_raw
     if pa.types.is_decimal(kind):
-        return _decimal(told.min_raw, kind.scale), _decimal(told.max_raw, kind.scale)
-    return told.min, told.max
+        return _decimal(stats.min_raw, kind.scale), _decimal(stats.max_raw, kind.scale)
+    return stats.min, stats.max
 
 
 def _decimal(raw: int | bytes, scale: int) -> Decimal:
@@ -164,6 +164,6 @@ def _cut(text: str) -> str:
 
 
 def _rounded_up(text: str) -> str:
-    """At least the text: what is behind its beginning is below the last character that there is."""
+    """Returns an upper bound: the text's start, followed by the last Unicode character."""
     end = next((i for i in range(_LONGEST_TEXT, len(text)) if text[i] != _LAST_CHARACTER), len(text))
     return text if end == len(text) else text[:end] + _LAST_CHARACTER

@@ -1,4 +1,4 @@
-"""What the log of a table tells of its commits."""
+"""Reads commits from a table's log."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _CHANGES = re.compile(rb'"dataChange":\s*true')
 
 
 def last_commit(folder: Path) -> Commit:
-    """The table's latest commit."""
+    """Returns the table's latest commit."""
     newest = max(_entries(folder), default=None)
     return NO_COMMIT if newest is None else read_commit(newest)
 
 
 def latest_version(folder: Path) -> int:
-    """The version of the table's latest commit."""
+    """Returns the version of the table's latest commit."""
     return max((int(entry.stem) for entry in _entries(folder)), default=NO_COMMIT.version)
 
 
 def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
-    """So many of the latest commits, or as many as the log still has, in order."""
+    """Returns the latest `count` commits in order; fewer if the log has fewer."""
     return [_logged(file) for file in sorted(_entries(folder))[-count:]]
 
 
 def committed_at(folder: Path, version: int) -> float | None:
-    """When a version was committed, in seconds since the epoch; None if the log does not have it."""
+    """Returns when a version was committed, in seconds since the epoch; None if the log no longer has it."""
     try:
         return (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime
     except FileNotFoundError:
@@ -38,11 +38,11 @@ def committed_at(folder: Path, version: int) -> float | None:
 
 
 def read_commit(file: Path) -> Commit:
-    """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows.
+    """Reads a commit from its log file. If the commit has no metrics, its rows are counted from the added files.
 
-    One that has removed files has only moved rows.
+    A commit that removed files has only moved rows.
     """
-    # Of bytes: in a text, what Unicode calls the end of a line may stand inside of one.
+    # Splits bytes, not text: Unicode's line separators may occur inside a line.
     actions = [json.loads(line) for line in file.read_bytes().splitlines()]
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if info.get("operationMetrics"):

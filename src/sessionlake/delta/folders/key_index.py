@@ -1,7 +1,7 @@
-"""Where rows with given keys are: an index over the key columns of a part of a table, and the keys asked of it.
+"""Finds rows by their keys, with an index over the key columns of a part of a table.
 
-Of each column the distinct values are numbered; a row's key is then one number, by which the rows are sorted. Nothing
-is hashed together: two keys never share a number.
+The distinct values of each column are numbered. A row's key is then one number, and the index sorts rows by it. Nothing
+is hashed, so two keys never share a number.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _WIDEST = 1 << 62
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys that are looked for, row by row.
+    """Keys to search for, one per row.
 
     Attributes:
-        count: how many.
-        columns: of each key column, the number of each row's value among the distinct ones, and these.
+        count: how many keys there are.
+        columns: for each key column, the number of each row's value among the distinct values, and the distinct values.
     """
 
     count: int
@@ -33,10 +33,10 @@ class Keys:
 
     @classmethod
     def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> Keys:
-        """The keys of rows.
+        """Returns the keys of rows.
 
         Args:
-            schema: whose types their columns get, those of the table that is searched.
+            schema: of the searched table; the key columns are cast to its types.
         """
         numbered = (dictionary_codes(rows[name].unify_dictionaries()) for name in names)
         types = (schema.field(name).type for name in names)
@@ -47,12 +47,12 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """The keys of some rows, sorted.
+    """The sorted keys of some rows.
 
     Attributes:
-        columns: of each key column, its distinct values; and, where the numbers of the columns before it were too
-            large to go on with, these as they were, each once and rising, in whose places it goes on.
-        numbers: of the rows, rising.
+        columns: for each key column, its distinct values. If the combined numbers of the columns before it were too
+            large, also those numbers, distinct and ascending; from there on, their positions are combined instead.
+        numbers: the keys' numbers, ascending.
         rows: the row of each number.
     """
 
@@ -62,12 +62,12 @@ class KeyIndex:
 
     @classmethod
     def of(cls, rows: pa.Table, schema: pa.Schema) -> KeyIndex:
-        """Sorts rows by all of their columns; rows with nulls have no key.
+        """Builds the index over all columns of these rows. Rows with nulls have no key.
 
         Args:
-            schema: with the types of the columns, which files may have in other units, or encoded.
+            schema: with the types of the columns; files may store other units or encodings.
         """
-        number, width, whole = np.zeros(rows.num_rows, np.int64), 1, np.ones(rows.num_rows, np.bool_)
+        number, width, has_key = np.zeros(rows.num_rows, np.int64), 1, np.ones(rows.num_rows, np.bool_)
         columns = list[tuple[pa.Array, Int64s | None]]()
         for name in rows.column_names:
             code, values = dictionary_codes(rows[name].unify_dictionaries())
@@ -76,20 +76,20 @@ class KeyIndex:
                 kinds, number = np.unique(number, return_inverse=True)
                 width = len(kinds)
             number, width = number * size + code, width * size
-            whole &= code >= 0
+            has_key &= code >= 0
             columns.append((values.cast(schema.field(name).type), kinds))
-        kept = np.flatnonzero(whole)
+        kept = np.flatnonzero(has_key)
         order = kept[np.argsort(number[kept], kind="stable")]
         return cls(tuple(columns), number[order], order.astype(np.int32))
 
     @property
     def nbytes(self) -> int:
-        """Of memory."""
+        """Bytes of memory."""
         dictionaries = sum(values.nbytes + (0 if kinds is None else kinds.nbytes) for values, kinds in self.columns)
         return int(self.numbers.nbytes + self.rows.nbytes + dictionaries)
 
     def find(self, keys: Keys) -> tuple[Int64s, Int64s]:
-        """The rows that have one of the keys, rising, and of each the place of its key among those asked for."""
+        """Returns the rows that have one of the keys, ascending, and for each the position of its key in `keys`."""
         number, asked = np.zeros(keys.count, np.int64), np.arange(keys.count)
         for (values, kinds), (own, distinct) in zip(self.columns, keys.columns, strict=True):
             code = _places(values, distinct)[own[asked]]
@@ -110,14 +110,14 @@ class KeyIndex:
 
 @dataclass(frozen=True)
 class RunIndex:
-    """The heads of the keys of some rows: runs of rows that have all key columns but the last in common.
+    """Index of runs: consecutive rows that share all key columns but the last.
 
-    Rows that were written together mostly are so. Then this is a small part of what a `KeyIndex` takes.
+    Rows that were written together mostly form runs. The index is then much smaller than a `KeyIndex`.
 
     Attributes:
-        runs: their heads.
-        first: the first row of each.
-        length: how many rows it has.
+        runs: index of the shared key columns, one per run.
+        first: the first row of each run.
+        length: the number of rows of each run.
     """
 
     runs: KeyIndex
@@ -126,11 +126,11 @@ class RunIndex:
 
     @classmethod
     def of(cls, heads: pa.Table, schema: pa.Schema) -> RunIndex:
-        """Finds the runs of rows.
+        """Builds the index.
 
         Args:
-            heads: their key columns but the last.
-            schema: as for `KeyIndex.of`.
+            heads: the rows' key columns except the last.
+            schema: with the types of the columns.
         """
         begins = np.zeros(heads.num_rows, np.bool_)
         begins[:1] = True
@@ -143,18 +143,18 @@ class RunIndex:
 
     @property
     def nbytes(self) -> int:
-        """Of memory."""
+        """Bytes of memory."""
         return int(self.runs.nbytes + self.first.nbytes + self.length.nbytes)
 
     def find(self, heads: Keys) -> tuple[Int64s, Int64s]:
-        """The rows that have one of the heads, rising, and of each the place of its head among those asked for."""
+        """Returns the rows of the runs with one of these heads, ascending, and for each the position of its head."""
         run, asked = self.runs.find(heads)
         length = self.length[run].astype(np.int64)
         return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 
 
 def _places(values: pa.Array, distinct: pa.Array) -> Int64s:
-    """Of each distinct value asked for, its place among an index's; -1 for those that are not there, and for null."""
+    """Returns the position of each distinct value in an index's values; -1 if it is missing, and for null."""
     known = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
     at = np.flatnonzero(known >= 0)
     places = np.full(len(distinct) + 1, -1, np.int64)
@@ -163,6 +163,6 @@ def _places(values: pa.Array, distinct: pa.Array) -> Int64s:
 
 
 def _at(kinds: Int64s, number: Int64s) -> tuple[Int64s, Bools]:
-    """The place of each number among some, and whether it is there."""
+    """Returns the position of each number in `kinds`, and whether it is there."""
     place = np.minimum(np.searchsorted(kinds, number), len(kinds) - 1)
     return place, kinds[place] == number

@@ -1,7 +1,7 @@
-"""Commits to a table that is a folder: its actions, and how they become a version. See Delta's protocol, "Actions".
+"""Builds the actions of a commit to a table in a folder, and writes them as a version (Delta's protocol, "Actions").
 
-delta-rs writes no deletion vectors, and cannot say of rows that take the place of others that they are the same. Spark
-can do both, and takes a second.
+delta-rs writes no deletion vectors, and cannot commit rewritten rows as unchanged. Spark can do both, but takes a
+second.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 20
 _FEATURES_OF = {DELETION_VECTORS: VECTORS, CHANGE_FEED: "changeDataFeed", APPEND_ONLY: "appendOnly"}
-"""What a property needs that is switched on."""
+"""The table feature that each property needs when it is true."""
 TimedFile = tuple[WrittenFile, int]
-"""A file, and the time (ms) that a stream's first read of the table orders it by."""
+"""A file, and the time in milliseconds by which a stream's first read orders it."""
 
 
 def set_property(delta: DeltaTable, key: str, value: str) -> bool:
-    """Gives the table a property; False if that is left to Spark, as for tables that only Spark can write."""
+    """Sets a property of the table. Returns False if only Spark can write the table."""
     for _ in range(_ATTEMPTS):
         if spark_only_reason(delta):
             return False
@@ -53,9 +53,9 @@ def set_property(delta: DeltaTable, key: str, value: str) -> bool:
 
 
 def metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[str, str]) -> list[Action]:
-    """Protocol, if it changes, and metadata with these features and properties.
+    """Returns actions that give the table these features and properties: the protocol, if it changes, and the metadata.
 
-    delta-rs would list features besides that the table does not use, which all who read it then had to know.
+    delta-rs would also list features that the table does not use, and every reader would have to support them.
     """
     described, actions = delta.metadata(), list[Action]()
     if features != features_of(delta):
@@ -77,10 +77,10 @@ def metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[
 
 
 def commit_append(table: Writable, files: Sequence[WrittenFile], txn: Action) -> bool:
-    """Commits files in the table's folder; False if another commit has come behind the table's version.
+    """Commits new files of the table's folder. Returns False if another commit came first.
 
     Args:
-        txn: see `txn_action`.
+        txn: from `txn_action`.
     """
     return write_commit(table, _written("Append", files), [txn, *(add_action(file, now_ms()) for file in files)], files)
 
@@ -88,13 +88,13 @@ def commit_append(table: Writable, files: Sequence[WrittenFile], txn: Action) ->
 def commit_overwrite(
     table: Writable, former: Sequence[TableFile], files: Sequence[WrittenFile], txn: Action | None, metadata: str = ""
 ) -> bool:
-    """Commits files in the place of others; False if another commit has come behind the table's version.
+    """Commits files in place of others. Returns False if another commit came first.
 
     Args:
-        former: the others, as the version has them.
-        files: in the table's folder.
-        txn: see `txn_action`.
-        metadata: kept with the commit, as Spark's `userMetadata`.
+        former: the replaced files, as in this version.
+        files: new files of the table's folder.
+        txn: from `txn_action`; None without a transaction.
+        metadata: stored with the commit, as Spark's `userMetadata`.
     """
     now = now_ms()
     info = _written("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
@@ -117,33 +117,34 @@ def commit_replacement(
     *,
     changes: bool,
 ) -> bool | None:
-    """Commits files in the place of others, with rows of theirs.
+    """Commits files in place of others, with rows of those.
 
     Args:
-        former: the others.
-        operation: what the commit is called.
+        former: the replaced files.
+        files: the new files.
+        operation: name of the commit's operation.
         others: further actions.
-        changes: whether not all rows of theirs are there.
+        changes: True if some rows were changed or left out.
 
     Returns:
-        False if another commit has come behind the table's version; None if some of the others are no part of it.
+        False if another commit came first; None if some replaced files are not part of the version.
     """
     if not {file.key for file in former} <= {file.key for file in table.files}:
         return None
     now = now_ms()
     actions = [*others, *(remove_action(file, now, changes=changes) for file in former)]
     actions += [add_action(file, at, changes=changes) for file, at in files]
-    # A DELETE that names no condition is taken for one of all rows.
+    # Without a predicate, a DELETE would count as one of all rows.
     parameters = {"predicate": '["some rows"]'} if changes else {}
     info = {"operation": operation, "operationParameters": parameters}
     return write_commit(table, info, actions, [file for file, _ in files])
 
 
 def commit_corrected_stats(table: Writable) -> bool:
-    """Gives entries of files correct statistics that earlier versions wrote wrong: no file is touched.
+    """Corrects statistics of files that earlier versions of sessionlake wrote wrong. No file is rewritten.
 
     Returns:
-        False if another commit has come in between, so that it is to be done again.
+        False if another commit came first and this must be repeated.
     """
     found = ((file, corrected_stats(file.add.get("stats"), file.row_count)) for file in table.files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
@@ -154,34 +155,44 @@ _NO_PARTITION: Action = {"partitionValues": {}}
 
 
 def now_ms() -> int:
-    """The present, as actions have it."""
+    """Returns the present time in milliseconds since the epoch, as actions have it."""
     return int(time.time() * 1000)
 
 
 def txn_action(app: str, batch: int) -> Action:
-    """The application's commit of this number: it is not made twice."""
+    """Returns the action that makes Delta skip a repetition of this application's commit."""
     return {"txn": {"appId": app, "version": batch, "lastUpdated": now_ms()}}
 
 
 def add_action(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
-    """A file that is part of the table from now on (ms)."""
+    """Returns the action that adds a file to the table.
+
+    Args:
+        now: time of the commit in milliseconds since the epoch.
+        changes: False if the file only has rows of the table that were moved.
+    """
     return {"add": file_fields(file) | {"modificationTime": now, "dataChange": changes, "stats": file.stats}}
 
 
 def file_fields(file: WrittenFile) -> Action:
-    """A file, as actions name it."""
+    """Returns the fields that name a file in an action."""
     return {"path": log_path(file.path), "size": file.size} | _NO_PARTITION
 
 
 def marked_add_action(file: TableFile, vector: Action) -> Action:
-    """A file of whose rows a vector says which are gone from now on."""
+    """Returns the action that adds a file again with a deletion vector."""
     known = {name: file.add[name] for name in ("path", "size", "modificationTime")} | _NO_PARTITION
     stats = encode(file.stats | {"tightBounds": False}).decode()
     return {"add": known | {"dataChange": True, "stats": stats, "deletionVector": vector}}
 
 
 def remove_action(file: TableFile, now: int, *, changes: bool = True) -> Action:
-    """A file that is no part of the table from now on (ms)."""
+    """Returns the action that removes a file from the table.
+
+    Args:
+        now: time of the commit in milliseconds since the epoch.
+        changes: False if its rows are only moved.
+    """
     known = {name: file.add[name] for name in ("path", "size", "deletionVector") if name in file.add}
     rest = {"dataChange": changes, "extendedFileMetadata": True} | _NO_PARTITION
     return {"remove": known | rest | {"deletionTimestamp": now}}
@@ -190,17 +201,17 @@ def remove_action(file: TableFile, now: int, *, changes: bool = True) -> Action:
 def write_commit(
     table: Writable, info: Action, actions: Iterable[Action], files: Iterable[WrittenFile] = (), *others: Path
 ) -> bool:
-    """Writes the commit behind the table's version, and then what `finish_commit` does.
+    """Writes the commit after the table's version, and then its checksum and, if due, a checkpoint.
 
-    What it names is on the disk before it, and it before this returns: see `durable`.
+    The files that it names are on the disk before it is written, and it is on the disk before this returns.
 
     Args:
-        info: what the commit says of itself: its operation.
-        files: new ones, which it names.
-        others: further ones.
+        info: the commit's description of itself: its operation.
+        files: new data files that it names.
+        others: further new files.
 
     Returns:
-        False, and nothing is written, if somebody else has written a commit of this number.
+        False, and nothing is written, if another process has written this version first.
     """
     own, version, log = uuid.uuid4(), table.version + 1, table.folder / "_delta_log"
     said: Action = {"commitInfo": {"timestamp": now_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}}
@@ -212,7 +223,7 @@ def write_commit(
         sync(unnamed)
         os.link(unnamed, entry)
     except FileExistsError:
-        # On NFS, whoever asks again because an answer was lost is told so of his own.
+        # On NFS, a request that is repeated because its answer was lost finds the file that it wrote itself.
         if entry.read_bytes() != content:
             return False
     finally:

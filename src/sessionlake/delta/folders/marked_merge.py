@@ -1,8 +1,8 @@
-"""MERGE that marks the rows it replaces and appends the new ones: it costs what the source is, not what the table is.
+"""Merges rows by marking the replaced rows and appending the new ones. The cost depends on the source, not the table.
 
-Where the keys are is known, or read once (`rows_by_key`); rows that are replaced are marked in deletion vectors.
-Neither delta-rs nor Arrow writes these, so the commit is written here, as Delta's protocol has it: with the rows'
-changes in a file of their own, where the table has a change feed.
+The places of keys are known or read once (`rows_by_key`). Replaced rows are marked in deletion vectors. Neither
+delta-rs nor Arrow writes these, so the commit is written here according to Delta's protocol. If the table has a change
+feed, the changed rows are also written to a separate file.
 """
 
 from __future__ import annotations
@@ -56,36 +56,35 @@ def merge_by_marking(
     *,
     marks: bool = True,
 ) -> bool:
-    """Commits one MERGE; False if another commit has come in between, so that it is to be done again.
+    """Commits one MERGE. Returns False if another commit came first and this must be repeated.
 
     Args:
-        delta: the table's present version.
-        source: at most one row a key.
+        delta: the table's latest version.
+        source: at most one row per key.
         app: application id of the transaction.
-        batch: its version.
-        lookup: finds the rows that the table has of the source's keys.
-        marks: whether rows that are replaced are marked; if not, their files are written anew, and the table gets no
-            deletion vectors.
+        batch: version of the transaction.
+        lookup: finds the table's rows of the source's keys.
+        marks: True to mark replaced rows. False to rewrite their files, which adds no deletion vectors.
 
     Raises:
-        LakeError: a file's vector is not what the log says, or only Spark may write to the table.
-        TooLargeError: what the source is combined with is too large.
+        LakeError: a deletion vector does not match the log, or only Spark may write to the table.
+        TooLargeError: the table's rows that the source is combined with are too large.
     """
     table = open_writable(delta)
     folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
-    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.has_change_feed)
+    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), all_columns=table.has_change_feed)
     former = {one.file: one.rows for one in merged.former}
     absorbed = _absorbed(table, [] if marks else former) if merged else []
     moved = [read_files([replace(file, deleted_rows=_gone(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
     written = next(iter(table.writer().files(gather_batches(rows))), None)
-    told = _feed(folder, merged.changes(), schema) if table.has_change_feed and merged else None
+    feed_file = _feed(folder, merged.changes(), schema) if table.has_change_feed and merged else None
     now = now_ms()
-    files, vectors = [one for one in (written, told) if one], list[Path]()
+    files, vectors = [one for one in (written, feed_file) if one], list[Path]()
     changes = [remove_action(file, now) for file in absorbed]
     changes += _replaced({file: former[file] for file in former if file not in absorbed}, vectors, now)
     changes += [] if written is None else [add_action(written, now)]
-    changes += [] if told is None else [{"cdc": file_fields(told) | {"dataChange": False}}]
+    changes += [] if feed_file is None else [{"cdc": file_fields(feed_file) | {"dataChange": False}}]
     info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
     if write_commit(table, info, [txn_action(app, batch), *changes], files, *vectors):
         return True
@@ -95,17 +94,17 @@ def merge_by_marking(
 
 
 def _absorbed(table: Writable, rewritten: Iterable[TableFile]) -> list[TableFile]:
-    """Files whose rows go into the one that is written anyhow.
+    """Returns files whose remaining rows move into the new file.
 
     Args:
-        rewritten: those that are so in any case.
+        rewritten: files that are rewritten in any case.
     """
     crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _crowded(table.files)
     return [*dict.fromkeys([*rewritten, *crowded])]
 
 
 def _gone(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
-    """All rows of a file that do not stay, by number."""
+    """Returns the numbers of all rows of a file that are deleted, before or by this commit."""
     return np.union1d(file.deleted_rows, former[file]) if file in former else file.deleted_rows
 
 
@@ -136,19 +135,19 @@ class _Merged:
         schema: pa.Schema,
         lookup: Lookup,
         *,
-        whole: bool,
+        all_columns: bool,
     ) -> _Merged:
         """Finds and reads what is needed.
 
         Args:
-            whole: whether all columns of rows that do not stay are.
+            all_columns: True to read all columns of replaced rows.
         """
         found = lookup.find(files, source, upsert.keys, schema)
         source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
         former = _former(found, source, upsert)
         given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
         gone = _removes(source, upsert)[given]
-        read = schema.names if whole else [*upsert.keys, *_others(upsert, schema)]
+        read = schema.names if all_columns else [*upsert.keys, *_others(upsert, schema)]
         held = read_found_rows(
             former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read])
         )
@@ -223,10 +222,10 @@ def _inserted(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> p
 
 
 def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
-    """Writes the file from which readers of the change feed take what a commit has changed; None if that is nothing."""
-    own, told = folder / _FEED, schema.append(_CHANGE)
-    own.mkdir(exist_ok=True)
-    files = FileWriter(str(own), told, ()).files(gather_batches(_batches(changes, told)))
+    """Writes the file that readers of the change feed use for this commit; None if no row changed."""
+    feed_folder, feed_schema = folder / _FEED, schema.append(_CHANGE)
+    feed_folder.mkdir(exist_ok=True)
+    files = FileWriter(str(feed_folder), feed_schema, ()).files(gather_batches(_batches(changes, feed_schema)))
     return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
 
 
@@ -235,9 +234,9 @@ def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Record
 
 
 def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
-    """Some small files, if there are many of about one size: their rows go into the file that is written anyhow.
+    """Returns some small files if many have about the same size. Their rows move into the file that is written anyway.
 
-    Of each row, that is done as often as the table is larger than a MERGE by a factor of `_CROWD`.
+    A row is moved about as often as the table is larger than a MERGE by the factor `_CROWD`.
     """
     for size in range(_LARGEST_TIER):
         tier = [file for file in files if _CROWD**size <= file.row_count < _CROWD ** (size + 1)]
@@ -247,11 +246,11 @@ def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
 
 
 def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
-    """Files with more rows marked; nothing of a file of which all are.
+    """Returns actions that mark more rows of files, or remove a file if no row is left.
 
     Args:
-        written: gets the file that says so, if there is one.
-        now: the moment of the commit (ms).
+        written: receives the path of the file with deletion vectors, if one is written.
+        now: time of the commit in milliseconds since the epoch.
     """
     every = {file: _gone(file, marked) for file in marked}
     left = {file: rows for file, rows in every.items() if len(rows) < file.row_count}

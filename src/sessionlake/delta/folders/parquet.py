@@ -1,7 +1,7 @@
-"""Parquet files written by Spark's tasks into a table's folder, for Delta to take in.
+"""Writes Parquet files into a table's folder, for a later commit.
 
-Spark's own writer goes row by row: it was most of what silver's and gold's JVM did. A task that has Arrow batches
-writes them as they are, one file a task, and says what Delta wants to know of it; the driver commits all at once.
+Spark's own writer works row by row, and took most of the JVM's time in silver and gold. A task that has Arrow batches
+writes them directly, one file per task, and returns its statistics. The driver commits all files at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FAST_CODEC, COMPACT_CODEC = "snappy", "zstd"
-"""What files are compressed with: fresh ones, which are merged soon, and those that are merged, and stay."""
+"""Compression codecs: a fast one for new files, which are soon merged, and a compact one for merged files."""
 WRITTEN_COLUMNS = "path string, size bigint, stats string"
 _GATHERED_BYTES = 32 << 20
 _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
@@ -36,11 +36,11 @@ _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file in a table's folder that no version of the table knows yet.
+    """A file in a table's folder that is not committed yet.
 
     Attributes:
-        path: within the folder.
-        stats: what Delta keeps of it, as JSON: number of rows, and minimum, maximum and nulls of some columns.
+        path: relative to the folder.
+        stats: Delta's statistics as JSON: number of rows, and minimum, maximum and null count of some columns.
     """
 
     path: str
@@ -49,20 +49,20 @@ class WrittenFile:
 
     @property
     def rows(self) -> int:
-        """How many it has."""
+        """The file's number of rows."""
         return int(json.loads(self.stats)["numRecords"])
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """A `mapInArrow` function: record batches in, one row for the file that they were written to; none for no rows.
+    """A `mapInArrow` function that writes record batches to one file, and yields one row about it; none without rows.
 
-    Texts that the first batch has as dictionaries are written as they are, without being looked up one by one.
+    Texts that the first batch has as dictionaries are written as dictionaries.
 
     Attributes:
-        schema: of the file; columns of the batches by name, absent ones null.
-        indexed: names of columns of which minimum, maximum and number of nulls are told.
-        codec: what Parquet compresses with.
+        schema: the file's columns. Batch columns are matched by name; absent ones are null.
+        indexed: columns for which minimum, maximum and null count are returned.
+        codec: Parquet's compression codec.
     """
 
     folder: str
@@ -102,12 +102,12 @@ class FileWriter:
             yield pa.RecordBatch.from_pylist([row], _WRITTEN)
 
     def files(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
-        """Writes rows in this process: to one file, or to none if there are none."""
-        return [WrittenFile(**told) for batch in self(batches) for told in batch.to_pylist()]
+        """Writes rows in this process, to one file, or to none if there are no rows."""
+        return [WrittenFile(**row) for batch in self(batches) for row in batch.to_pylist()]
 
 
 def column_types(delta: DeltaTable) -> dict[str, str]:
-    """Names of a table's columns, and their types in Spark SQL."""
+    """Returns a table's column names and their Spark SQL types."""
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(delta.schema().to_json()))
@@ -115,17 +115,17 @@ def column_types(delta: DeltaTable) -> dict[str, str]:
 
 
 def write_with_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
-    """Writes rows that tasks have as Arrow (one job)."""
+    """Writes rows that tasks have as Arrow data. Runs one Spark job."""
     files = rows.then(writer, WRITTEN_COLUMNS).collect()
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
 
 
 def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
-    """Writes rows that Spark has as its own (one job): to carry them to Python would cost more than its writer does.
+    """Writes rows of a Spark frame with Spark's writer, in one job. Passing them to Python would cost more.
 
     Args:
-        columns: names and types of the table's; one that the rows lack is null.
-        writer: says where, and which statistics are wanted.
+        columns: names and types of the table's columns; those that the rows lack become null.
+        writer: its folder and statistics columns are used.
     """
     folder = Path(writer.folder)
     into = folder / f"staged-{uuid.uuid4()}"
@@ -138,10 +138,10 @@ def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWr
 
 
 def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """The rows with a table's columns, in its order and of its types.
+    """Returns the rows with the table's columns, in its order and types.
 
     Raises:
-        LakeError: they have a column that the table has not.
+        LakeError: the rows have a column that the table lacks.
     """
     from pyspark.sql import functions as F
 
@@ -149,7 +149,7 @@ def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     if [*held.items()] == [*columns.items()]:
         return rows
     if unknown := held.keys() - columns:
-        raise LakeError(f"the table has no column {', '.join(sorted(unknown))}, which rows to be written have")
+        raise LakeError(f"The rows have columns that the table lacks: {', '.join(sorted(unknown))}")
     return rows.select(
         *((F.col(quote(name)) if name in held else F.lit(None)).cast(sql).alias(name) for name, sql in columns.items())
     )
@@ -169,7 +169,7 @@ def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile 
 
 
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with a table's columns, in its order and of its types."""
+    """Returns the batch with the table's columns, in its order and types."""
     held = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = [_typed(held.get(field.name), field.type, batch.num_rows) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -182,7 +182,7 @@ def _typed(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Larger batches of the same rows: each becomes a row group."""
+    """Combines batches into larger ones, each of which becomes a row group."""
     held, size = list[pa.RecordBatch](), 0
     for batch in batches:
         held.append(batch)
@@ -195,7 +195,7 @@ def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def dictionary_columns(schema: pa.Schema) -> list[str]:
-    """Columns whose values repeat so often that a dictionary saves more than it costs to make."""
+    """Returns columns whose values repeat so often that a dictionary saves more than it costs."""
     return [
         field.name
         for field in schema
@@ -204,7 +204,7 @@ def dictionary_columns(schema: pa.Schema) -> list[str]:
 
 
 def _encoded_as(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
-    """The schema, with those columns as dictionaries that were found as such."""
+    """Returns the schema, with dictionary types for those columns that `found` has as dictionaries."""
     there = {f.name: f.type for f in found if pa.types.is_dictionary(f.type)}
     return pa.schema(
         [

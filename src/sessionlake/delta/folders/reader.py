@@ -1,4 +1,4 @@
-"""Reads tables without Spark: the log names their files, statistics leave out some of these, Arrow reads the others."""
+"""Reads tables without Spark: the log names the files, statistics rule out some, and Arrow reads the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def is_table(folder: Path) -> bool:
-    """Whether a table is there: one that a process died in creating has a log without a commit."""
+    """True if the folder holds a table. A process that died while creating one leaves a log without a commit."""
     try:
         with os.scandir(folder / "_delta_log") as log:
             return any(entry.name.endswith(".json") for entry in log)
@@ -33,10 +33,10 @@ def is_table(folder: Path) -> bool:
 
 
 class FolderReader(TableReader):
-    """Reads tables that are folders.
+    """Reads tables in folders.
 
     Args:
-        path: the folder of a table.
+        path: returns the folder of a table.
     """
 
     def __init__(self, path: Callable[[str], Path]) -> None:
@@ -78,7 +78,7 @@ class FolderReader(TableReader):
 
     @contextmanager
     def _opened(self, table: str) -> Iterator[DeltaTable]:
-        """The table.
+        """Opens the table for the block.
 
         Raises:
             LakeError: delta-rs cannot read its log.
@@ -90,20 +90,20 @@ class FolderReader(TableReader):
         except DeltaError as error:
             said = str(error).partition("\n")[0]  # behind it is where in delta-rs
             raise LakeError(
-                f"{table} cannot be read by delta-rs ({said}): `sessionlake query` may still read it, and `sessionlake "
-                "doctor` says what is missing"
+                f"{table} cannot be read by delta-rs ({said})",
+                fix="Run `sessionlake doctor`, which says what is missing. `sessionlake query` may still read it",
             ) from error
 
 
 def _count(delta: DeltaTable) -> int:
-    """How many rows the table's files have, without those that deletion vectors mark."""
+    """Returns the number of rows of a table, without those that deletion vectors mark."""
     return delta.count() - sum(len(file.deleted_rows) for file in (live_files(delta) if has_vectors(delta) else ()))
 
 
 def _rows(
     delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that meet all conditions, out of the files whose statistics leave it open that they have some."""
+    """Yields the rows that meet all conditions. Files whose statistics rule out such rows are skipped."""
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat, ParquetReadOptions
     from pyarrow.fs import LocalFileSystem
 
@@ -125,7 +125,7 @@ def _rows(
 
 
 def _candidate_files(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:
-    """The files that may have rows which meet all conditions."""
+    """Returns the files that may have rows which meet all conditions, by their statistics."""
     return [file for file in files if all(_may_meet(file, *condition) for condition in conditions)]
 
 
@@ -147,18 +147,18 @@ _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<="
 
 def _predicate(conditions: Sequence[Condition]) -> str | None:
     """As SQL, those conditions that compare with texts, numbers, times or nothing: by them files are left out."""
-    told = [
+    parts = [
         f"{_quoted(name)} {_SQL[compare]} {_literal(value)}"
         for name, compare, value in conditions
         if compare in _SQL and isinstance(value, str | int | datetime)
     ]
-    told += [
+    parts += [
         f"{_quoted(name)} IN ({', '.join(map(_literal, values))})"
         for name, compare, values in conditions
         if compare is is_in and values and all(isinstance(value, str | int | datetime) for value in values)
     ]
-    told += [f"{_quoted(name)} IS NULL" for name, compare, _ in conditions if compare is is_null]
-    return " AND ".join(told) or None
+    parts += [f"{_quoted(name)} IS NULL" for name, compare, _ in conditions if compare is is_null]
+    return " AND ".join(parts) or None
 
 
 def _quoted(name: str) -> str:

@@ -1,6 +1,6 @@
-"""Rows removed from a table that is a folder, or blanked: each file that has some is written anew, in one commit.
+"""Removes or erases rows of a table in a folder: rewrites each affected file, in one commit, without Spark.
 
-Like merging, it needs no Spark. What is left of a file has that file's place in the order in which rows came.
+A rewritten file keeps its place in the arrival order.
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ _ATTEMPTS = 20
 
 
 def count(folder: Path, chosen: RowSelection) -> int:
-    """How many rows are chosen."""
+    """Returns how many rows are selected."""
     table = open_writable(open_table(folder))
     return sum(_count(file, chosen, table.schema) for file in _concerned(table, chosen))
 
 
 def remove(folder: Path, chosen: RowSelection) -> None:
-    """Removes them; nobody else may merge or remove files of the table meanwhile.
+    """Removes the selected rows. No other process may merge or remove files of the table at the same time.
 
     Raises:
-        LakeError: somebody has.
+        LakeError: another process did.
     """
     rewrite(folder, chosen, lambda batch: batch.filter(pc.invert(chosen.mask(batch))))
 
 
 def rewrite(folder: Path, chosen: RowSelection, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-    """Writes the files anew that have chosen rows, each batch as the function returns it, as `remove` does."""
+    """Rewrites the files that have selected rows; each batch becomes what `change` returns for it.
+
+    Raises:
+        LakeError: another process has replaced files meanwhile.
+    """
     table = open_writable(open_table(folder))
     writer = table.writer(COMPACT_CODEC)
     gone = [file for file in _concerned(table, chosen) if _count(file, chosen, table.schema)]
@@ -54,26 +58,29 @@ def rewrite(folder: Path, chosen: RowSelection, change: Callable[[pa.RecordBatch
         discard_uncommitted(folder, [written.path for written, _ in left], None)
         raise
     if gone and not replace_files(table, gone, left, "DELETE", changes=True):
-        raise LakeError(f"{folder}: other commits have replaced files while rows were removed; repeat the command")
+        raise LakeError(
+            f"{folder}: other commits have replaced files while rows were removed", fix="Run the command again"
+        )
 
 
 def purge_vectors(folder: Path) -> int:
-    """Writes the files anew in which rows are marked, and has the table ask no more of its readers than it needs.
+    """Rewrites files that have deletion vectors, and removes that feature from the table.
 
-    Readers that know no vectors open it from then on. Streams and feeds pass over the commit, which changes no row.
+    Readers without support for the feature can then open the table. Streams and change feeds skip the commit, which
+    changes no row.
 
     Returns:
-        How many files had such rows.
+        The number of files that had deleted rows.
 
     Raises:
-        LakeError: other commits were in the way, again and again.
+        LakeError: other commits conflicted again and again.
     """
     for _ in range(_ATTEMPTS):
         table = open_writable(open_table(folder))
         marked = [file for file in table.files if len(file.deleted_rows)]
         if _without_vectors(table, marked):
             return len(marked)
-    raise LakeError(f"{folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
+    raise LakeError(f"{folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
 
 
 def _without_vectors(table: Writable, marked: list[TableFile]) -> bool:
@@ -100,6 +107,6 @@ def _count(file: TableFile, chosen: RowSelection, schema: pa.Schema) -> int:
 
 
 def _concerned(table: Writable, chosen: RowSelection) -> list[TableFile]:
-    """The files whose least values leave it open whether they have such rows."""
+    """Returns the files that may have selected rows, by their statistics."""
     ends = {name: (None, value) for name, value in chosen.upper_bounds.items()}
     return [file for file in table.files if file.may_have(ends)]

@@ -1,7 +1,6 @@
-"""Finds the rows of a table's files that have given keys, and reads those rows alone.
+"""Finds the rows of a table's files that have given keys, and reads only those rows.
 
-What is known of the keys of files (`file_keys`) says which rows those are, or which can be: of these the last column
-of the key is read, and compared.
+Cached keys (`file_keys`) give the rows, or candidates. For candidates, the last key column is read and compared.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import dictionary_codes
 from sessionlake.protocol.types import Bools, Int64s
 
-_COMPARED = 1 << 21  # rows whose keys are compared at once
-_IN_ONE_PIECE = 32 << 20  # bytes, up to which few rows of many files are copied, to be worked on at once
+_COMPARED = 1 << 21  # candidates that are compared at once
+_IN_ONE_PIECE = 32 << 20  # up to this many bytes, rows of many files are copied into one chunk
 _NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class _KeySearch:
-    """Keys that are asked for, row by row.
+    """The keys to search for, one per row.
 
     Attributes:
-        keys: they, whole.
-        heads: the distinct ones without the last column.
-        head: of each row, the place of its own among these.
-        tail: the last column.
+        keys: the complete keys.
+        heads: the distinct keys without their last column.
+        head: for each row, the position of its head in `heads`.
+        tail: the last key column.
     """
 
     keys: Keys
@@ -56,7 +55,7 @@ class _KeySearch:
         return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
     def resolve(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
-        """Of each file the rows that are there and have one of the keys."""
+        """Yields, for each file, the rows that are not deleted and have one of the keys."""
         tails = [chunk for one in seen for chunk in one.tail.chunks]
         if tails:
             at, place = self._find_pairs(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
@@ -68,11 +67,11 @@ class _KeySearch:
             yield one.resolved_rows(at[begin:end] - before, place[begin:end])
 
     def _find_pairs(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
-        """Which of some rows have one of the keys, and which.
+        """Returns which candidates have one of the keys, and which key.
 
         Args:
-            head: of each row, the place of its own among `heads`.
-            tail: the last column of its key.
+            head: for each candidate, the position of its head in `heads`.
+            tail: its last key column.
         """
         pair = pa.schema([("head", pa.int64()), ("tail", tail.type)])
         index = KeyIndex.of(pa.table([pa.array(head), tail], schema=pair), pair)
@@ -81,12 +80,12 @@ class _KeySearch:
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Rows of a file with keys that were asked for.
+    """Rows of a file that have searched keys.
 
     Attributes:
-        rows: their numbers in the file, rising.
-        source: of each, the place of its key among those asked for.
-        footer: of the file.
+        rows: their numbers in the file, ascending.
+        key_places: for each row, the position of its key among the searched ones.
+        footer: the file's footer.
     """
 
     file: TableFile
@@ -95,19 +94,19 @@ class FoundRows:
     footer: Footer
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """The rows; see `read_rows`."""
+        """Reads these columns of the rows."""
         return read_rows(self.file.path, self.rows, columns, self.footer)
 
 
 @dataclass(frozen=True)
 class _FileMatch:
-    """What a file's index tells.
+    """What a file's index finds.
 
     Attributes:
-        found: the rows that have keys that were asked for, in any order.
-        near: others with the heads of such keys.
-        head: of each of these, the place of its head among those asked for.
-        tail: the last column of their keys.
+        exact: rows that have searched keys, in any order.
+        candidates: further rows that share a head with a searched key.
+        head: for each candidate, the position of its head.
+        tail: the last key column of the candidates.
     """
 
     exact: FoundRows
@@ -116,11 +115,11 @@ class _FileMatch:
     tail: pa.ChunkedArray
 
     def resolved_rows(self, at: Int64s, place: Int64s) -> FoundRows:
-        """The rows that are there, together with those of `near` that have whole keys.
+        """Returns the rows that are not deleted: the exact ones, and the candidates with complete keys.
 
         Args:
-            at: which of them.
-            place: of each, the place of its key among those asked for.
+            at: which candidates have complete keys.
+            place: for each of them, the position of its key.
         """
         rows = np.concatenate([self.exact.rows, self.candidates[at]])
         source = np.concatenate([self.exact.key_places, place])
@@ -130,10 +129,10 @@ class _FileMatch:
 
 
 class KeyIndexes:
-    """Finds rows, by what is kept in memory of their files' keys between searches; also for several threads.
+    """Finds rows by their keys, with cached keys of files. Safe for several threads.
 
     Args:
-        most: bytes of it; of what is beyond, footers are read each time, and then keys.
+        most: limit of the cache in bytes. If it is reached, footers are read again each time, and then keys.
     """
 
     def __init__(self, most: int) -> None:
@@ -141,18 +140,18 @@ class KeyIndexes:
 
     @property
     def nbytes(self) -> int:
-        """That are kept."""
+        """Bytes that the cache holds."""
         return self._known.nbytes
 
     def find(
         self, files: Sequence[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
-        """The files that have keys of these rows, and where.
+        """Returns the files that have keys of these rows, and where.
 
         Args:
-            files: all of a version of a table: what is known of others in its folder is given up.
-            names: of the key columns, which have no nulls.
-            schema: of the table.
+            files: all files of a table's version. Cached keys of other files in its folder are evicted.
+            names: the key columns, which have no nulls.
+            schema: the table's.
         """
         if not rows.num_rows:
             return []
@@ -174,7 +173,7 @@ class KeyIndexes:
     def _in_file(
         self, file: TableFile, asked: _KeySearch, names: Sequence[str], schema: pa.Schema
     ) -> _FileMatch | None:
-        """None of a file that has nothing of the keys."""
+        """Returns the file's matches; None if it has none."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
         for first, index in self._known.parts(file.path, names, schema):
             by_head = isinstance(index, RunIndex)
@@ -193,7 +192,7 @@ class KeyIndexes:
 
 
 def _among(rows: Int64s, some: Int64s) -> Bools:
-    """Which of the rows are among some, which rise."""
+    """Returns which of the rows are among `some`, which is ascending."""
     place = np.searchsorted(some, rows)
     return np.append(some, -1)[place] == rows
 
@@ -209,12 +208,12 @@ def _keep_nothing() -> KeyIndexes:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a MERGE does to find the rows that its table has of its source's keys.
+    """How a MERGE finds the table's rows of its source's keys, and what it combines them with.
 
     Attributes:
-        indexes: where keys are, as far as is known.
-        combine: what the source becomes with those rows; None: it is merged as it is.
-        most: bytes of them that may be in memory for it.
+        indexes: cached keys of files.
+        combine: computes the merged rows from the source and the table's rows; None to merge the source as it is.
+        most: limit in bytes for the table's rows that are combined.
     """
 
     indexes: KeyIndexes = field(default_factory=_keep_nothing)
@@ -224,16 +223,16 @@ class Lookup:
     def find(
         self, files: Sequence[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
-        """See `KeyIndexes.find`."""
+        """Returns the files that have keys of the source's rows, and where."""
         return self.indexes.find(files, source, names, schema)
 
     def combined(
         self, source: pa.Table, found: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
     ) -> pa.Table:
-        """The rows that are merged, in the order of the source's.
+        """Returns the rows to merge, in the order of the source.
 
         Raises:
-            TooLargeError: the rows that were found are too large.
+            TooLargeError: the table's rows are too large.
         """
         if self.combine is None or not found:
             return source
@@ -246,15 +245,15 @@ class Lookup:
 
 
 def read_found_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
-    """The rows that were found.
+    """Reads the found rows.
 
     Args:
-        keys: those asked for: they are not read again.
-        schema: the columns that are wanted, of the table's.
-        most: bytes in memory.
+        keys: the searched keys, which are not read again.
+        schema: the columns to return, with the table's types.
+        most: limit in bytes; None for no limit.
 
     Raises:
-        TooLargeError: they have more.
+        TooLargeError: the rows are larger.
     """
     known = [name for name in schema.names if name in keys.column_names]
     others = pa.schema([column for column in schema if column.name not in known])

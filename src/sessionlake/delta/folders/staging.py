@@ -1,4 +1,4 @@
-"""Rows written to files of a table that is a folder, and committed: once, whatever the number of repetitions."""
+"""Writes rows to files of a table in a folder, and commits the files; a replay of the same transaction adds nothing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ATTEMPTS = 100  # of several that commit at once, each time one gets through
 
 
 class StagedFiles:
-    """Files in the table's folder.
+    """Written files that are not part of their table yet.
 
     Args:
-        delta: the table, of any version.
+        delta: the table, at any version; None to open it.
     """
 
     def __init__(self, place: TableLocation, files: Sequence[WrittenFile], delta: DeltaTable | None = None) -> None:
@@ -40,20 +40,21 @@ class StagedFiles:
         self._after: int | None = None
 
     def count(self) -> int:
-        """How many rows the files have."""
+        """Returns the number of rows in the files."""
         return sum(file.rows for file in self._files)
 
     def columns(self, *names: str) -> pa.Table:
-        """These columns of the rows, read from the files."""
-        whole = pa.schema(self._delta.schema().to_arrow())
-        schema = pa.schema([whole.field(name) for name in names])
+        """Reads these columns of the rows from the files."""
+        table_schema = pa.schema(self._delta.schema().to_arrow())
+        schema = pa.schema([table_schema.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
         return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def commit(self, txn: Txn) -> None:
-        """Commits them, in its turn where MERGE changes the table or Spark compacts it.
+        """Commits the files. Takes the table's lock if MERGE or Spark also commits to the table.
 
-        Spark may rename its commit over one that came first. To other tables all commits are written here: none waits.
+        Spark's rename can overwrite a commit that came first. All commits to other tables are written here, and need no
+        lock.
         """
         place, action = self._place, txn_action(txn.app_id_for(self._place.table), txn.version)
         known = open_writable(self._delta)
@@ -62,15 +63,15 @@ class StagedFiles:
             self._commit(txn, lambda table: commit_append(table, self._files, action))
 
     def replace(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
-        """Makes them the table, once, in the place of files that were there: see `log_commits.overwritten`.
+        """Commits the files in place of others; a replay of the same transaction changes nothing.
 
-        What has been appended behind those stays.
+        Rows appended after those files stay.
 
         Args:
-            former: those; None: all that are there.
+            former: the replaced files; None for all files of the table.
 
         Raises:
-            LakeError: some of those are gone.
+            LakeError: some replaced files are gone.
         """
         place = self._place
         action = None if txn is None else txn_action(txn.app_id_for(place.table), txn.version)
@@ -79,14 +80,14 @@ class StagedFiles:
             there = {file.path: file for file in table.files}
             gone = [*there] if former is None else [file.path for file in former]
             if not there.keys() >= {*gone}:
-                raise LakeError(f"{place.folder}: other commits have replaced its rows meanwhile; repeat the command")
+                raise LakeError(f"{place.folder}: other commits have replaced its rows", fix="Run the command again")
             return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
 
         with place.commit_lock(place.table):
             self._commit(txn, overwrite)
 
     def _commit(self, txn: Txn | None, write: Callable[[Writable], bool]) -> None:
-        """Commits unless the transaction is in the table; again behind whoever was first."""
+        """Commits unless the table has the transaction, and again if another commit came first."""
         place, delta = self._place, self._delta
         for _ in range(_ATTEMPTS):
             delta.update_incremental()  # which takes a tenth of what opening the table does
@@ -96,28 +97,25 @@ class StagedFiles:
             if write(open_writable(delta)):
                 self._files = []
                 return
-        raise LakeError(f"{place.folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
+        raise LakeError(f"{place.folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
 
     def discard(self) -> None:
-        """Removes what has not been committed."""
+        """Removes the files unless they were committed."""
         discard_uncommitted(self._place.folder, [file.path for file in self._files], self._after)
 
 
 @contextmanager
 def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
-    """Files with the rows, which are gone behind the block if they are not part of the table by then.
-
-    Args:
-        delta: the table.
+    """Writes rows to files for the time of the block; files not committed by its end are removed.
 
     Raises:
-        LakeError: the rows have a column that the table has not, or the table can only be written to by Spark.
+        LakeError: the rows have a column that the table lacks, or only Spark can write the table.
     """
     table = open_writable(delta)
     writer = table.writer()
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
-            raise LakeError(f"{place.folder} has no column {', '.join(sorted(unknown))}, which rows to be written have")
+            raise LakeError(f"{place.folder}: the rows have columns that the table lacks: {', '.join(sorted(unknown))}")
         files = writer.files(rows.to_batches())
     elif isinstance(rows, Mapped):
         files = write_with_arrow(rows, writer)
@@ -132,7 +130,7 @@ def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator
 
 @dataclass(frozen=True)
 class TableLocation:
-    """Where a table is, and how others are held off it: see `Storage.exclusive`."""
+    """A table's folder and name, and the lock that excludes other commits (`Storage.commit_lock`)."""
 
     folder: Path
     table: str
@@ -140,6 +138,6 @@ class TableLocation:
 
 
 def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:
-    """Whether a commit of this transaction, or of a later one, is in the table's version."""
+    """True if the table's version includes this transaction or a later one."""
     known = delta.transaction_version(txn.app_id_for(table))
     return known is not None and known >= txn.version

@@ -1,4 +1,4 @@
-"""The files that make up a version of a table, as the log in its folder has them: see Delta's protocol, "Actions"."""
+"""The files of a table's version, according to the log in its folder (Delta's protocol, "Actions")."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _CUT = timedelta(milliseconds=1)  # less than that is left out of a time in stat
 
 
 def open_table(folder: Path, version: int | None = None) -> DeltaTable:
-    """The table in a folder, as delta-rs has it; of its latest version, or of this one.
+    """Opens the table in a folder with delta-rs, at its latest version or at this one.
 
-    Who lists the log while a commit comes may find the commit's checksum and not the commit: the next look finds both.
+    While a commit is being written, a listing of the log may show its checksum but not the commit. The next attempt
+    sees both.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -57,9 +58,9 @@ class TableFile:
 
     Attributes:
         folder: the table's.
-        add: what the log says of it.
-        stats: its statistics; they tell the number of rows.
-        gone: its rows that are gone, by number, rising.
+        add: the log's `add` action for it.
+        stats: its statistics, which include the number of rows.
+        deleted_rows: numbers of the rows that are deleted, ascending.
     """
 
     folder: Path
@@ -69,23 +70,23 @@ class TableFile:
 
     @cached_property
     def path(self) -> Path:
-        """Where it is."""
+        """The file's full path."""
         return file_of(self.folder, self.add["path"])
 
     @property
     def key(self) -> tuple[str, str]:
-        """What the protocol tells files of a version apart by: the same file with another vector is another one."""
+        """What identifies the file in a version: the same file with another deletion vector is a different one."""
         return file_key(self.add)
 
     @property
     def vector(self) -> Path | None:
-        """The file that has its vector; None if it has none, or the log itself has it."""
+        """The file that has its deletion vector; None if it has none, or the log itself has it."""
         vector = self.add.get("deletionVector")
         return vector_file(self.folder, vector) if vector else None
 
     @property
     def row_count(self) -> int:
-        """How many rows it has, with those that are gone."""
+        """The number of its rows, including deleted ones."""
         return int(self.stats["numRecords"])
 
     def may_have(self, ends: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
@@ -125,13 +126,13 @@ def _moment(text: str, zone: tzinfo | None) -> datetime:
 
 
 def live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
-    """The files of the table's version.
+    """Returns the files of the table's version.
 
     Args:
-        read_vectors: if not, no file has rows that are gone, and files may be missing.
+        read_vectors: False to leave deletion vectors unread: deleted rows are then unknown, and files may be missing.
 
     Raises:
-        LakeError: a file's deletion vector is not what the log says.
+        LakeError: a deletion vector does not match the log.
     """
     folder = folder_of(delta)
     adds = list(read_add_actions(folder, delta.version()))
@@ -161,12 +162,12 @@ def _gone(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path,
 
 
 def folder_of(delta: DeltaTable) -> Path:
-    """Where the table is."""
+    """Returns the table's folder."""
     return path_of(delta.table_uri)
 
 
 def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
-    """The log's `add` of each file of a version."""
+    """Returns the `add` action of each file of a version."""
     log, found = folder / "_delta_log", dict[tuple[str, str], Action]()
     checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet") if file.is_file())
     base = max((int(n) for n, _, rest in checkpoints if rest == "checkpoint.parquet" and int(n) <= version), default=-1)
@@ -184,7 +185,7 @@ def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
 
 
 def file_key(action: Action) -> tuple[str, str]:
-    """What an `add` or `remove` names: a file, and its vector, if it has one."""
+    """Returns what identifies a file in an `add` or `remove`: its path and its deletion vector, if any."""
     vector = action.get("deletionVector") or {}
     return action["path"], "".join(str(vector.get(name, "")) for name in ("storageType", "pathOrInlineDv", "offset"))
 

@@ -42,14 +42,14 @@ _VACUUM = {
 
 
 def lost_files(folder: Path) -> list[str]:
-    """Files of the latest version that are gone, those of deletion vectors, too, within the folder."""
+    """Returns missing files of the latest version, relative to the folder, also those of deletion vectors."""
     files = live_files(open_table(folder), read_vectors=False)
     named = {path for file in files for path in (file.path, file.vector) if path is not None}
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
 def has_expired(folder: Path, kept: HistoryToKeep) -> bool:
-    """Whether enough of a table's log is not to be kept."""
+    """True if enough of a table's log can be removed."""
     before = _log_kept_since(kept)
     versions = (file for file in _log(folder).glob("*.json") if file.stem.isdigit())
     passed = (file for file in versions if kept.first_unread is None or int(file.stem) < kept.first_unread)
@@ -61,7 +61,7 @@ def _log_kept_since(kept: HistoryToKeep) -> float:
 
 
 def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
-    """Removes files and log entries that are not to be kept."""
+    """Removes files and log entries that are older than the retention."""
     moment = time.time() - kept.file_span.total_seconds()
     needed = None if kept.first_unread is None else committed_at(folder, kept.first_unread)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
@@ -70,11 +70,11 @@ def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
 
 
 def _date_removed(folder: Path, before: float) -> None:
-    """Gives files that were removed since a moment (seconds since the epoch) the time of their removal.
+    """Sets the modification time of files removed since a moment to the time of their removal.
 
-    VACUUM goes by a file's own time, which is when it was written, where the log does not name the file: delta-rs never
-    looks up deletion vectors, and a log forgets removed files after the table's `RETENTION`, whoever has yet to read
-    them. The file may be much older than the last version that needs it.
+    VACUUM uses a file's modification time where the log does not name the file. This concerns deletion vectors, which
+    delta-rs never looks up, and files that a log has forgotten after the table's `RETENTION`. Such a file may be much
+    older than the last version that needs it.
     """
     for commit in (file for file in _log(folder).glob("*.json") if file.stem.isdigit()):
         moment = commit.stat().st_mtime
@@ -86,7 +86,7 @@ def _date_removed(folder: Path, before: float) -> None:
 
 
 def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
-    """The files that a commit has removed: of rows, and of those of them that were gone before."""
+    """Yields the files that a commit has removed: data files and their deletion vectors."""
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
@@ -116,28 +116,28 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
 
 
 def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
-    """Removes what processes that were killed had begun to write, of the log, too."""
+    """Removes files that killed processes had begun to write, also in the log."""
     found = list[Path]()
-    for parent, _, names in os.walk(folder):  # which passes over what is removed meanwhile
+    for parent, _, names in os.walk(folder):  # which skips files removed meanwhile
         of_task = _OF_TASKS in Path(parent).relative_to(folder).parts
         found += (Path(parent, name) for name in names if of_task or _UNNAMED.fullmatch(name))
     return _remove_older(found, before)
 
 
 def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
-    """Removes those files whose own time is before a moment (seconds since the epoch)."""
+    """Removes those files whose modification time is before a moment (seconds since the epoch)."""
     files = size = 0
     for file in found:
         with suppress(FileNotFoundError):  # it is gone, or has its name, meanwhile
-            told = file.stat()
-            if told.st_mtime < before:
+            status = file.stat()
+            if status.st_mtime < before:
                 file.unlink()
-                files, size = files + 1, size + told.st_size
+                files, size = files + 1, size + status.st_size
     return Vacuumed(files, size)
 
 
 def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
-    """Removes all that the latest version does not need; of the log, what a stream goes on with stays (`since`)."""
+    """Removes everything that the latest version does not need, except log entries from version `since` on."""
     for version in sorted({open_table(folder).version()} | ({since} if since is not None else set())):
         if committed_at(folder, version) is not None:  # a stream may wait for one that is yet to come
             write_checkpoint(open_table(folder, version=version))
@@ -147,16 +147,16 @@ def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
 
 
 def _held(folder: Path) -> dict[str, int]:
-    """All files in the folder, but its log's, and their sizes."""
+    """Returns all files in the folder except the log's, and their sizes."""
     log = _log(folder)
     return {str(f): f.stat().st_size for f in folder.rglob("*") if f.is_file() and log not in f.parents}
 
 
 def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
-    """Removes the part of a table's log that no version since a moment needs (Delta's protocol: metadata cleanup).
+    """Removes log files that no version since a moment needs (Delta's protocol: metadata cleanup).
 
-    Each file that is there costs Spark some 30 us with every look at the table, and it looks with every batch. Delta
-    would remove entries by their age alone, whoever has yet to read them.
+    Spark lists the log with every batch, and each file costs it some 30 us. Delta's own cleanup would remove entries by
+    age alone, even if a stream has not read them.
     """
     log = _log(folder)
     versions = {int(file.stem): file for file in log.glob("*.json") if file.stem.isdigit()}
@@ -177,5 +177,5 @@ def _log(folder: Path) -> Path:
 
 
 def identifier(folder: Path) -> str:
-    """What SQL calls the table in a folder."""
+    """Returns the name in SQL of the table in a folder."""
     return f"delta.{quote(str(folder))}"

@@ -1,7 +1,7 @@
-"""What a version of a table in a folder comes to, noted beside its commit: see Delta's protocol, "Version Checksum".
+"""Writes a checksum file beside each commit of a table in a folder (Delta's protocol, "Version Checksum").
 
-Spark's commits bear it, delta-rs' do not. Where it lacks, Spark runs a job for each version that it reads, to learn of
-the log what the table's columns and properties are.
+Spark writes these, delta-rs does not. Without one, Spark runs a job for each version that it reads, to find the table's
+columns and properties in the log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sessionlake.delta.folders.table_files import Action, read_add_actions
 
 _LOG = logging.getLogger(__name__)
 _FARTHEST = 100
-"""So many versions back, one with a checksum is looked for: each from there on is read."""
+"""An earlier checksum is searched within this many versions; each commit after it is read."""
 _KEPT = 10
 # Who lists another feature may want more noted, or other things.
 _KNOWN = frozenset(
@@ -51,7 +51,7 @@ class _VersionSummary:
 
 
 def write_checksum(folder: Path, version: int) -> None:
-    """Notes it of a version that is committed, if all that it follows from is there; readers do without it.
+    """Writes the checksum of a committed version, if everything that it needs is available. It is optional for readers.
 
     Args:
         folder: the table's.
@@ -84,8 +84,10 @@ def _nearest(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
     """The nearest version before with a whole checksum, or none at all, before the first; None if that is far."""
     for number in range(version - 1, max(-1, version - _FARTHEST), -1):
         with suppress(OSError, ValueError, KeyError):  # there is none, or a power cut has left it empty
-            told = decode((log / f"{number:020}.crc").read_bytes())
-            return _VersionSummary(told["metadata"], told["protocol"], told["numFiles"], told["tableSizeBytes"]), number
+            content = decode((log / f"{number:020}.crc").read_bytes())
+            return _VersionSummary(
+                content["metadata"], content["protocol"], content["numFiles"], content["tableSizeBytes"]
+            ), number
     return (_VersionSummary(), -1) if version < _FARTHEST else (None, -1)
 
 
@@ -94,7 +96,7 @@ def _is_known(protocol: Action) -> bool:
 
 
 def _write(log: Path, version: int, found: _VersionSummary) -> None:
-    told = {
+    content = {
         "tableSizeBytes": found.size,
         "numFiles": found.files,
         "numMetadata": 1,
@@ -103,7 +105,7 @@ def _write(log: Path, version: int, found: _VersionSummary) -> None:
         "protocol": found.protocol,
     }
     written = log / f".{uuid.uuid4()}.crc"
-    written.write_bytes(encode(told) + b"\n")
+    written.write_bytes(encode(content) + b"\n")
     written.replace(log / f"{version:020}.crc")
-    # Of older versions nobody reads it, and whoever looks for the newest looks at each file that is there.
+    # Readers list all checksums to find the newest, and never use old ones.
     (log / f"{version - _KEPT:020}.crc").unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Which tables this package commits to by itself, and what it has to know of one before it does.
+"""Decides which tables this package may commit to, and reads what it must know of them first.
 
-Nobody else builds an `add` or a `remove`: `open_writable` reads a version's protocol and metadata, and its files with
-the rows that deletion vectors mark. A table that asks more of its writers is left to Spark.
+No other module builds an `add` or a `remove`. `open_writable` reads a version's protocol, metadata and files, with the
+rows that deletion vectors mark. Tables with unknown features are left to Spark.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ READER_FEATURES = frozenset({VECTORS, "columnMapping", "timestampNtz", "variantT
 
 @dataclass(frozen=True)
 class Writable:
-    """A version of a table that this package may commit behind.
+    """A version of a table to which this package may add a commit.
 
     Attributes:
         folder: the table's.
-        schema: of its rows.
-        configuration: its properties.
+        schema: the table's columns.
+        configuration: the table's properties.
     """
 
     delta: DeltaTable
@@ -69,33 +69,33 @@ class Writable:
 
     @cached_property
     def files(self) -> list[TableFile]:
-        """The version's files, with the rows that are marked in them.
+        """The version's files, with their deleted rows.
 
         Raises:
-            LakeError: a vector is not what the log says.
+            LakeError: a deletion vector does not match the log.
         """
         return live_files(self.delta)
 
     @property
     def version(self) -> int:
-        """Its number."""
+        """The version's number."""
         return self.delta.version()
 
     @property
     def uses_vectors(self) -> bool:
-        """True if rows that are replaced may be marked from now on."""
+        """True if new commits may mark replaced rows in deletion vectors."""
         return self.configuration.get(DELETION_VECTORS) == "true"
 
     @property
     def has_change_feed(self) -> bool:
-        """True if commits have to tell which rows they change."""
+        """True if commits must record which rows they change."""
         return self.configuration.get(CHANGE_FEED) == "true"
 
     def writer(self, codec: str = FAST_CODEC) -> FileWriter:
-        """What writes files for the table.
+        """Returns a writer of files for the table.
 
         Args:
-            codec: what Parquet compresses with.
+            codec: Parquet's compression codec.
         """
         indexed = split_names(self.configuration.get(STATISTICS_COLUMNS, "")) or self._usually_indexed()
         return FileWriter(str(self.folder), self.schema, indexed, codec)
@@ -107,21 +107,22 @@ class Writable:
 
 
 def open_writable(delta: DeltaTable) -> Writable:
-    """The table, to be committed to.
+    """Returns the table for a commit.
 
     Raises:
-        LakeError: it asks more of its writers than is done here.
+        LakeError: the table uses features that this package does not support.
     """
     if why := spark_only_reason(delta):
         raise LakeError(
-            f"{folder_of(delta)} has {why}: a commit that ignores this would damage the table, so only Spark may write "
-            "to it. Undo the change to the table's properties, or copy its rows to a new table"
+            f"{folder_of(delta)} has {why}",
+            why="A commit that ignores this would damage the table, so only Spark may write to it",
+            fix="Undo the change to the table's properties, or copy its rows to a new table",
         )
     return Writable(delta, folder_of(delta), pa.schema(delta.schema().to_arrow()), delta.metadata().configuration)
 
 
 def spark_only_reason(delta: DeltaTable) -> str | None:
-    """What the table asks of its writers that is not done here; None if that is nothing."""
+    """Returns the feature for which only Spark can write the table; None if this package can."""
     protocol = delta.protocol()
     if protocol.min_reader_version > _LATEST_READER or protocol.min_writer_version > _LISTED:
         return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
@@ -133,19 +134,19 @@ def spark_only_reason(delta: DeltaTable) -> str | None:
 
 
 def needs_delta_reader(delta: DeltaTable) -> bool:
-    """True if the table's rows are not what its files have in columns of the same names."""
+    """True if the files' columns are not simply the table's columns of the same names."""
     asked = {*(delta.protocol().reader_features or ())} - READER_FEATURES
     return bool(asked or "columnMapping" in _used(delta) or delta.metadata().partition_columns)
 
 
 def _used(delta: DeltaTable) -> set[str]:
-    """Those of `_UNUSED` that the table uses."""
+    """Returns the features of `_UNUSED` that the table really uses."""
     said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json().replace(" ", "")
     return {feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks)}
 
 
 def features_of(delta: DeltaTable) -> set[str]:
-    """Features that the table's readers and writers have to know."""
+    """Returns the features that the table's readers and writers must support."""
     protocol = delta.protocol()
     if protocol.min_writer_version >= _LISTED:
         return {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
@@ -153,7 +154,7 @@ def features_of(delta: DeltaTable) -> set[str]:
 
 
 def used_features(delta: DeltaTable) -> set[str]:
-    """Those of them without which the table would be another one."""
+    """Returns the features that the table needs: all but those that it only lists."""
     return {feature for feature in features_of(delta) if feature not in _UNUSED} | _used(delta)
 
 

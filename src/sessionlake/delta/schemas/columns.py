@@ -1,4 +1,4 @@
-"""Columns that several tables have with the same meaning."""
+"""Columns that have the same meaning in several tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQL texts and column lists, quoted."""
+"""Builds SQL text: quoted strings, column lists, and statements that create tables."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _LAST_OF_BMP = "\uffff"
 
 
 def sql_string(value: str) -> str:
-    """A SQL string."""
+    """Returns the value as a SQL string literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:
-    """The columns as `CREATE TABLE` and `ADD COLUMNS` list them: name, type and comment."""
+    """Returns the columns as `CREATE TABLE` and `ADD COLUMNS` list them: name, type and comment."""
     return ", ".join(f"{quote(column.name)} {column.sql} COMMENT {sql_string(column.comment)}" for column in columns)
 
 
 def create_statements(
     identifier: str, schema: TableSchema, columns: Iterable[Column], properties: Mapping[str, str]
 ) -> Iterator[str]:
-    """The statements that create a table in a catalog, with its clustering or partitioning.
+    """Yields the statements that create a table in a catalog, with its clustering or partitioning.
 
     Args:
-        identifier: the quoted name of the table.
-        columns: with the declared ones.
+        identifier: the table's quoted name.
+        columns: all columns, including the declared ones.
     """
     listed = columns_ddl(columns)
     by = f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else ""
-    # Delta cuts this clause out of CREATE TABLE by counting characters, and counts those beyond U+FFFF as one.
+    # Delta removes this clause from CREATE TABLE by character positions, and counts characters beyond U+FFFF as one.
     is_miscounted = max(identifier + listed) > _LAST_OF_BMP
     divided = f" PARTITIONED BY ({quote(schema.partition_by)})" if schema.partition_by else ""
     with_properties = ", ".join(f"{sql_string(key)} = {sql_string(value)}" for key, value in properties.items())
@@ -44,5 +44,5 @@ def create_statements(
 
 
 def cluster_statement(identifier: str, keys: Iterable[str]) -> str:
-    """The statement that has a table clustered by these columns."""
+    """Returns the statement that sets a table's clustering columns."""
     return f"ALTER TABLE {identifier} CLUSTER BY ({', '.join(map(quote, keys))})"

@@ -1,4 +1,4 @@
-"""How one table is defined: its columns, how rows come into it, and the Delta properties that follow."""
+"""How a table is defined: its columns, how rows get into it, and the Delta properties that follow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
     Attributes:
         sql: its Spark SQL type.
-        comment: what it means, its unit, and when it is null. Tables in storage have it as the column's comment.
+        comment: its meaning, its unit, and when it is null. Stored as the column's comment.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
 
 def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
-    """The columns with their comments.
+    """Returns the columns with their comments.
 
     Raises:
         KeyError: a column has no comment.
@@ -52,28 +52,28 @@ def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column
 
 
 class Writes(StrEnum):
-    """How rows come into a table."""
+    """How rows get into a table."""
 
     APPEND = "append"
     MERGE = "merge"
     BOTH = "both"
     REPLACE = "replace"
-    """All at once: the table is small."""
+    """All rows are replaced at once: the table is small."""
 
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Definition of one Delta table.
+    """Definition of a Delta table.
 
     Attributes:
-        definitions: its columns in order; `DECLARED` stands for the declared capture columns, which have its comment.
+        definitions: its columns in order. `DECLARED` stands for the declared capture columns, which share its comment.
         comment: what a row is.
         written_by: the module, without `sessionlake.`, that usually commits the table's rows.
-        partition_by: the column whose values divide a table of one row for each of them, in a catalog.
-        cluster_by: liquid clustering keys, where the storage has it.
-        writes: how rows come in; what MERGE replaces is marked in deletion vectors.
-        skipping: columns that files keep minimum and maximum of.
-        feed: whether Delta's change data feed is on.
+        partition_by: in a catalog, the column whose values partition the table, with one row each.
+        cluster_by: liquid clustering keys, where the storage supports them.
+        statistics_columns: columns for which files keep minimum and maximum.
+        change_feed: True if Delta's change data feed is on.
+        writes: how rows get in. Rows that MERGE replaces are marked in deletion vectors.
     """
 
     definitions: tuple[Column, ...]
@@ -91,34 +91,34 @@ class TableSchema:
         return tuple((column.name, column.sql) for column in self.definitions)
 
     def definitions_for(self, settings: Settings) -> tuple[Column, ...]:
-        """The columns, with the declared ones in place."""
-        whole: list[Column] = []
+        """Returns the columns with the declared ones in place."""
+        columns: list[Column] = []
         for column in self.definitions:
             if column.name == DECLARED:
-                whole.extend(Column(own.name, own.sql, column.comment) for own in settings.capture.declared)
+                columns.extend(Column(own.name, own.sql, column.comment) for own in settings.capture.declared)
             else:
-                whole.append(column)
-        return tuple(whole)
+                columns.append(column)
+        return tuple(columns)
 
     def columns_for(self, settings: Settings) -> Columns:
-        """Names and Spark SQL types of the columns, with the declared ones in place."""
+        """Returns names and Spark SQL types of the columns, with the declared ones in place."""
         return tuple((column.name, column.sql) for column in self.definitions_for(settings))
 
     @property
     def append_only(self) -> bool:
-        """Whether rows never change."""
+        """True if rows never change."""
         return self.writes is Writes.APPEND
 
     @property
     def merged(self) -> bool:
-        """Whether MERGE changes rows."""
+        """True if MERGE changes rows."""
         return self.writes in (Writes.MERGE, Writes.BOTH)
 
     def properties(self, keep: timedelta) -> dict[str, str]:
-        """Delta table properties.
+        """Returns the table's Delta properties.
 
         Args:
-            keep: how far back the table's history is to reach.
+            keep: how far back the table's history must reach.
         """
         found = _LOG | {RETENTION: interval_text(keep)}
         found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}

@@ -1,6 +1,6 @@
-"""The names of all tables and layers, in one place: what they hold is in `schemas`, and each layer writes its own.
+"""The names of all tables, layers and claims. The modules of `schemas` define the tables' columns.
 
-A table is named `<schema>.<table>` throughout; `tables.Lake` knows where that is on a laptop and in a catalog.
+A table is named `<schema>.<table>` everywhere. `Lake` maps the name to a folder or a catalog entry.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ METRICS_1H = "gold.metrics_1h"
 METRICS_1D = "gold.metrics_1d"
 DISTINCT_VALUES = "gold.distinct_values"
 REFERENCE = "reference."
-"""How the names of tables begin that users write."""
+"""Prefix of the names of reference tables, which users write."""
 PRODUCTS = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
-"""What gold makes by merging aggregates."""
+"""Tables that gold maintains by merging aggregates."""
 SESSION_SUMMARY = "gold.session_summary"
 DATA_QUALITY = "gold.data_quality"
 VIEWS = (SESSION_SUMMARY, DATA_QUALITY)
-"""What gold asks of silver's tables, and holds nothing of."""
+"""Views over silver's tables, which hold no data."""
 
 RULES = "gold.rules"
 RULE_STATUS = "gold.rule_status"
@@ -42,7 +42,7 @@ RULE_TIMES = "gold.rule_times"
 RULE_MATCHES = "gold.rule_matches"
 RULE_EVENTS = "gold.rule_events"
 RULE_RESULTS = (RULE_STATUS, RULE_TIMES, RULE_MATCHES, RULE_EVENTS)
-"""What gold makes of `gold.rules`."""
+"""Tables that gold computes from `gold.rules`."""
 
 LOOKUP_FAILURES = "gold.lookup_failures"
 
@@ -57,14 +57,14 @@ ERASURES = "bronze.erasures"
 RETENTION_CLAIM = "retention"
 FORGET_CLAIM = "forget"
 CLAIMED_TABLES = {RETENTION_CLAIM: (RETAINED, POSITIONS), FORGET_CLAIM: (ERASURES,)}
-"""By the claim, tables whose rows its holder alone changes: see `replace_claimed` and `merge_claimed` of `commit`."""
+"""For each claim, the tables whose rows only its holder changes, with `replace_claimed` and its siblings."""
 
 BRONZE = "bronze"
 SILVER = "silver"
 SILVER_TABLES = "silver_tables"
-"""The ledger's name for the MERGEs beside silver's stream."""
+"""The ledger's layer name for the MERGEs that follow silver's stream."""
 GOLD = "gold"
 SILENCES_APP = "silences"
 TOPICS_APP = "topics"
 WRITTEN_OUTSIDE_BATCHES = {BRONZE: ((MESSAGES, SILENCES_APP), (TOPICS, TOPICS_APP))}
-"""By the claim, tables that a layer also writes outside its batches, and the application ids of those commits."""
+"""For each claim, the tables that its layer also writes outside its batches, with the commits' application ids."""

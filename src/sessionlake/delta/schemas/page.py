@@ -1,7 +1,4 @@
-"""The data dictionary, `docs/reference/tables.md`, made of the definitions of tables.
-
-make reference
-"""
+"""Builds the data dictionary `docs/reference/tables.md` from the table definitions: run `make reference`."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _WRITES = {
 
 
 def page() -> str:
-    """The page, as Markdown."""
+    """Returns the page as Markdown."""
     return "\n".join([_HEAD, *_sections()])
 
 

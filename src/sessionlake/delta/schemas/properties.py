@@ -1,4 +1,4 @@
-"""Delta's table properties that are set or read here, and how their values are written."""
+"""Delta's table properties that are set or read here, and the format of their values."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from datetime import timedelta
 from sessionlake.protocol.names import quote
 
 CHECKPOINTS = "delta.checkpointInterval"
-"""After how many versions the log is put together, which readers begin at."""
+"""After how many versions a checkpoint of the log is written. Readers start at the latest checkpoint."""
 CHECKPOINT_INTERVAL = 50
 RETENTION = "delta.deletedFileRetentionDuration"
-"""How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
+"""How long the log remembers removed files. Each checkpoint lists them until then."""
 LOG_CLEANUP = "delta.enableExpiredLogCleanup"
-"""Whether Delta removes log entries by their age, whoever has yet to read them."""
+"""Whether Delta removes log entries by their age, even if a stream has not read them."""
 STATISTICS_COLUMNS = "delta.dataSkippingStatsColumns"
-"""Names of the columns that files have the least and the greatest value of."""
+"""Names of the columns for which files keep minimum and maximum."""
 APPEND_ONLY = "delta.appendOnly"
-"""Whether Delta refuses commits that remove rows; what retention has removed rows of has it no more."""
+"""Whether Delta refuses commits that remove rows. Set to false once retention has removed rows."""
 DELETION_VECTORS = "delta.enableDeletionVectors"
-"""Whether what MERGE replaces is marked, and its file left as it is."""
+"""Whether MERGE marks replaced rows and leaves their files as they are."""
 CHANGE_FEED = "delta.enableChangeDataFeed"
-"""Whether commits tell which rows they change."""
+"""Whether commits record which rows they change."""
 _LISTED = re.compile(r"`[^`]*`|[^,]+")
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Names of columns as Delta's properties have them."""
+    """Returns column names as a Delta property lists them."""
     return ",".join(name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else quote(name) for name in names)
 
 
-def split_names(told: str) -> tuple[str, ...]:
-    """What `join_names` wrote."""
-    return tuple(name.strip("`") for name in _LISTED.findall(told))
+def split_names(value: str) -> tuple[str, ...]:
+    """Returns the names in a property that `join_names` wrote."""
+    return tuple(name.strip("`") for name in _LISTED.findall(value))
 
 
 def interval_text(span: timedelta) -> str:
-    """A duration as Delta's properties have it."""
+    """Returns a duration as Delta's properties write it."""
     return f"interval {int(span.total_seconds())} seconds"
 
 
-def parse_interval(told: str | None) -> timedelta:
-    """What a property says that `interval_text` wrote; zero for anything else."""
-    found = re.fullmatch(r"interval (\d+) seconds", told or "")
+def parse_interval(value: str | None) -> timedelta:
+    """Returns the duration in a property that `interval_text` wrote; zero for any other text or None."""
+    found = re.fullmatch(r"interval (\d+) seconds", value or "")
     return timedelta(seconds=int(found[1])) if found else timedelta(0)

@@ -12,7 +12,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
             Column("name", "string", "Name of the rule"),
             Column("text", "string", "The rule as YAML, without its name"),
             Column("enabled", "boolean", "False if the rule is not to be evaluated"),
-            Column("updated_at", "timestamp", "Wall-clock time of the last change; null if whoever wrote it gave none"),
+            Column("updated_at", "timestamp", "Wall-clock time of the last change; null if its writer gave none"),
         ),
         "Rules as users write and edit them; gold reads them with its next batch",
         written_by="cli.rules",

@@ -281,7 +281,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
             Column(
                 "action",
                 "string",
-                "What was done: isolated (no more calls for the session's present life), recorded, or skipped (not "
+                "What was done: isolated (no further calls for the session's present life), recorded, or skipped (not "
                 "called, isolated before)",
             ),
             Column("error", "string", "What the class raised, up to 1,000 characters"),

@@ -1,4 +1,4 @@
-"""The definitions of all tables that every lake has. Names of tables and columns are a contract (see README)."""
+"""The definitions of all tables that every lake has. Table and column names are a public contract (see README)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from sessionlake.delta.schemas.rules import RULE_SCHEMAS
 from sessionlake.delta.schemas.silver import SILVER_SCHEMAS
 
 COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
-"""Columns of the ledger that balance in every entry of silver: the first is the sum of the others."""
+"""Ledger columns that balance in every entry of silver: the first is the sum of the others."""
 TABLES: dict[str, TableSchema] = BRONZE_SCHEMAS | SILVER_SCHEMAS | GOLD_SCHEMAS | RULE_SCHEMAS | OPS_SCHEMAS
 """The definitions by table name."""
 
 
 @cache
 def arrow_schema(table: str) -> pa.Schema:
-    """The columns of a table without declared ones; needs a running session, whose parser knows the types."""
+    """Returns a table's columns as an Arrow schema, without declared ones.
+
+    Needs a running session to parse the types.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -29,5 +32,5 @@ def arrow_schema(table: str) -> pa.Schema:
 
 
 def fixed_columns(table: str) -> tuple[str, ...]:
-    """The columns of a table of every lake, less the declared ones."""
+    """Returns a table's column names without the declared ones."""
     return tuple(name for name, _ in TABLES[table].columns if name != DECLARED)
