@@ -181,7 +181,7 @@ def all_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows there are, the fold's go past Spark in files; in a catalog there are none."""
 
     def files(scratch: Path | None, query: str) -> PayloadFiles:
-        return PayloadFiles(None if scratch is None else scratch / query, least=0)
+        return PayloadFiles(None if scratch is None else scratch / query, min_bytes=0)
 
     monkeypatch.setattr(PayloadFiles, "for_query", files)
 

@@ -352,13 +352,13 @@ def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
     limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
     old = expired_rows(EVENTS, limits, 0)
-    assert lake.storage.count(spark, EVENTS, old) == 2
+    assert lake.storage.count_rows(spark, EVENTS, old) == 2
     before = lake.last_commit(spark, EVENTS).version
     remove_rows(spark, lake, EVENTS, old)
     assert lake.last_commit(spark, EVENTS) == Commit(before + 2, 0)  # behind that which lets rows go
     left = [row["offset"] for row in lake.reader(spark).rows(EVENTS, columns=["offset"])]
     assert sorted(left, key=str) == [1, 3, None]
-    assert lake.storage.count(spark, EVENTS, old) == 0
+    assert lake.storage.count_rows(spark, EVENTS, old) == 0
 
 
 class StoppedError(Exception):
@@ -552,8 +552,8 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     for session in ("somebody", ""):  # of messages without an id of a session
         clean_bookkeeping(spark, lake, (TOPIC, session))
     assert [last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [None, 4]
-    assert beginnings(lake.reader(spark))[TOPIC, 0].last == 7
-    lake.storage.purge(spark, RETAINED, "test")
+    assert beginnings(lake.reader(spark))[TOPIC, 0].last_removed == 7
+    lake.storage.purge_history(spark, RETAINED, "test")
     held = [file for file in folder_of(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]
     assert held == []
 

@@ -137,7 +137,7 @@ class Life:
     def remove(self) -> None:
         least = sorted(one["number"] for one in self.held.values())[3]
         limits = pa.table({"limit": [least]})
-        self.lake.remove(self.spark, TABLE, Expired((), "number", limits, {"number": least}))
+        self.lake.remove_rows(self.spark, TABLE, Expired((), "number", limits, {"number": least}))
         self.held = {key: one for key, one in self.held.items() if one["number"] > least}
 
     def replace(self) -> None:
