@@ -76,9 +76,10 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
             states[shard] = after or states.get(shard)
             reports += [payload for kind, payload in sent_on if kind == SilverOutput.REPORT]
         folds.append(time.process_time() - begun)
-        ends = sum_counts([read_report(report) for report in reports])
+        decoded = [read_report(report) for report in reports]
+        ends = sum_counts(decoded)
         begun = time.process_time()
-        log.advance(ends)
+        log.advance(ends, decoded)
         notes.append(time.process_time() - begun)
     return {
         "pack, ms": median(packs[4:]) * 1000,
