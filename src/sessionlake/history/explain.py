@@ -207,7 +207,7 @@ def _has_read_complete_batches(settings: Settings) -> bool:
     """
     if reads_initial_snapshot(settings.checkpoint(GOLD)):
         raise LakeError(
-            f"gold has not finished its first pass over {CHANGES}",
+            f"gold has not finished reading the rows that {CHANGES} had at gold's first start",
             why="Until then it is not known which of its rows are in gold's figures already",
             fix="Wait until `sessionlake status` shows that gold has read all of silver's batches, and run the command "
             "again",

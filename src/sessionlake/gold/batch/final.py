@@ -79,9 +79,9 @@ class FinalRowAppender:
             raise LakeError(
                 f"{progress.final.table}: {where}: silver changed the bucket of {one[START]:%Y-%m-%d %H:%M:%SZ} "
                 "after its rows had become final",
-                why=f"{progress.final.table} may have rows that are wrong. That can happen if a session moved to another "
+                why=f"{progress.final.table} may have wrong rows. That can happen if a session moved to another "
                 "topic-partition while messages of it were held back, or if session_timeout was shortened",
-                fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds this table, too",
+                fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds both tables",
             )
 
     def write(self, spark: SparkSession, times: Limits, txn: Txn) -> Iterator[TableOutput]:
