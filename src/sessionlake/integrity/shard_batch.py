@@ -76,8 +76,7 @@ class ShardBatch:
     """The sessions of a shard to judge in one batch: first those with messages, then others with something due by time.
 
     A session's index in these sequences is its number in the batch. Sessions with messages are in the stream's order.
-    In
-    the outcome, held messages come first: a new message has its index in `stream` plus the number of held messages.
+    In the outcome, held messages come first: a new message has its index in `stream` plus the number of held messages.
 
     Attributes:
         stream: The batch's new messages.

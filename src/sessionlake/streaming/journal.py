@@ -122,8 +122,7 @@ def record_building(settings: Settings, operation: Operation, version: int) -> I
     """Records, while the block runs, that a rebuild builds new tables beside the live ones from `version` of bronze.
 
     Layers can start meanwhile. Maintenance keeps everything committed to bronze after that version, because a layer
-    without
-    a checkpoint still needs it. If another rebuild is already replacing tables, its record stays.
+    without a checkpoint still needs it. If another rebuild is already replacing tables, its record stays.
     """
     discard_building(settings, operation)
     if not operation.file(settings).exists():

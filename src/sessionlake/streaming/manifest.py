@@ -120,11 +120,9 @@ def committing(
     """Records before the block that a batch is being committed with these settings, and after it that it is done.
 
     If a process dies between two tables, the batch is computed again and skips the tables that have it. All tables must
-    get
-    results of the same settings, so the settings must not change in between. This also holds if the process died after
-    the
-    last table but before Spark's checkpoint recorded the batch. Then the state is computed again, and messages must be
-    judged by the same settings. Only the code of a processor's class may be newer.
+    get results of the same settings, so the settings must not change in between. This also holds if the process died
+    after the last table but before Spark's checkpoint recorded the batch. Then the state is computed again, and
+    messages must be judged by the same settings. Only the code of a processor's class may be newer.
 
     Raises:
         LakeError: The settings have changed since the batch was started, or the manifest cannot be read.

@@ -54,10 +54,8 @@ class _Run:
         """Releases everything that the batches need; returns the error of a failed batch, None if none has failed.
 
         Spark's query references this object, and the code that commits batches usually references the query. Such a
-        cycle is
-        half in Python and half in the JVM, so neither garbage collector can free it. The thread in which Spark called
-        the
-        batches does not end by itself either.
+        cycle is half in Python and half in the JVM, so neither garbage collector can free it. The thread in which Spark
+        called the batches does not end by itself either.
         """
         raised, self.raised, self._batch, self._txn = self.raised, None, None, Txn
         if self._end_thread is not None:
@@ -199,10 +197,8 @@ def discard_abandoned_states(checkpoint: Path) -> None:
     """Removes the files that batches which were never committed left in the state store. The query must not be running.
 
     Spark's manager of local files, which `spark.session` configures, silently keeps an existing file when it should
-    write
-    another one of the same name. If a batch is computed again, after a decision or with other settings, it would then
-    keep
-    the state of the failed attempt.
+    write another one of the same name. If a batch is computed again, after a decision or with other settings, it would
+    then keep the state of the failed attempt.
     """
     last = last_committed(checkpoint)
     committed = 0 if last is None else last + 1  # batch n leaves state version n + 1

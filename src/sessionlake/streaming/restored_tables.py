@@ -27,8 +27,7 @@ def refuse_restored(spark: SparkSession | None, lake: Lake, tables: Iterable[str
     """Checks that none of these tables was restored to an older version, by RESTORE or from a backup.
 
     If the ledger was restored too, bronze's tables are assumed to be restored with it. They are then compared only with
-    the
-    ledger.
+    the ledger.
 
     Raises:
         LossError: A table was restored. The error names it.
