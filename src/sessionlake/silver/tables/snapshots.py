@@ -89,13 +89,11 @@ def compute_snapshots(
 
     Args:
         cuts: The cuts, columns `CUT_COLUMNS` and `changes`; a session can have several.
-        kept: Sizes of the sessions' last stored tables and numbers of changes since, as the argument `kept` of
-            `Weights`.
+        kept: Sizes of the last stored tables and numbers of changes since, as the argument `kept` of `Weights`.
         rows: The last stored table of each session.
         changes: The changes since these tables, columns as `change_columns`.
         late: The sessions (class `once`) with a late fill since these tables, columns `SESSION`. Their rows and changes
-            must be what `seq_history.read_seq_history` returns, or all their changes without rows.
-        columns: The declared columns.
+            are what `seq_history.read_seq_history` returns, or all their changes without rows.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
     session, names = dictionary_codes(session_keys(cuts))
