@@ -20,7 +20,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 class Pane(IntEnum):
-    """When a row was last written: before its series' watermark passed its point, in the batch that passed it, or later."""
+    """When a row was last written: before its series' watermark passed its point, in the batch that did, or later."""
 
     EARLY = 0
     ON_TIME = 1
@@ -176,7 +176,7 @@ class Timeline:
         return self.source >= 0
 
     def sums(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
-        """Returns the averages over up to `window` points that end at these indices, and the number of points in each."""
+        """Returns averages over up to `window` points that end at these indices, and the number of points in each."""
         rank = self.rank[index]
         total = np.zeros(len(index))
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
@@ -273,8 +273,9 @@ def fold_points(tail: Points, older: OlderPoints, new: Points, *, series: Rollin
 
 
 def _merge_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Timeline, Points]:
-    """Merges the tails and the new points into one timeline. Returns it, and the new points that are older than their
-    tail.
+    """Merges the tails and the new points into one timeline.
+
+    Returns the timeline, and the new points that are older than their tail.
     """
     both = Points.concat(tail, new)
     order = both.order()
