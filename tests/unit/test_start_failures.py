@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-import typer
 from deltalake import DeltaTable
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
 from sessionlake.delta.schemas.tables import TABLES
+from support.command_names import command_names
 
 # Every command that starts Spark, with the arguments that take it as far as that.
 COMMANDS = {
@@ -159,15 +157,7 @@ def test_what_needs_no_spark_says_nothing_of_java(call, command):
 def test_every_command_stands_in_one_of_these_tables():
     words = [*COMMANDS.values(), *BEHIND_THE_BROKER.values(), *WITHOUT_SPARK.values()]
     missing = {
-        name for name in _commands(typer.main.get_command(cli.app))
+        name for name in command_names()
         if name.split()[0] not in OTHERS and not any(" ".join(given).startswith(name) for given in words)
     }  # fmt: skip
     assert missing == set()
-
-
-def _commands(command: Any, path: str = "") -> Iterator[str]:
-    inner = getattr(command, "commands", {})
-    for name in inner:
-        yield from _commands(inner[name], f"{path} {name}".strip())
-    if not inner:
-        yield path
