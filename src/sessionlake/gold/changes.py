@@ -127,7 +127,7 @@ def late_condition(product: Product) -> str:
     if product.lateness_ms is None:
         return "false"
     length, passed = int(product.bucket_ms or 1), f"({APPLIED} - {int(product.lateness_ms)}L)"
-    # The earliest times are before the start of any bucket that a bigint can hold.
+    # For the earliest times, the start of the bucket does not fit into a bigint.
     begins = f"coalesce(try_subtract(ts, pmod(ts, {length}L)), ts)"
     return f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)"
 

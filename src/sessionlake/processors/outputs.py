@@ -82,10 +82,7 @@ class ProcessorFailure(msgspec.Struct):
         )
 
     def place(self) -> tuple[str, int, int]:
-        """A sort key for failures.
-
-        It ensures that the failure that is reported does not depend on the number of shards.
-        """
+        """A sort key for failures. Sorted by it, the first failure of a batch is the same for any number of shards."""
         return self.topic, self.partition, self.offset
 
 

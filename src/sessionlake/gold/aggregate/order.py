@@ -40,7 +40,7 @@ class OnceTopics:
         return RuleBook(self.capture).of(topic).integrity is Integrity.ONCE
 
     def of(self, topics: Sequence[str]) -> list[str]:
-        """Returns those of the given topics that are judged under `once`."""
+        """Returns which of the given topics are judged under `once`."""
         return [topic for topic in topics if self(topic)]
 
     @property

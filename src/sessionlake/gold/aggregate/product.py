@@ -117,7 +117,7 @@ class Product:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of the columns that the aggregates read, without those that every event has.
+        """The names of the columns that the aggregates read, apart from the columns that every event has.
 
         For a product over `Rows`, these are columns of the source table.
         """

@@ -21,8 +21,8 @@ from sessionlake.protocol.arrow import contiguous, dictionary_codes
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
-# Number of bits of a double after the first six of its fraction. Without them, each power of two is divided into 64
-# buckets.
+# Number of low bits of a double that are dropped. The first six bits of its fraction remain. They divide the range
+# between two powers of two into 64 buckets.
 _DROPPED = 46
 _NEGATIVES = 1 << (63 - _DROPPED)
 _INFINITY = 0x7FF << (52 - _DROPPED)

@@ -87,7 +87,7 @@ def rebuilt_up_to(spark: SparkSession, lake: Lake, series: RollingAverage) -> in
 
 
 def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
-    """Returns a table of averages together with the initial states of its shards."""
+    """Returns a table of averages together with its last rebuild's id, and the owners that the rebuilt table had."""
     rebuild_id = lake.storage.properties(spark, series.table).get(REBUILD_ID, "")
     if rebuild_id and not handover.next_batch(settings, GOLD):
         # Gold starts from the beginning, with empty tables.

@@ -149,7 +149,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
 def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
     """Creates the table if it does not exist. A table with other columns than the declared ones is dropped before."""
     present = lake.storage.columns(spark, table.table) if lake.exists(spark, table.table) else None
-    # AVERAGES, whose properties hold gold's own notes, is never dropped. Its keys never change.
+    # AVERAGES is never dropped: its properties store, for example, which tables gold maintains. Its keys never change.
     if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
         # File statistics and clustering depend on the table's definition, so the table is created again.
         lake.drop(spark, table.table)
