@@ -71,7 +71,7 @@ class MessageProcessor:
 
     @property
     def rules(self) -> RuleBook:
-        """The integrity rules of the topics."""
+        """The integrity rules of each topic."""
         self._rules = self._rules or RuleBook(self.capture)
         return self._rules
 

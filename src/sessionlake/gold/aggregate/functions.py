@@ -29,7 +29,10 @@ _SPLIT = 134_217_729.0  # 2^27 + 1
 
 
 class Aggregate(ABC):
-    """One result column of a product, computed from events by merging. Subclasses say how."""
+    """One result column of a product, computed from events. Partial results of different batches can be merged.
+
+    A subclass defines one way to compute it, for example a sum.
+    """
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ _HEX_DIGITS = 15
 
 @dataclass(frozen=True)
 class OnceTopics:
-    """Decides which topics are judged under the integrity class `once`."""
+    """Decides which topics are judged under the integrity class `once`. Call it with the name of a topic."""
 
     capture: CaptureSettings
 

@@ -266,7 +266,7 @@ def _middle(code: Int64s) -> Any:
 
 
 def _sigma(x: Any) -> Any:
-    """Returns `x + sum(x^(2^k) 2^(k-1))` over k from 1, for shares below 1."""
+    """Returns `x + sum(x^(2^k) 2^(k-1))` over k from 1, for shares below 1. A term of Ertl's estimate (`Distinct`)."""
     found, before, power, factor = x, -x, x, 1.0
     while (found != before).any():
         power, before = power * power, found
@@ -276,7 +276,10 @@ def _sigma(x: Any) -> Any:
 
 
 def _tau(x: Any) -> Any:
-    """Returns `(1 - x - sum((1 - x^(2^-k))^2 2^-k)) / 3` over k from 1, for shares above 0; 0 for a share of 0."""
+    """Returns `(1 - x - sum((1 - x^(2^-k))^2 2^-k)) / 3` over k from 1. A term of Ertl's estimate (`Distinct`).
+
+    For a share of 0 the result is 0.
+    """
     found, before, root, factor = 1 - x, x - 1, x, 1.0
     while (found != before).any():
         root, before = np.sqrt(root), found

@@ -101,7 +101,7 @@ class GoldReport(msgspec.Struct):
 
     @property
     def times(self) -> dict[str, int]:
-        """By topic, the highest stream time in ms at which a change was applied."""
+        """By topic, the highest stream time in ms at which a change of the batch was applied."""
         return by_topic(self.places)
 
 

@@ -126,7 +126,7 @@ class Chunks:
 
     @staticmethod
     def of(chunks: Iterable[bytes]) -> Chunks:
-        """Decodes a shard's chunks."""
+        """Decodes the chunks of one shard, and joins their changes."""
         parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()
         for chunk in chunks:
@@ -171,7 +171,7 @@ def _dictionary_encode(table: pa.Table, names: Iterable[str]) -> pa.Table:
 
 
 def any_valid(table: pa.Table, names: Iterable[str]) -> pa.Array:
-    """Returns, for each row, whether at least one of the columns has a value."""
+    """Returns, for each row, whether at least one of the columns with these names has a value."""
     found = np.zeros(table.num_rows, np.bool_)
     for name in names:
         found |= table[name].is_valid().to_numpy()

@@ -165,14 +165,20 @@ class Timeline:
 
     @staticmethod
     def of(points: Points, source: Int64s, keys: int) -> Timeline:
-        """Returns the timeline of sorted points of `keys` series."""
+        """Returns a timeline.
+
+        Args:
+            points: Points that are already sorted by series and event time.
+            source: The index of each point in the batch; -1 for a point from an earlier batch.
+            keys: Number of series.
+        """
         count = np.bincount(points.key, minlength=keys)
         rank = np.arange(len(points)) - (np.cumsum(count) - count)[points.key]
         return Timeline(points, source, rank, count[points.key] - rank - 1)
 
     @property
     def fresh(self) -> Bools:
-        """True for each point of this batch."""
+        """For each point, True if it is from this batch."""
         return self.source >= 0
 
     def sums(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:

@@ -84,7 +84,7 @@ class RollingAverage:
 
     @property
     def sorted_by(self) -> tuple[str, ...]:
-        """The names of the columns that order the points of a series in every class."""
+        """The names of the columns that order the points of a series, whatever the integrity class."""
         time, *rest = self.order
         return (time, *self.seq_order, *rest)
 

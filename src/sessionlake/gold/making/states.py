@@ -123,7 +123,7 @@ def _owners_in(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table
 
 
 def _hash_names(named: DataFrame) -> pa.Table:
-    """Replaces the column `name` by the column `mark`, the hash of the name."""
+    """Returns the rows as an Arrow table, in which `mark`, the hash of the name, replaces the column `name`."""
     columns = ", ".join(f"{name} {kind}" for name, kind in named.dtypes if name != "name")
     found = named.mapInArrow(_append_hashes, f"{columns}, mark bigint").toArrow().combine_chunks()
     place = found.schema.get_field_index("mark")

@@ -187,7 +187,13 @@ def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> s
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
-    """Returns the rows that a table has for these changes, computed as the stream computes them."""
+    """Returns the rows that a table has after these changes alone, computed by the same code as in the stream.
+
+    Args:
+        changes: Changes from `select_changes`.
+        table: The table.
+        declared: The declared columns.
+    """
     if isinstance(table, RollingAverage):
         return _averages(changes, table, declared)
     return _products(changes, table, declared)

@@ -53,7 +53,10 @@ _STEPS = 24
 
 
 def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
-    """Reads the floors of tables, by table name. Tables without expired buckets are left out."""
+    """Reads the floors of tables, by table name. A floor is the first event time of a topic that has not expired.
+
+    Tables without expired buckets are left out.
+    """
     known = read_retained(reader, tables)
     return {table: _floors_of(known[table]) for table in tables if table in known}
 
