@@ -332,7 +332,7 @@ class Clock:
         return stretches if silent_stretches is None else replace(stretches, silences=silent_stretches)
 
     def _note_first_times(self, waiting: Collection[int], segments: Int64s, silences: Int64s) -> None:
-        """Sets `first_times` of lanes without stream time, from an earlier batch, or a silence or message of this one."""
+        """Sets `first_times` of lanes without a time, from an earlier batch, or a silence or message of this one."""
         known = (place for place in waiting if self.lanes[place].time != NO_TIME)
         self.first_times = {place: FirstTime(self.lanes[place].time, BEGINNING) for place in known}
         untimed = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
