@@ -92,7 +92,7 @@ def rebuild(
         version: The version of `bronze.messages` to build from; None means the latest. The stream resumes after it.
         selection: The sessions to rebuild; all others stay as they are.
         slice_messages: About how many messages are read at a time; None means the default.
-        compares: False to treat the live tables as changed without reading them. True to compare them with the new ones.
+        compares: True to compare the live tables with the new ones. False to count all as changed without reading them.
         start_over: True to build everything again instead of finishing an interrupted rebuild.
 
     Raises:
