@@ -1,18 +1,19 @@
 """Gold: tables computed from silver's changes. To declare your own table, use `Product` and the aggregates below.
 
-The packages and modules, from the bottom up. Each imports only those listed before it; those marked pure do not import
-Spark.
+The packages and modules, from the bottom up. Each imports only modules that are listed before it. Modules marked pure
+do not import Spark.
 
-- `aggregate`: pure; aggregates that merge, products declared with them, and the products of every lake
-- `rules`: pure; rules as text and as trees, and their evaluation on arrays
-- `fold`: pure; the streaming fold of one shard: state and changes in, rows out
+- `aggregate`: pure; aggregates that can be merged batch by batch, products declared with them, and the products of
+  every lake
+- `rules`: pure; alert rules as text and as trees, and their evaluation on arrays
+- `fold`: pure; the streaming fold of one shard: takes its state and changes, returns rows and the next state
 - `enrich`: pure; reference tables, and changes joined with them
 - `testing`: checks a product in a unit test
 - `declared`: the tables that the configuration declares, with their schemas and comments
-- `changes`: `silver.session_changes` with the columns that gold reads
+- `changes`: reads `silver.session_changes` with the columns that gold needs
 - `tables`: what gold stores about its tables: which are complete, and which buckets have expired
 - `references`: reads and writes reference tables, and keeps enriched tables current
-- `batch`: commits one micro-batch to averages, products and final rows
+- `batch`: commits one micro-batch to the tables of averages, products and final rows
 - `making`: rebuilds tables from all changes
 - `alerts`: evaluates rules with each micro-batch
 - `sql`: views and table functions

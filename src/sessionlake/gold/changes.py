@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 
 
 def declared_in(settings: Settings) -> Declared:
-    """Returns the declared columns that gold computes with: numbers and texts."""
+    """Returns the names of the declared columns that gold computes with: columns of numbers, and columns of texts."""
     columns = settings.capture.declared
     numbers = tuple(column.name for column in columns if column.numeric)
     return Declared(numbers, tuple(column.name for column in columns if column.sql == "string"))
 
 
 def change_columns(declared: Declared, once: OnceTopics) -> list[Column]:
-    """Returns the columns of a change, under the names that `gold.fold.pack` reads.
+    """Returns the columns to select from `silver.session_changes`, under the names that `gold.fold.pack` reads.
 
-    Under `once` they include silver's life and seq, which order the changes.
+    If a topic may be judged under `once`, they include silver's life and seq, which order the changes.
+
+    Args:
+        declared: The declared columns.
+        once: Decides which topics are judged under `once`.
     """
     from pyspark.sql import functions as F
 
@@ -74,7 +78,7 @@ def select_changes(rows: DataFrame, settings: Settings, *more: Column) -> DataFr
 
 
 def with_seq_order(events: DataFrame) -> DataFrame:
-    """Adds the columns of `SEQ_ORDER` to events, with the values that tables of averages have."""
+    """Adds the columns `SEQ_ORDER` to events, with the values that tables of averages store in them."""
     from pyspark.sql import functions as F
 
     is_once = F.col(quote(LIFE)) != NO_LIFE
@@ -83,13 +87,14 @@ def with_seq_order(events: DataFrame) -> DataFrame:
 
 
 def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, numbers: bool) -> DataFrame:
-    """Returns one row for each number, or each text, that a change set.
+    """Returns one row for each number, or each text, that a change set. The value is in `value`.
 
-    Its name is in `metric`, or for texts in `column`, and its value in `value`.
+    The name of the declared column is in `metric` for numbers, and in `column` for texts.
 
     Args:
         changes: Changes from `select_changes`.
-        kept: Columns of the changes to keep.
+        declared: The declared columns.
+        kept: Names of the columns of changes to keep.
         numbers: True for numbers, False for texts.
     """
     from pyspark.sql import functions as F
@@ -108,16 +113,16 @@ def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, nu
 
 
 def is_late(product: Product) -> Column:
-    """Returns the SQL condition that a change is too late for the product, as `gold.aggregate.late` decides it."""
+    """Returns the condition that a change is too late for the product. It decides as `gold.aggregate.late` does."""
     from pyspark.sql import functions as F
 
     return F.expr(late_condition(product))
 
 
 def late_condition(product: Product) -> str:
-    """Returns the SQL text of the condition that a change is too late for the product.
+    """Returns the condition that a change is too late for the product, as SQL text.
 
-    It refers to the columns of `select_changes`.
+    The text refers to the columns of `select_changes`.
     """
     if product.lateness_ms is None:
         return "false"
@@ -128,7 +133,7 @@ def late_condition(product: Product) -> str:
 
 
 def _value_if_set(column: str) -> Column:
-    """Returns the column's value if the change set it, else null."""
+    """Returns the value of a declared column where the change set it, else null."""
     from pyspark.sql import functions as F
 
     was_set = (F.col("change") == "upsert") & F.array_contains("_set", column)
@@ -136,10 +141,12 @@ def _value_if_set(column: str) -> Column:
 
 
 def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
-    """Reads all changes that gold has processed; None before its first batch.
+    """Reads all changes that gold has processed, with the columns of `select_changes`.
+
+    None before gold's first batch.
 
     Raises:
-        LakeError: Gold stopped within a version of silver's table.
+        LakeError: Gold stopped before it had read a whole version of `silver.session_changes`.
     """
     version = version_read(settings)
     if version is None:
@@ -148,10 +155,10 @@ def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
 
 
 def require_all_changes(lake: Lake, spark: SparkSession) -> None:
-    """Checks that every change that gold has processed still exists.
+    """Checks that every change that gold has processed still exists in silver.
 
     Raises:
-        LakeError: Retention has removed some.
+        LakeError: Retention has removed some changes.
     """
     found = read_heads(lake.reader(spark)).get(CHANGES)
     if found is not None and found.gone:
@@ -159,10 +166,10 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
 
 
 def refuse_shorter(lake: Lake, spark: SparkSession) -> None:
-    """Checks that a rebuilt table would begin where it begins now.
+    """Checks that a rebuilt table would have rows for the same range of time as now.
 
     Raises:
-        LakeError: Retention has removed changes that the table was computed from.
+        LakeError: Retention has removed changes that the table was computed from. A rebuilt table would begin later.
     """
     try:
         require_all_changes(lake, spark)
@@ -174,9 +181,9 @@ def refuse_shorter(lake: Lake, spark: SparkSession) -> None:
 
 
 def version_read(settings: Settings) -> int | None:
-    """Returns the version of `silver.session_changes` up to which gold has read; None before its first batch.
+    """Returns the version of `silver.session_changes` up to which gold has read; None before gold's first batch.
 
     Raises:
-        LakeError: Gold stopped within a version or within a batch.
+        LakeError: Gold stopped before it had read a whole version, or during a batch.
     """
     return handover.last_version_read(settings, GOLD)

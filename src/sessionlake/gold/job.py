@@ -68,14 +68,14 @@ _ROW_IDLE = timedelta(days=7)
 
 
 def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> QueryWithBackground:
-    """Starts the gold stream.
+    """Starts the gold stream, after it has created or rebuilt tables where needed.
 
     Args:
-        once: Process what silver holds now, then end.
+        once: True to process only what silver holds now, and then end. False to run until stopped.
 
     Raises:
-        LakeError: The checkpoint is new but the tables have rows. Or they were built with another number of shards, or
-            a table by another declaration. Or a rebuild of silver was interrupted.
+        LakeError: The checkpoint is new but the tables have rows. Or the tables were built with another number of
+            shards. Or a table was built by another declaration. Or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
     with lake.storage.caching():
@@ -90,7 +90,9 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
 
 
 def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
-    """Rebuilds tables from everything that silver holds, after the stream has brought all other tables up to date.
+    """Rebuilds tables from everything that silver holds. Returns the result of each, by table name.
+
+    First the stream brings all other tables up to date.
 
     Raises:
         LakeError: Gold cannot start, for one of the reasons that `start` names.
@@ -111,7 +113,10 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
 
 
 def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
-    """Runs the stream once for the other tables, so that all have the same changes, then rebuilds the given ones."""
+    """Rebuilds the given tables.
+
+    First it runs the stream once for all other tables, so that all tables have the same changes.
+    """
     settings = lake.settings
     for table in tables:
         mark_incomplete(spark, lake, table)
@@ -135,7 +140,9 @@ def _start_stream(
     """Starts the stream that keeps tables current, and the work that runs in the background.
 
     Args:
-        asks: Whether lookups request the rows that reference tables lack.
+        tables: The tables to keep current.
+        once: True to process only what silver holds now, and then end.
+        asks: True if lookups may request rows that are missing in a reference table.
     """
     settings, begin = lake.settings, read_active(lake.settings, LAYER)
     store_maintained(spark, lake, tables)
@@ -158,7 +165,14 @@ def _start_stream(
 def folded_stream(
     spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], begin: Handover | None
 ) -> DataFrame:
-    """Returns the stateful stream: changes packed and folded by shard; columns `kind string, payload binary`."""
+    """Returns the stateful stream, in which changes are packed and folded by shard.
+
+    Its columns are `kind string, payload binary`.
+
+    Args:
+        averages: The tables of averages to fold.
+        begin: The state that a rebuild of gold left for the stream. None if the stream starts from its checkpoint.
+    """
     declared, owners = declared_in(settings), owners_of(one.series for one in averages)
     shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
     options: dict[str, Any] = {**SKIP_REMOVALS}

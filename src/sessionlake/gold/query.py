@@ -1,4 +1,7 @@
-"""Metrics over any range of time, read from the coarsest tiers that fit the range."""
+"""Metrics over any range of time, read from the tables of metrics with the longest buckets that fit the range.
+
+There are three tables of metrics, called tiers: per minute, per hour and per day.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,9 @@ class Figures:
 
     Attributes:
         rows: The keys, `window_start` if a step was given, and the figures, sorted by the keys.
-        read: Number of rows read, by tier.
-        files: For each tier, how many files were read and how many it has; None if the platform does not say.
+        read: Number of rows that were read, by table of metrics.
+        files: By table of metrics, how many files were read, and how many the table has. The value is None if the
+            platform does not say.
     """
 
     rows: pa.Table
@@ -61,12 +65,12 @@ def metrics(
         spark: Needed only if tables are in a catalog.
         by: Keys of the answer: some of `topic, session_id, row_id, metric`. With all four, the answer also has `first`
             and `last`.
-        of: Values to select, by key.
-        step: Length of the answer's buckets, in whole minutes counted from 1970; None for one bucket over the range.
+        of: Values to select, by key; None to select all.
+        step: Length of the answer's buckets, in whole minutes counted from 1970. None for one bucket over the range.
 
     Raises:
         UsageError: The range, the keys or the step are not valid.
-        LakeError: Gold has no metrics yet, or the buckets of a part of the range have expired.
+        LakeError: Gold has no metrics yet. Or the range includes buckets that have expired.
     """
     begin, end = _minute_ms("since", since), _minute_ms("until", until)
     length = None if step is None else milliseconds(step)
@@ -86,12 +90,13 @@ def metrics(
 def read_answer(
     reader: TableReader, answer: Product, wanted: Sequence[Span], conditions: Sequence[Condition]
 ) -> Figures:
-    """Reads spans of tiers and merges them.
+    """Reads parts of the tables of metrics, and merges their rows to the answer of a query.
 
     Args:
-        answer: The product that the answer is a table of, from `answer_product`.
-        wanted: The spans to read.
-        conditions: Conditions on the tiers' keys.
+        reader: Reads the tables.
+        answer: The product that defines the answer's keys and buckets, from `answer_product`.
+        wanted: Which buckets to read from which table.
+        conditions: Conditions on the key columns of the tables of metrics.
     """
     read, buffered, parts = dict.fromkeys((span.tier.table for span in wanted), 0), 0, [answer.schema().empty_table()]
     for span in wanted:

@@ -1,11 +1,11 @@
-"""Checks a product in a unit test, without Spark: batches merged one by one must give what all changes give at once.
+"""Checks a product in a unit test: batches merged one by one must give the same rows as all changes at once.
 
     changes = [Change(0, row_id="r", price=1.5), Change(60_000, row_id="r", price=2.5, status="on")]
     rows = check(BY_METRIC, changes)
     assert rows[0]["points"] == 2
 
-The changes are cut into batches in many ways, in the given order and in others. The `sql` of an aggregate is not
-checked here; `sessionlake verify gold` does that.
+The changes are split into batches in many ways, in the given order and in others. Spark is not needed. The `sql` of an
+aggregate is not checked here; `sessionlake verify gold` does that.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ class Change:
 
 
 def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: int = 0) -> list[Row]:
-    """Returns the product's rows for these changes, if they are the same for any batches.
+    """Returns the product's rows for these changes, and checks that they are the same for any batches.
 
     Args:
-        ways: How many random ways to cut the changes into batches.
+        changes: The changes, in the order of their application.
+        ways: How many random ways to split the changes into batches.
         seed: Seed of the random numbers.
 
     Raises:
-        AssertionError: A row differs. The text names the row and the batches.
+        AssertionError: A row differs for one way of splitting. The text names the row and the batches.
     """
     declared, chance = _declared(changes), random.Random(seed)  # noqa: S311 - not for secrets
     rows = [_row(declared, change, place) for place, change in enumerate(changes)]
@@ -103,7 +104,7 @@ def _batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Sequence[Ro
 
 
 def _merge_batch(product: Product, held: pa.Table, part: pa.Table) -> pa.Table:
-    """Merges a batch into the table's rows, as MERGE does."""
+    """Merges the product's rows for one batch into the table's rows, as MERGE does."""
     merged = _by_key(product, product.merged(part, held))
     return pa.Table.from_pylist([*(_by_key(product, held) | merged).values()], product.schema())
 

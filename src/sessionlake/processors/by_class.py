@@ -1,4 +1,4 @@
-"""Keyed processors computed by a user's class: it receives the rows of each key in order."""
+"""Computes the table of a processor with a key by a user's class, which receives the rows of each key in order."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ _PUBLISHED = frozenset({ORDINAL, BATCH})
 
 
 class ByClass(Computation):
-    """Computes the numbered records that a user's class yields for each key.
+    """Computes the records that a user's class yields for each key, numbered from 0.
 
     Args:
-        present: The source's columns and their types.
+        config: The processor's configuration.
+        present: The columns of the source table and their types.
 
     Raises:
         ConfigError: The class or the columns cannot be used.
@@ -66,11 +67,15 @@ class ByClass(Computation):
         self.comment = f"Records of the processor {config.name}, computed from the rows of {config.source} key by key"
 
     def select_input(self, rows: DataFrame) -> DataFrame:
-        """Filters the source to rows that have a value in every key column."""
+        """Filters the source table's rows to those that have a value in every key column."""
         return rows_with_values(rows, self.by)
 
     def compute(self, rows: DataFrame) -> DataFrame:
-        """Computes each key's records with the class, and stops at the first failure."""
+        """Computes each key's records with the user's class.
+
+        Raises:
+            ProcessorError: The class failed for a key.
+        """
         from pyspark.sql import functions as F
 
         columns = (*self.columns, (_ERROR, "string"))
@@ -88,9 +93,13 @@ class ByClass(Computation):
 def process_key(
     processor: KeyedProcessor[Any], key: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
 ) -> Iterator[Iterable[Record]]:
-    """Yields what the processor returns for one key, call by call.
+    """Processes the rows of one key, and yields the records of each call of the processor.
+
+    There is one call of `on_row` per row, and one of `on_end`.
 
     Args:
+        processor: The user's processor.
+        key: Values of the key's columns, by name.
         rows: All rows of the key, in order.
     """
     state = processor.initial(key)
@@ -101,9 +110,15 @@ def process_key(
 
 @dataclass(frozen=True)
 class _Groups:
-    """An Arrow function: turns the rows of several keys into their records.
+    """An Arrow function that computes the records of several keys, given their rows.
 
-    An exception of the class becomes a row with a text in `_ERROR`. The first such row stops the batch.
+    If the class raises, the result has a row with the error's text in the column `_ERROR`. One such row stops the
+    batch.
+
+    Attributes:
+        ref: Identifies the user's class.
+        config: The processor's configuration.
+        head: The columns before the declared ones, as pairs of name and Spark SQL type: the key, and `ordinal`.
     """
 
     ref: ProcessorRef
@@ -171,7 +186,11 @@ def _row_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _ordinals(keys: Iterable[tuple[Any, ...]]) -> list[int]:
-    """Numbers the records of each key from 0."""
+    """Returns the number of each record within its key, from 0.
+
+    Args:
+        keys: The key of each record.
+    """
     seen: dict[tuple[Any, ...], int] = {}
     found = []
     for key in keys:

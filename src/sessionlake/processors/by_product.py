@@ -1,6 +1,7 @@
-"""Keyed processors computed by a declared product of gold: its aggregates over all rows of each key and bucket.
+"""Computes the table of a processor with a key by a declared product of gold.
 
-The rows of a touched key and bucket are always aggregated from the start, never updated incrementally.
+The product's aggregates are over all rows of each key and bucket. If a row of a key and bucket is added or changed, the
+aggregates are computed again from all of these rows. They are never updated incrementally.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ _TIMES = ("timestamp", "bigint")
 
 
 class ByProduct(Computation):
-    """Computes the figures of a declared product, one row per key and bucket.
+    """Computes the aggregates of a declared product, one row per key and bucket.
 
     Args:
-        present: The source's columns and their types.
+        config: The processor's configuration.
+        present: The columns of the source table and their types.
 
     Raises:
         ConfigError: The product or the columns cannot be used.
@@ -86,9 +88,9 @@ class ByProduct(Computation):
             require_exact(config, "value", [rows.value], present)
 
     def select_input(self, rows: DataFrame) -> DataFrame:
-        """Selects the keys, the start of the bucket and the columns that aggregates read.
+        """Selects the keys, the start of the bucket and the columns that aggregates read from the source table.
 
-        Rows that lack a key or a bucket are dropped.
+        Rows without a value in a key column, or without a bucket, are dropped.
         """
         from pyspark.sql import functions as F
 
@@ -107,7 +109,10 @@ class ByProduct(Computation):
         return compute_groups(rows, self.by, _ProductRows(self.product, names), self.columns)
 
     def recompute_in_sql(self, rows: DataFrame) -> DataFrame:
-        """Recomputes the whole table from the source's rows in plain Spark SQL, for comparison with the stored one."""
+        """Returns the whole table, computed from the source table's rows in plain Spark SQL.
+
+        It is compared with the stored table.
+        """
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
@@ -127,7 +132,7 @@ class ByProduct(Computation):
         return expected_rows(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
 
     def _event_columns(self) -> dict[str, Column]:
-        """Returns the source columns that aggregates read, by the names that events give them."""
+        """Returns the columns of the source table that aggregates read, by the name that the aggregates use."""
         from pyspark.sql import functions as F
 
         source = self._rows
@@ -143,7 +148,7 @@ class ByProduct(Computation):
 
 @dataclass(frozen=True)
 class _ProductRows:
-    """An Arrow function: turns the rows of several keys into the product's rows."""
+    """An Arrow function that computes the product's rows of several keys, given all source rows of these keys."""
 
     product: Product
     names: tuple[str, ...]

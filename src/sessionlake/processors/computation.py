@@ -1,6 +1,7 @@
-"""What processors with a key have in common: the table's rows for a key are computed from all source rows of that key.
+"""What processors with a key have in common: they compute a key's output rows from all source rows of that key.
 
-`by_class` computes them with a user's class, `by_product` with a declared product.
+The source is the table that the processor reads. `by_class` computes the rows with a user's class, `by_product` with a
+declared product.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ _EXACT = re.compile(r"string|binary|boolean|tinyint|smallint|int|bigint|decimal\
 
 
 class Computation(ABC):
-    """Computes the output rows of each key from all its source rows.
+    """Computes the output rows of each key from all source rows of that key.
 
     Attributes:
-        by: Source columns that form the key. All rows of every key that a batch touches are computed again.
+        by: Columns of the source table that form the key. If a batch has rows of a key, all rows of that key are
+            computed again.
         keys: Columns that identify an output row.
-        columns: Names and Spark SQL types of the output, without `_batch`.
+        columns: The output columns without `_batch`, as pairs of name and Spark SQL type.
         comments: Column comments by column name.
-        comment: The table's description.
-        logic: A hash of everything the output depends on. None for a user's class, whose code cannot be hashed.
+        comment: The output table's description.
+        logic: A hash of everything that the output depends on. None for a user's class, whose code cannot be hashed.
     """
 
     by: tuple[str, ...]
@@ -47,14 +49,14 @@ class Computation(ABC):
 
     @abstractmethod
     def select_input(self, rows: DataFrame) -> DataFrame:
-        """Returns the source's rows that count, with the columns that `compute` needs and those of `by`."""
+        """Returns the source rows from which output is computed. Columns: the key, and what `compute` reads."""
 
     @abstractmethod
     def compute(self, rows: DataFrame) -> DataFrame:
-        """Computes the output rows, each row once.
+        """Computes the output rows, each exactly once.
 
         Args:
-            rows: Result of `select_input`, with every row of each key that occurs in it.
+            rows: Rows from `select_input`. If a key occurs, all of its rows must be included.
 
         Raises:
             ProcessorError: The user's code failed.
@@ -64,11 +66,12 @@ class Computation(ABC):
 def compute_groups(
     rows: DataFrame, by: Iterable[str], function: Callable[[pa.Table], pa.Table], columns: Iterable[tuple[str, str]]
 ) -> DataFrame:
-    """Applies a function to Arrow tables that each hold all rows of several keys.
+    """Applies a function to Arrow tables. Each table holds all rows of several keys.
 
     Args:
         by: Columns that form the key.
-        columns: Names and Spark SQL types of the function's result.
+        function: Takes a table of source rows, and returns a table of output rows.
+        columns: Columns of the function's result, as pairs of name and Spark SQL type.
     """
     ddl = ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
     return map_groups(rows, by, _GROUPS, function, ddl).localCheckpoint()
@@ -84,10 +87,14 @@ def rows_with_values(rows: DataFrame, names: Iterable[str]) -> DataFrame:
 
 
 def require_columns(config: ProcessorSettings, names: Iterable[str], present: Mapping[str, str]) -> None:
-    """Checks that the source has all these columns.
+    """Checks that the source table has all these columns.
+
+    Args:
+        names: Names of the columns.
+        present: The columns of the source table and their types.
 
     Raises:
-        ConfigError: Some are missing.
+        ConfigError: Columns are missing.
     """
     if missing := [name for name in names if name not in present]:
         raise ConfigError(
@@ -97,10 +104,15 @@ def require_columns(config: ProcessorSettings, names: Iterable[str], present: Ma
 
 
 def require_exact(config: ProcessorSettings, what: str, names: Iterable[str], present: Mapping[str, str]) -> None:
-    """Checks that the types of these columns compare and sort in the same way in Spark, Arrow and Python.
+    """Checks that the columns have types whose values compare and sort in the same way in Spark, Arrow and Python.
+
+    Args:
+        what: What the columns are used for, for the error's text.
+        names: Names of the columns.
+        present: The columns of the source table and their types.
 
     Raises:
-        ConfigError: The type of a column does not.
+        ConfigError: A column has another type, for example a floating-point number.
     """
     for name in names:
         if not _EXACT.fullmatch(present[name]):
@@ -112,13 +124,13 @@ def require_exact(config: ProcessorSettings, what: str, names: Iterable[str], pr
 
 
 def require_names(config: ProcessorSettings, published: Collection[str]) -> None:
-    """Checks that the key's columns can be columns of the output table.
+    """Checks that the names of the key's columns can be used in the output table.
 
     Args:
-        published: The output table's other columns.
+        published: Names of the output table's other columns.
 
     Raises:
-        ConfigError: A column is named twice, or the table already has one of that name.
+        ConfigError: The key names a column twice, or a column that the output table has anyway.
     """
     try:
         check_columns(config.key, published, config.into)

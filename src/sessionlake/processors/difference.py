@@ -1,4 +1,4 @@
-"""Compares two versions of a processor's table: rows added, removed and changed."""
+"""Compares a processor's table before and after a rebuild: rows added, removed and changed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BEFORE, _AFTER, _CHANGE = map(internal, ("before", "after", "change"))
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A row that only one of two tables has, or whose values differ.
+    """One row that differs between a table before and after.
 
     Attributes:
         change: `added`, `removed` or `changed`.
         key: The row's key, by column.
-        before: Its other columns in the first table; None if the table has no such row.
-        after: Its other columns in the second table; None if the table has no such row.
+        before: The row's other columns in the table before; None if the row was added.
+        after: The row's other columns in the table after; None if the row was removed.
     """
 
     change: str
@@ -35,13 +35,14 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """How the second of two tables differs from the first.
+    """How a table after a change differs from the table before.
 
     Attributes:
-        rows: Number of rows in the second table.
-        counts: Number of differing rows by kind of change.
+        rows: Number of rows after.
+        counts: Number of differing rows, by `added`, `removed` or `changed`. A kind without rows is missing.
         first: The first differing rows, in the order of their keys.
-        columns: Columns that only one table has, or that have another type. They are left out of the comparison.
+        columns: Columns that only one of the two tables has, or whose types differ. They are left out of the
+            comparison.
     """
 
     rows: int
@@ -50,7 +51,7 @@ class Difference:
     columns: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        """Returns True if anything differs."""
+        """Returns True if a row or a column differs."""
         return bool(self.counts or self.columns)
 
     def __str__(self) -> str:
@@ -60,11 +61,13 @@ class Difference:
 
 
 def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most: int = 20) -> Difference:
-    """Compares two tables row by row, without their batch numbers.
+    """Compares two tables row by row. The batch number of a row is ignored.
 
     Args:
+        before: The table before.
+        after: The table after.
         keys: Columns that identify a row.
-        at_most: Number of differing rows to return.
+        at_most: The most differing rows to return.
     """
     from pyspark.sql import functions as F
 

@@ -1,4 +1,6 @@
-"""Runs a processor as a layer over `bronze.messages`: messages are judged as in silver, and committed exactly once.
+"""Runs a processor as a layer over `bronze.messages`.
+
+Messages are judged as in silver, and results are committed exactly once.
 
 Each processor has its own checkpoint and judges the messages itself, by silver's rules. So its output follows from
 bronze alone, and its failures stop neither silver nor other processors.
@@ -56,10 +58,10 @@ if TYPE_CHECKING:
 
 
 def processor_settings(settings: Settings, name: str) -> ProcessorSettings:
-    """Returns the settings of the processor of this name.
+    """Returns the settings of the processor with this name.
 
     Raises:
-        ConfigError: No processor has this name, or its table is one of sessionlake's own tables.
+        ConfigError: No processor has this name, or its output table is one of sessionlake's own tables.
     """
     processor = next((processor for processor in settings.processors if processor.name == name), None)
     if processor is None:
@@ -73,10 +75,10 @@ def processor_settings(settings: Settings, name: str) -> ProcessorSettings:
 
 
 def require_usable(settings: Settings, name: str) -> None:
-    """Checks that the processor of this name can be loaded.
+    """Checks that the processor with this name can be loaded.
 
     Raises:
-        ConfigError: It is not configured, or its class cannot be used.
+        ConfigError: The processor is not configured, or its class cannot be used.
     """
     config = processor_settings(settings, name)
     if isinstance(config, ProductProcessor):
@@ -88,10 +90,10 @@ def require_usable(settings: Settings, name: str) -> None:
 
 
 def load(settings: Settings, name: str) -> MessageProcessor:
-    """Loads the session processor of this name and checks its class.
+    """Loads the processor with this name, which must process sessions, and checks its class.
 
     Raises:
-        ConfigError: It is not configured, or its class cannot be used.
+        ConfigError: The processor is not configured, or its class cannot be used.
     """
     config = processor_settings(settings, name)
     ref = processor_ref(config)
@@ -104,12 +106,13 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     """Starts a processor's stream.
 
     Args:
-        once: Process what bronze holds now, then end.
+        name: The processor's name.
+        once: True to process only what bronze holds now, and then end. False to run until stopped.
 
     Raises:
         ConfigError: The processor is not configured, or its class cannot be used.
-        LakeError: The checkpoint is new but the table has rows, the declared columns do not fit the table, or a stored
-            state cannot be read. Nothing was processed.
+        LakeError: The checkpoint is new but the table has rows. Or the declared columns do not fit the table. Or a
+            stored state cannot be read. Nothing was processed.
     """
     config = processor_settings(settings, name)
     require_uninterrupted(settings, config.layer)
@@ -137,7 +140,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
 
 
 def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSettings) -> None:
-    """Refuses to start a new processor on a table that has rows: it would append all of them again.
+    """Refuses to start a new processor if its output table has rows, since all rows would be appended again.
 
     Raises:
         LossError: The table has rows.
@@ -153,19 +156,27 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
 
 
 def processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
-    """Returns the fold that judges bronze's messages as silver does, and passes them to the processor."""
+    """Returns the fold that judges bronze's messages as silver does, and passes the applied ones to the processor."""
     capture = lake.settings.capture
     return SilverFold(capture.declared, capture, binding_decisions(lake.reader(spark)), processor=processor)
 
 
 def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
-    """Returns the DDL of the rows in payloads of this kind."""
+    """Returns the DDL of the rows in payloads of this kind: records or errors.
+
+    Args:
+        output: The columns of the processor's output table.
+    """
     columns = output.ddl if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].columns
     return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
 
 
 def table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchema:
-    """Returns the definition of a processor's output table."""
+    """Returns the definition of a processor's output table.
+
+    Args:
+        output: The columns of the table.
+    """
     return TableSchema(
         with_comments(output.ddl, HEAD_COMMENTS | output.comments),
         f"Records of the processor {config.name}",
@@ -177,7 +188,7 @@ def table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchem
 
 
 class _ProcessorBatch:
-    """Commits one micro-batch: checks first, then records and failures, then the ledger row."""
+    """Commits one micro-batch: first it checks the batch, then it writes records and failures, then the ledger row."""
 
     def __init__(
         self,
@@ -229,7 +240,10 @@ class _ProcessorBatch:
         self._few = entry.messages <= self._lake.limits.few_messages
 
     def _append(self, folded: Folded, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
-        """Appends the batch's records and failures. A table without new rows gets no commit."""
+        """Appends the batch's records and failures.
+
+        Returns what was written. A table without new rows gets no commit.
+        """
         spark, outputs = folded.frame.sparkSession, []
         for kind, table in ((ProcessorOutput.RECORDS, self._config.into), (ProcessorOutput.ERRORS, PROCESSOR_ERRORS)):
             count = sum(report.rows.get(kind, 0) for report in reports)

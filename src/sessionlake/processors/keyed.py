@@ -1,9 +1,9 @@
-"""Processors with a key: the table is computed from all rows that another table has of each key.
+"""Processors with a key: they compute a table from all rows that another table, the source, has of each key.
 
-There is no state beside the table. Each batch says which keys have new or changed rows. All rows of these keys are
-processed again in order, and one MERGE replaces the keys' former output. So late rows, any batch boundaries, a replay
-and a rebuild all take the same path. In return, a batch costs the whole history of the keys that it touches, and a scan
-of the source's key columns.
+They have no state beside the table. Each batch says which keys have new or changed rows. All rows of these keys are
+processed again in order, and one MERGE replaces the output rows that the keys had before. So late rows, any batch
+boundaries, a replay and a rebuild all work in the same way. The price is that a batch reads all rows of its keys, and
+scans the source's key columns.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ if TYPE_CHECKING:
 
 
 class KeyedTable:
-    """The output table of a processor with a key, and how it is computed from the source.
+    """The output table of a processor with a key, and how it is computed from the source table.
 
     Raises:
         ConfigError: The class, the product or the columns cannot be used.
-        LakeError: The source does not exist, does not record its changes, or lacks rows that retention has removed.
+        LakeError: The source table does not exist. Or it does not record its changes. Or retention has removed rows of
+            it.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, config: ProcessorSettings) -> None:
@@ -87,14 +88,14 @@ class KeyedTable:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns that identify a row of the table."""
+        """The names of the columns that identify a row of the output table."""
         return self.computation.keys
 
     def require_same_key(self, spark: SparkSession) -> None:
-        """Checks that the existing table, if any, was written with the configured key.
+        """Checks that an existing output table was written with the configured key.
 
         Raises:
-            ConfigError: It was written with another key.
+            ConfigError: The table was written with another key.
         """
         config = self._config
         if (by := self._stored_key(spark)) not in (None, self.computation.by):
@@ -105,7 +106,7 @@ class KeyedTable:
             )
 
     def _stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
-        """Returns the key columns of the existing table; None if there is no table."""
+        """Returns the key columns of the existing output table; None if there is no table."""
         if not self.lake.exists(spark, self._config.into):
             return None
         return split_names(self.lake.storage.properties(spark, self._config.into).get(STATISTICS_COLUMNS, ""))
@@ -113,16 +114,17 @@ class KeyedTable:
     # -- which declaration a product's rows were computed by
 
     def is_current(self, spark: SparkSession) -> bool:
-        """Returns True if the table is complete and was computed by the product's current declaration."""
+        """Returns True if the output table is complete and was computed by the product's present declaration."""
         exists = self.lake.exists(spark, self._config.into)
         return exists and self.lake.storage.properties(spark, self._config.into).get(LOGIC) == self.computation.logic
 
     def prepare(self, spark: SparkSession) -> None:
-        """Creates the table if it does not exist, and checks that new rows fit those it has.
+        """Creates the output table if it does not exist, and checks that new rows fit the existing ones.
 
         Raises:
-            ConfigError: The rows of a class's table have another key.
-            LakeError: The rows of a product's table were computed by another declaration, or are incomplete.
+            ConfigError: A user's class computes the table, and the existing rows have another key.
+            LakeError: A product computes the table. The existing rows were computed by another declaration, or are
+                incomplete.
         """
         config, lake, logic = self._config, self.lake, self.computation.logic
         if logic is None:
@@ -141,9 +143,11 @@ class KeyedTable:
     def archive_unusable_checkpoint(self, spark: SparkSession) -> None:
         """Archives the stream's checkpoint if the stream cannot resume from it.
 
-        The stream then reads the source from the start. It cannot resume if the source is another table now, was
-        restored to an older version, has other columns, or no longer has the versions that were read last. Call it when
-        the table already has all rows.
+        The stream then reads the source from the start.
+
+        The stream cannot resume if the source is now another table, was restored to an older version, or has other
+        columns. Nor can it resume if the source lacks the versions that were read last. Call this only when the output
+        table already has all rows.
         """
         config, checkpoint = self._config, self._settings.checkpoint(self._config.layer)
         read, place = last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
@@ -157,7 +161,7 @@ class KeyedTable:
             archive_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def prepare_rebuild(self, spark: SparkSession) -> None:
-        """Marks a product's outdated table as incomplete, and drops it if its key has changed."""
+        """Marks an outdated output table of a product as incomplete, and drops it if its key has changed."""
         config, lake = self._config, self.lake
         if self.computation.logic is not None and lake.exists(spark, config.into) and not self.is_current(spark):
             lake.set_property(spark, config.into, LOGIC, "")
@@ -165,17 +169,17 @@ class KeyedTable:
                 lake.drop(spark, config.into)
 
     def store_logic(self, spark: SparkSession) -> None:
-        """Stores the hash of the product's declaration in the table, which marks the table as complete."""
+        """Stores the hash of the product's declaration in the output table, which marks the table as complete."""
         if self.computation.logic is not None and not self.is_current(spark):
             self.lake.set_property(spark, self._config.into, LOGIC, self.computation.logic)
 
     # -- reading the source
 
     def read_stream(self, spark: SparkSession) -> DataFrame:
-        """Returns the stream of rows that are added to the source or change in it.
+        """Returns the stream of rows that are added to the source table or changed in it.
 
         Raises:
-            LakeError: The source does not record its changes.
+            LakeError: The source table does not record its changes.
         """
         config, entry = self._config, self.lake.storage.properties(spark, self._config.source)
         if config.source.startswith(REFERENCE) and entry.get(CHANGE_FEED) != "true":
@@ -194,10 +198,13 @@ class KeyedTable:
         return self.lake.stream(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
 
     def read_source(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """Returns the source's rows, as of a version or the latest one.
+        """Returns the rows of the source table.
+
+        Args:
+            version: Version of the table to read; None for the latest.
 
         Raises:
-            LakeError: Retention has removed some of them.
+            LakeError: Retention has removed some of the rows.
         """
         config = self._config
         if (cut := read_heads(self.lake.reader(spark)).get(config.source)) is not None and cut.gone:
@@ -205,13 +212,13 @@ class KeyedTable:
         return self.lake.read(spark, config.source, version)
 
     def compute_rows(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
-        """Computes the table's rows, without `_batch`, from the source's current rows.
+        """Computes the output rows, without `_batch`, from the source table's current rows.
 
         Args:
-            keys: Only rows of these keys are computed; None for all.
+            keys: The keys whose rows are computed; None for all keys.
 
         Raises:
-            ProcessorError: The class failed.
+            ProcessorError: The user's class failed.
         """
         rows = self.computation.select_input(self.read_source(spark))
         if keys is not None:
@@ -223,11 +230,11 @@ def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *,
     """Starts the stream of a processor with a key.
 
     Args:
-        once: Process what the source holds now, then end.
+        once: True to process only what the source table holds now, and then end. False to run until stopped.
 
     Raises:
         ConfigError: The class, the product or the columns cannot be used.
-        LakeError: The table, the source or the checkpoint do not fit each other. Nothing was processed.
+        LakeError: The output table, the source table or the checkpoint do not fit each other. Nothing was processed.
     """
     table = KeyedTable(spark, settings, config)
     table.prepare(spark)
@@ -274,7 +281,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
 
 @dataclass(frozen=True)
 class _KeyedBatch:
-    """Commits one micro-batch: the rows of the keys that it touches, then the ledger row."""
+    """Commits one micro-batch: the output rows of all keys in the batch, then the ledger row."""
 
     table: KeyedTable
     ledger: Ledger
@@ -309,11 +316,12 @@ class _KeyedBatch:
         self.ledger.write(spark, entry)
 
     def _replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
-        """Returns the table's rows that the batch replaces.
+        """Returns the output table's rows that the batch replaces.
 
         Args:
-            is_first_batch: Whether this is the stream's first batch. Then rows of keys that the source no longer has
-                are included, since no later batch would report them.
+            keys: The keys in the batch.
+            is_first_batch: True for the stream's first batch. Then the result includes rows of keys that the source
+                table no longer has, since no later batch would report these keys.
         """
         work, held = self.table.computation, self.table.lake.read(spark, self.config.into)
         if not is_first_batch:
@@ -323,13 +331,13 @@ class _KeyedBatch:
 
 
 def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> tuple[int, Difference]:
-    """Recomputes the table from all rows of the source, in one commit.
+    """Recomputes the output table from all rows of the source table, in one commit.
 
-    The stream resumes from its checkpoint and processes again what it had not read yet. If it cannot resume, its
-    checkpoint is archived and the stream reads the whole source again.
+    The stream resumes from its checkpoint, and processes the rows again that it had not read yet. If it cannot resume,
+    its checkpoint is archived and the stream reads the whole source table again.
 
     Returns:
-        The number of rows, and the difference to the former table.
+        The number of rows, and how the table differs from the table before.
     """
     from pyspark.sql import functions as F
 
@@ -353,7 +361,7 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
 
 
 def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> Difference:
-    """Returns how a rebuild would change the table; changes nothing."""
+    """Returns how a rebuild would change the output table. Nothing is changed."""
     return _recompute(spark, KeyedTable(spark, settings, config), config)[1]
 
 

@@ -1,4 +1,4 @@
-"""Finds, checks and instantiates the class of a configured processor, before anything is read or written."""
+"""Finds the class of a configured processor, checks it, and creates an instance, before any data is read or written."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ GROUP = "sessionlake.processors"
 
 @dataclass(frozen=True)
 class ProcessorRef:
-    """Identifies a processor's class and options, so that every worker can load it by itself.
+    """Identifies a processor's class and options, so that every worker can load the class itself.
 
     Attributes:
-        name: The configured name.
-        target: An entry point of the group `sessionlake.processors`, or `module:Class`.
+        name: The processor's name in the configuration.
+        target: The class: an entry point of the group `sessionlake.processors`, or `module:Class`.
         options: Keyword arguments of the class.
-        folder: Where modules that are not installed are looked up.
+        folder: Folder in which modules that are not installed are looked up.
     """
 
     name: str
@@ -40,18 +40,18 @@ class ProcessorRef:
     folder: str = ""
 
     def load(self) -> Processor[Any]:
-        """Loads and instantiates the processor.
+        """Loads the class of a session processor, and returns an instance.
 
         Raises:
-            ConfigError: The class is not found, is not a processor, or does not accept the options.
+            ConfigError: The class is not found, is not a `Processor`, or does not accept the options.
         """
         return make(self, _find_class(self))
 
     def load_keyed(self) -> KeyedProcessor[Any]:
-        """Loads and instantiates a processor with a key.
+        """Loads the class of a processor with a key, and returns an instance.
 
         Raises:
-            ConfigError: The class is not found, is not a processor with a key, or does not accept the options.
+            ConfigError: The class is not found, is not a `KeyedProcessor`, or does not accept the options.
         """
         processor: KeyedProcessor[Any] = _instantiate(self, _find_class(self), KeyedProcessor)
         _check_state(self, processor)
@@ -59,7 +59,7 @@ class ProcessorRef:
 
 
 def processor_ref(config: ProcessorSettings) -> ProcessorRef:
-    """Returns the reference to a configured processor.
+    """Returns what identifies the class of a configured processor.
 
     Modules that are not installed are looked up in the working folder.
     """
@@ -67,15 +67,19 @@ def processor_ref(config: ProcessorSettings) -> ProcessorRef:
 
 
 def config_hash_of(settings: Settings, config: ProcessorSettings) -> str:
-    """Returns a hash of the part of the configuration that decides a processor's results."""
+    """Returns a hash of those settings that decide a processor's results."""
     return hashlib.sha256((config_hash(settings) + config.model_dump_json()).encode()).hexdigest()[:16]
 
 
 def make(ref: ProcessorRef, found: Any) -> Processor[Any]:
-    """Instantiates a processor class with the configured options.
+    """Returns an instance of a processor class, created with the configured options.
+
+    Args:
+        ref: The options, and the name for errors.
+        found: What was found under the configured name: it should be a class.
 
     Raises:
-        ConfigError: The class is not a processor, has wrong declarations, or does not accept the options.
+        ConfigError: It is not a processor class, has wrong declarations, or does not accept the options.
     """
     processor: Processor[Any] = _instantiate(ref, found, Processor)
     check_declarations(ref, processor)
@@ -110,7 +114,7 @@ def _instantiate(ref: ProcessorRef, found: Any, wanted: type[Any]) -> Any:
 
 
 def check_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
-    """Checks a processor's declarations: state, version and output.
+    """Checks what a processor class declares: state, version and output.
 
     Raises:
         ConfigError: A declaration cannot be used.

@@ -25,18 +25,20 @@ FORMAT = "sessionlake.processor/2"
 
 
 class SessionState(msgspec.Struct, array_like=True):
-    """The stored state of one session's current life. Times in ms.
+    """What a processor keeps of one session's current life between batches. Times in ms.
 
     Attributes:
         version: Version of the class that wrote `state`.
-        state: The encoded state; empty after the processor was stopped for the session.
+        state: The encoded state. Empty after the processor was stopped for the session.
         life: Offset of the life's first message, which identifies the life.
+        partition: Partition of the session's last message.
         last: Kafka timestamp of the session's last well-formed message.
-        position: Position of the last message that the processor received; `offset` is its offset.
+        position: Position of the last message that the processor received; -1 if it has received none.
+        offset: Kafka offset of that message; -1 if the processor has received none.
         ordinal: Number of the next record after that message.
-        ended: Whether its `end` was applied.
-        stopped: Offset at which the processor was stopped for the session; None if it was not.
-        timers: Stream time by timer name.
+        ended: True if the session's `end` was applied.
+        stopped: Offset of the message at which the processor was stopped for the session. None if it was not stopped.
+        timers: Stream time at which each timer is set, by timer name.
     """
 
     version: int
@@ -66,22 +68,24 @@ _sessions = msgspec.msgpack.Decoder(dict[str, SessionState])
 
 @dataclass
 class ProcessorMemory:
-    """The stored states of a shard's sessions, and when time alone makes one of them due.
+    """The states that a processor keeps of a shard's sessions, and when sessions are due.
+
+    A session is due when stream time alone, without a message, makes a timer fire or its life end.
 
     Attributes:
-        sessions: By session key (`protocol.arrow.session_key`).
-        due: For each topic-partition, the stream time past which one of its sessions must be processed even without a
-            message.
+        due: By topic-partition, the stream time in ms after which the first of its sessions is due.
+        sessions: The sessions' states, by session key (`protocol.arrow.session_key`).
     """
 
     due: dict[TopicPartition, int] = field(default_factory=dict)
     sessions: dict[str, SessionState] = field(default_factory=dict)
 
     def set_first_times(self, begun: Mapping[TopicPartition, int]) -> None:
-        """Sets the timestamp of sessions that had no known time yet.
+        """Sets `last` of sessions that had no known Kafka timestamp yet.
 
         Args:
-            begun: First known stream time (ms) by topic-partition.
+            begun: By topic-partition, the first known stream time in ms. Topic-partitions that had a time before are
+                missing.
         """
         if begun:
             for key, session in self.sessions.items():
@@ -90,13 +94,13 @@ class ProcessorMemory:
 
     @staticmethod
     def due_of(stored: bytes | None) -> dict[TopicPartition, int]:
-        """Reads `due` from stored bytes without decoding the sessions."""
+        """Reads `due` from an encoded memory without decoding the sessions."""
         found = () if stored is None else _open(stored).due
         return {(topic, partition): time for topic, partition, time in found}
 
     @classmethod
     def decode(cls, stored: bytes | None) -> ProcessorMemory:
-        """Reads what `encode` wrote.
+        """Decodes a memory that `encode` wrote. Without stored bytes it is empty.
 
         Raises:
             LakeError: The format is unknown or the bytes are damaged.
@@ -114,13 +118,16 @@ class ProcessorMemory:
         return cls(cls.due_of(stored), sessions)
 
     def encode(self, processor: str, shards: int) -> bytes:
-        """Encodes the sessions as MessagePack, with the format, the processor's name and the number of shards."""
+        """Encodes the memory as MessagePack, with the format, the processor's name and the number of shards."""
         due = [(*lane, time) for lane, time in self.due.items()]
         return msgspec.msgpack.encode(_Stored(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions)))
 
 
 def without_session(stored: bytes, topic: str, session_id: str) -> bytes:
-    """Removes the sessions of a topic with this id, in any partition, from stored bytes."""
+    """Removes the sessions with this topic and session id, in any partition, from an encoded memory.
+
+    Returns the new bytes.
+    """
     found, memory = _open(stored), ProcessorMemory.decode(stored)
     for key in [*memory.sessions]:
         if split_session_key(key)[::2] == (topic, session_id):
@@ -129,15 +136,22 @@ def without_session(stored: bytes, topic: str, session_id: str) -> bytes:
 
 
 def due_of(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
-    """Returns a session's topic-partition, and the stream time past which it must be processed. Times in ms."""
+    """Returns a session's topic-partition, and the stream time in ms after which the session is due.
+
+    Args:
+        key: The session key.
+        session: The session's state.
+        session_timeout: The session timeout, in ms.
+    """
     topic = split_session_key(key)[0]
     return (topic, session.partition), min([session.last + 2 * session_timeout, *session.timers.values()])
 
 
 def next_due(sessions: Mapping[str, SessionState], timeout_of: Callable[[str], int]) -> dict[TopicPartition, int]:
-    """Returns, for each topic-partition, the earliest stream time past which one of these sessions must be processed.
+    """Returns, by topic-partition, the earliest stream time in ms after which one of the sessions is due.
 
     Args:
+        sessions: The sessions' states, by session key.
         timeout_of: Returns the session timeout of a topic, in ms.
     """
     found: dict[TopicPartition, int] = {}
@@ -148,12 +162,12 @@ def next_due(sessions: Mapping[str, SessionState], timeout_of: Callable[[str], i
 
 
 def stored_processor_name(stored: bytes) -> str:
-    """Reads the name of the processor that wrote a memory."""
+    """Reads the name of the processor that wrote an encoded memory."""
     return _open(stored).processor
 
 
 def stored_shard_count(stored: bytes) -> int:
-    """Reads the number of shards that a memory was written for."""
+    """Reads the number of shards that an encoded memory was written for."""
     return _open(stored).shards
 
 
@@ -175,7 +189,7 @@ def _open(stored: bytes) -> _Stored:
 
 
 class StateCodec:
-    """Encodes and decodes a processor's session states, in the type that its class declares."""
+    """Encodes and decodes the state of a session, in the type that the processor's class declares."""
 
     def __init__(self, name: str, processor: Processor[Any]) -> None:
         self._name, self._processor = name, processor
@@ -183,7 +197,7 @@ class StateCodec:
         self._encoder = msgspec.msgpack.Encoder()
 
     def write(self, state: Any) -> bytes:
-        """Encodes a state.
+        """Encodes a session's state.
 
         Raises:
             TypeError: The state is not of the declared type, or has a value that cannot be encoded.
@@ -193,7 +207,7 @@ class StateCodec:
         return self._encoder.encode(state)
 
     def read_back(self, state: bytes) -> Any:
-        """Decodes what `write` has just encoded.
+        """Decodes a state that `write` has just encoded.
 
         Raises:
             TypeError: The state does not fit the declared type.
@@ -204,7 +218,12 @@ class StateCodec:
             raise TypeError(f"the state does not fit {self._processor.state.__name__}: {error}") from None
 
     def read(self, state: bytes, version: int, session: str) -> Any:
-        """Decodes a state; migrates one that an older class wrote.
+        """Decodes a stored state. If an earlier version of the class wrote it, it is migrated.
+
+        Args:
+            state: The encoded state.
+            version: Version of the class that wrote the state.
+            session: The session's name, for the error.
 
         Raises:
             LakeError: The state cannot be read by this version of the class.

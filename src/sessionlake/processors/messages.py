@@ -22,12 +22,15 @@ _HEADERS = ("topic", "session_id", "partition", "offset", "type", "seq", "ts", "
 def read_messages(
     table: pa.Table, chosen: Int64s, outcome: Outcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
-    """Yields the chosen messages lazily, in the given order, each with its row index.
+    """Yields the chosen messages in the given order, each with its row index.
+
+    A message is decoded when it is needed.
 
     Args:
-        table: Rows of a chunk.
-        chosen: Indices into `table`.
+        table: The judged messages of a shard.
+        chosen: Row indices in `table`.
         outcome: The verdict, position and epoch of each row of `table`.
+        columns: The declared columns.
     """
     for start in range(0, len(chosen), _SLICE):
         yield from _read(table, chosen[start : start + _SLICE], outcome, columns)
@@ -62,7 +65,7 @@ def _read(
 
 
 class _Changes:
-    """The row changes of a list of messages, as Python lists by column."""
+    """The row changes of several messages, as Python lists by column."""
 
     def __init__(self, nested: pa.ListArray, columns: tuple[Column, ...]) -> None:
         self._bounds = nested.offsets.to_pylist()
@@ -76,7 +79,7 @@ class _Changes:
         self._columns = [(column.name, plain(set_field(i)), plain(value_field(i))) for i, column in enumerate(columns)]
 
     def rows(self, number: int) -> list[Row]:
-        """Returns the rows that a message sets."""
+        """Returns the rows that a message sets, given the message's index."""
         return [
             Row(self._id[i], {name: value[i] for name, was_set, value in self._columns if was_set[i]}, self._rescued[i])
             for i in self._of(number)
@@ -84,7 +87,7 @@ class _Changes:
         ]
 
     def deleted(self, number: int) -> list[str]:
-        """Returns the ids of the rows that a message deletes."""
+        """Returns the ids of the rows that a message deletes, given the message's index."""
         return [self._id[i] for i in self._of(number) if self._change[i] == ChangeKind.DELETE]
 
     def _of(self, number: int) -> range:

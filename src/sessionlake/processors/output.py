@@ -1,4 +1,4 @@
-"""A processor's output columns: checks records one by one, then converts them to Arrow together."""
+"""The output columns of a processor: checks each record against them, and converts records to Arrow tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ HEAD = (
     ("ordinal", "int"),
     ("_time", "timestamp"),
 )
-"""Columns before a record's own ones: the session, and the record's place among the session's records.
+"""The columns before the declared ones: the session, and the record's place among the session's records.
 
-`_position` and `_offset` are those of the last message before the record. `ordinal` counts the records of that message
-and of the timers that fired before the next message. `_time` is the stream time.
+`_position` and `_offset` are the position and offset of the session's last message before the record. `ordinal` counts
+the records of that message and of the timers that fired before the next message. `_time` is the stream time.
 """
 BATCH = "_batch"
 BATCH_COMMENT = "Number of the processor's batch that wrote the row"
@@ -45,7 +45,7 @@ _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.
 
 @dataclass(frozen=True)
 class Origin:
-    """The values of the `HEAD` columns of one record; `time` in milliseconds."""
+    """Where a record comes from: the values of its `HEAD` columns. `time` is stream time in milliseconds."""
 
     topic: str
     session_id: str
@@ -57,10 +57,14 @@ class Origin:
 
 
 class OutputColumns:
-    """The columns of an output table: the head columns, the declared ones, and `_batch`.
+    """The columns of an output table: the `HEAD` columns, the columns that the class declares, and `_batch`.
+
+    Args:
+        declared: The declared columns, Spark SQL types by name.
+        head: The columns before the declared ones, as pairs of name and Spark SQL type.
 
     Raises:
-        ValueError: A column cannot be declared so. The text names it and says what is allowed.
+        ValueError: A column cannot be declared so. The text names the column and says what is allowed.
     """
 
     def __init__(self, declared: Mapping[str, str], head: Sequence[tuple[str, str]] = HEAD) -> None:
@@ -76,7 +80,7 @@ class OutputColumns:
 
     @property
     def ddl(self) -> tuple[tuple[str, str], ...]:
-        """Names and Spark SQL types of all columns of the table."""
+        """All columns of the table, as pairs of name and Spark SQL type."""
         declared = ((name, sql) for name, (sql, _, _) in self._types.items())
         return (*self._head, *declared, (BATCH, "bigint"))
 
@@ -89,7 +93,7 @@ class OutputColumns:
         return declared | {BATCH: BATCH_COMMENT}
 
     def check(self, record: Any) -> msgspec.Struct:
-        """Checks a record and converts it to the declared types.
+        """Checks that a record fits the declared columns, and returns it with values of the declared types.
 
         Raises:
             TypeError: The record is not a mapping.
@@ -103,7 +107,7 @@ class OutputColumns:
         return row
 
     def table(self, rows: Sequence[tuple[Origin, msgspec.Struct]]) -> pa.Table:
-        """Converts checked records to a table of all columns except `_batch`."""
+        """Returns an Arrow table of checked records, with all columns except `_batch`."""
         places = [place for place, _ in rows]
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)
         arrays = [pa.array([getattr(place, name) for place in places], arrow) for name, arrow in heads]
@@ -112,7 +116,7 @@ class OutputColumns:
         return pa.Table.from_arrays([*arrays, *declared.values()], names=[*(name for name, _ in HEAD), *declared])
 
     def declared_arrays(self, rows: Sequence[msgspec.Struct]) -> dict[str, pa.Array]:
-        """Converts checked records to arrays, by declared column."""
+        """Returns the values of checked records as Arrow arrays, by declared column."""
         found = {}
         for i, (name, (_, _, arrow)) in enumerate(self._types.items()):
             values = [getattr(row, f"c{i}") for row in rows]
@@ -121,13 +125,18 @@ class OutputColumns:
 
 
 def timestamps(milliseconds: list[int | None]) -> pa.Array:
-    """Converts milliseconds to Arrow timestamps; moments outside the years 1 to 9999 become the nearest inside."""
+    """Converts milliseconds to Arrow timestamps. A time outside the years 1 to 9999 becomes the nearest time inside."""
     inside = (None if ms is None else min(max(ms, FIRST_MS), LAST_MS) * 1000 for ms in milliseconds)
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP)
 
 
 def _parse(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
-    """Returns the SQL type, the type that a Python value must have, and the Arrow type."""
+    """Returns, for a declared column, the Spark SQL type, the type of the Python values, and the Arrow type.
+
+    Args:
+        name: Name of the column.
+        sql: The declared type.
+    """
     if str(sql).strip().lower() == "timestamp":
         return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP
     try:

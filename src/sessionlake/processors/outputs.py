@@ -24,7 +24,7 @@ class ProcessorOutput(StrEnum):
 
 
 class FailureAction(StrEnum):
-    """What was done about a failure."""
+    """What was done after a call of the processor failed."""
 
     STOPPED = "stopped"
     """The job stops."""
@@ -37,12 +37,16 @@ class FailureAction(StrEnum):
 
 
 class ProcessorFailure(msgspec.Struct):
-    """A row of `silver.processor_errors`: one call of a processor that raised, and what was done about it.
+    """A row of `silver.processor_errors`: one failed call of a processor, and what was done about it.
 
     Attributes:
-        event: `message`, `timer` or `expiry`.
-        ordinal: Number among the records and failures at this position.
+        offset: Kafka offset of the session's last message before the failure.
+        position: Position of that message.
+        ordinal: Number of the failure among the records and failures after that message, from 0.
         time: Stream time, in ms.
+        event: What the processor was called for: `message`, `timer` or `expiry`.
+        action: What was done about the failure.
+        error: The error's text.
     """
 
     topic: str
@@ -58,7 +62,12 @@ class ProcessorFailure(msgspec.Struct):
 
     @classmethod
     def at(cls, place: Origin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
-        """Creates a failure at the place of a message, timer or expiry."""
+        """Returns the failure of a call for a message, timer or expiry.
+
+        Args:
+            place: The session, and the failure's place among the session's records.
+            event: `message`, `timer` or `expiry`.
+        """
         return cls(
             place.topic,
             place.session_id,
@@ -73,12 +82,15 @@ class ProcessorFailure(msgspec.Struct):
         )
 
     def place(self) -> tuple[str, int, int]:
-        """The sort key of failures: the first of several is the same one for any number of shards."""
+        """A sort key for failures.
+
+        It ensures that the failure that is reported does not depend on the number of shards.
+        """
         return self.topic, self.partition, self.offset
 
 
 def refuse_failures(processor: str, reports: Iterable[ProcessorReport]) -> None:
-    """Stops the batch before any commit if a processor failed under `fail`.
+    """Raises if a processor failed under `fail`, before anything of the batch is committed.
 
     Raises:
         ProcessorError: Describes the first failure.
@@ -101,10 +113,10 @@ def refuse_failures(processor: str, reports: Iterable[ProcessorReport]) -> None:
 
 
 class ProcessorReport(ShardReport):
-    """The counts of one shard's batch, from judging and from the processor.
+    """What one shard did in a batch: how many messages it judged, and how many rows the processor's calls produced.
 
     Attributes:
-        failures: The failure at which the job must stop, if any.
+        failures: The failure at which the job must stop. Empty if there is none.
     """
 
     failures: list[ProcessorFailure] = msgspec.field(default_factory=list)
@@ -128,7 +140,7 @@ ERRORS_SCHEMA = pa.schema(
 
 
 def error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> pa.Table:
-    """Converts failures to rows of `silver.processor_errors`, without `_batch`."""
+    """Returns failures as rows of `silver.processor_errors`, without `_batch`."""
     names = ("topic", "partition", "session_id", "offset", "position", "ordinal", "time", "event", "action", "error")
     columns = {name: [getattr(failure, name) for failure in failures] for name in names}
     arrays = [
@@ -144,10 +156,10 @@ _decoder = msgspec.msgpack.Decoder(ProcessorReport)
 
 
 def read_report(payload: bytes) -> ProcessorReport:
-    """Decodes a report payload."""
+    """Decodes the content of a payload of kind `REPORT`."""
     return _decoder.decode(payload)
 
 
 def write_report(report: ProcessorReport) -> bytes:
-    """Encodes a report payload."""
+    """Encodes a report as the content of a payload."""
     return msgspec.msgpack.encode(report)

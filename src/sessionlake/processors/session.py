@@ -2,13 +2,14 @@
 
 These rules hold, however messages are split into batches:
 
-- A timer set for T fires before the first message that is applied at a stream time past T. Of several due timers, the
-  earliest fires first; equal ones fire in the order of their names.
-- A session's life is over when a message starts a new one, or when stream time is more than twice the session timeout
-  past its last message. Until then a message may still revert its expiry. If the life had no `end`, `on_timeout` is
-  called once with the time of expiry, last message + session timeout. Then state and timers are dropped.
-- A call that raises, yields a wrong record, or leaves too big a state has no effect: no record, no timer, and the state
-  is as it was before the call.
+- A timer set for T fires before the first message that is applied at a stream time after T. If several timers are due,
+  the earliest fires first. Timers with the same time fire in the order of their names.
+- A life is over when a message starts a new life. It is also over when stream time is more than twice the session
+  timeout after the session's last message. Until then a message may still continue the session.
+- If a life is over without an `end`, `on_timeout` is called once with the time of expiry: the time of the last message
+  plus the session timeout. Then state and timers are dropped.
+- A call has no effect if it raises, yields a wrong record, or leaves too big a state. Its records and timers are
+  dropped, and the state is as it was before the call.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _TIMER_BYTES = 9
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a session's state may be, and how many records one call may yield. Exceeding a limit is a failure."""
+    """The largest state of a session, in bytes, and the most records of one call.
+
+    A call that exceeds one of them fails.
+    """
 
     state_bytes: int
     records_per_call: int
@@ -38,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class LoadedProcessor:
-    """A loaded processor with its state codec, output columns and limits."""
+    """A processor instance, with what is needed to store its state and to check its records."""
 
     name: str
     processor: Processor[Any]
@@ -48,15 +52,17 @@ class LoadedProcessor:
 
 
 def prepare_processor(name: str, processor: Processor[Any], limits: Limits) -> LoadedProcessor:
-    """Combines a processor with its state codec, output columns and limits."""
+    """Returns a processor instance together with its state codec, output columns and limits."""
     return LoadedProcessor(name, processor, StateCodec(name, processor), OutputColumns(processor.output), limits)
 
 
 @dataclass
 class Results:
-    """The records and failures of one shard's batch.
+    """What a processor has yielded for one batch of a shard.
 
     Attributes:
+        records: The output records, each with its origin.
+        failures: The failed calls.
         failed: Row indices of the messages that the processor did not process.
     """
 
@@ -66,9 +72,9 @@ class Results:
 
 
 class ProcessorStoppedError(Exception):
-    """Raised inside the fold at a failure under `fail`, after it was added to the results.
+    """Raised inside the fold when a call fails under `fail`, so that the rest of the shard is not processed.
 
-    The rest of the shard is not processed.
+    The failure is in the results before this is raised.
     """
 
 
@@ -76,8 +82,12 @@ class Life:
     """One life of a session: passes its messages, timers and expiry to the processor, and keeps its state.
 
     Args:
-        session_state: The stored state, changed in place. Its bytes are decoded when first needed.
+        loaded: The processor.
+        session: The session's identity.
+        session_state: The stored state, which is changed in place. Its bytes are decoded when first needed.
+        policy: What to do if a call fails.
         timeout: The session timeout, in ms.
+        results: Gets the records and failures.
     """
 
     def __init__(
@@ -98,8 +108,12 @@ class Life:
     def process_message(self, index: int, message: Message) -> None:
         """Fires the timers that are due, then passes the session's next message to the processor.
 
+        Args:
+            index: Row index of the message in the batch.
+            message: The message.
+
         Raises:
-            ProcessorStoppedError: The job must stop here.
+            ProcessorStoppedError: A call failed, and the job must stop.
         """
         session_state = self.session_state
         self.fire_timers(message.stream_time)
@@ -113,10 +127,10 @@ class Life:
             self._results.failed.append(index)
 
     def fire_timers(self, now: int) -> None:
-        """Fires the timers that stream time `now` has passed.
+        """Fires the timers that are set for a time before stream time `now`.
 
         Raises:
-            ProcessorStoppedError: The job must stop here.
+            ProcessorStoppedError: A call failed, and the job must stop.
         """
         while self.session_state.timers:
             at, name = min((at, name) for name, at in self.session_state.timers.items())
@@ -127,24 +141,24 @@ class Life:
 
     @property
     def has_applied_message(self) -> bool:
-        """Whether any message of this life was applied."""
+        """True if a message of this life was applied."""
         return self.session_state.position != -1
 
     @property
     def over_past(self) -> int:
-        """The stream time past which the life is over, even without another message."""
+        """The stream time in ms after which the life is over, even without another message."""
         return self.session_state.last + 2 * self._timeout
 
     def end(self, now: int, reached: int) -> None:
-        """Ends the life: fires the timers that are left and reports the expiry, if there was no `end`.
+        """Ends the life: fires the timers that are still due, and reports the expiry if there was no `end`.
 
         Args:
-            now: The stream time that showed that the life is over.
-            reached: Stream time when its last message arrived. That message may have an old timestamp, so that the life
-                is over at once.
+            now: The stream time in ms at which it became known that the life is over.
+            reached: Stream time in ms when the life's last message arrived. If that message has an old timestamp, the
+                life may be over at once.
 
         Raises:
-            ProcessorStoppedError: The job must stop here.
+            ProcessorStoppedError: A call failed, and the job must stop.
         """
         self.fire_timers(min(now, max(reached, self.over_past + 1)))
         self.session_state.timers = {}
@@ -163,12 +177,15 @@ class Life:
     def _call(
         self, event: str, time: int, work: Callable[[Any], Iterable[Emitted] | None], *, after: int | None = None
     ) -> bool:
-        """Calls the processor. Returns False if the call failed.
+        """Calls the processor, and adds what it yields to the results. Returns False if the call failed.
 
-        The new state is encoded and decoded again, so that a call never sees what would be lost at the end of a batch.
+        The new state is encoded and decoded again. So a call never sees values that are lost when the state is stored.
 
         Args:
-            after: Timers must be set for a later time than this; None for no limit.
+            event: `message`, `timer` or `expiry`.
+            time: Stream time of the call, in ms.
+            work: Calls the processor with the state.
+            after: New timers must be set for a later time than this, in ms. None for no limit.
         """
         session_state, codec = self.session_state, self._loaded.codec
         if self._state is None and session_state.state:
@@ -193,7 +210,7 @@ class Life:
     def _split_emitted(
         self, emitted: Iterable[Emitted] | None, after: int | None
     ) -> tuple[list[msgspec.Struct], dict[str, int]]:
-        """Splits what a call yields into checked records and timers."""
+        """Splits what a call yields into checked records, and times of timers by name."""
         records: list[msgspec.Struct] = []
         timers: dict[str, int] = {}
         limit = self._loaded.limits.records_per_call
@@ -248,7 +265,10 @@ class Life:
 
 
 def _checked_time(timer: Timer, after: int | None) -> int:
-    """Returns a timer's time, once it is checked.
+    """Returns the time of a timer that the processor set, after it has checked the timer.
+
+    Args:
+        after: The timer must be set for a later time than this, in ms. None for no limit.
 
     Raises:
         TypeError: The time or the name has a wrong type.

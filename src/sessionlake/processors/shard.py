@@ -1,4 +1,4 @@
-"""Runs a user's processor over a judged batch of one shard: session by session, life by life, message by message."""
+"""Runs a user's processor on the judged messages of one shard's batch, session by session, life by life."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ class MessageProcessor:
     """Calls a processor for every applied message of a shard, as `silver.fold.process.ShardProcessor` requires.
 
     Attributes:
-        on_error: What a failure does; None means the topic's `on_violation` decides.
+        ref: Identifies the processor's class.
+        columns: The declared columns of messages.
+        capture: The capture settings.
+        limits: The largest state, and the most records of a call.
+        on_error: What to do if a call fails. None to do what the topic's `on_violation` says.
         shards: The number of shards.
         loaded: The loaded processor; None until it is first used.
     """
@@ -62,7 +66,7 @@ class MessageProcessor:
     _rules: RuleBook | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leaves the loaded class out: every worker loads it by itself."""
+        """Returns what is sent to workers: everything but the loaded class, which every worker loads itself."""
         return self.__dict__ | {"_rules": None, "loaded": None}
 
     @property
@@ -73,17 +77,30 @@ class MessageProcessor:
 
     @property
     def loaded_processor(self) -> LoadedProcessor:
-        """The processor, loaded on first use."""
+        """The processor instance. Its class is loaded on first use."""
         if self.loaded is None:
             self.loaded = prepare_processor(self.ref.name, self.ref.load(), self.limits)
         return self.loaded
 
     def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
-        """Returns, for each topic-partition, the stream time past which one of its sessions must be processed."""
+        """Returns, by topic-partition, the stream time in ms after which a session is due even without a message.
+
+        Args:
+            memory: The encoded memory of the shard (`ProcessorMemory`).
+        """
         return ProcessorMemory.due_of(memory)
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
-        """Processes a judged batch. Returns the new stored memory, and the payloads to emit."""
+        """Processes the judged messages of a batch.
+
+        Args:
+            memory: The encoded memory of the shard (`ProcessorMemory`); None before the first batch.
+            judged: The judged messages.
+            malformed: The messages that could not be decoded.
+
+        Returns:
+            The new encoded memory, and the payloads to emit.
+        """
         batch = _ShardBatch(self, ProcessorMemory.decode(memory), judged)
         batch.run()
         results, verdict = batch.results, judged.outcome.verdict
@@ -108,7 +125,7 @@ class MessageProcessor:
 def message_processor(
     config: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorRef
 ) -> MessageProcessor:
-    """Returns the configured processor for the shards of a stream."""
+    """Returns a processor of messages for a stream with this number of shards."""
     limits = Limits(config.max_state_bytes, config.max_records_per_call)
     return MessageProcessor(ref, capture.declared, capture, limits, config.on_error, shards)
 
@@ -117,9 +134,11 @@ class _LifeInBatch(NamedTuple):
     """One life of a session in a batch. Times in ms.
 
     Attributes:
-        first_arrival: Stream time when its first message of the batch arrived.
-        last_arrival: Stream time when its last message arrived.
-        last: Kafka timestamp of its last message.
+        life: Offset of the life's first message, which identifies the life.
+        partition: Partition of the life's last message.
+        first_arrival: Stream time when the life's first message in the batch arrived.
+        last_arrival: Stream time when the life's last message arrived.
+        last: Kafka timestamp of the life's last message.
     """
 
     life: int
@@ -130,7 +149,11 @@ class _LifeInBatch(NamedTuple):
 
 
 class _ShardBatch:
-    """Processes a batch's sessions in the order of their keys: those with messages, and those that are due."""
+    """Processes a shard's sessions in one batch: sessions with messages, and sessions that are due.
+
+    A session is due when stream time alone makes a timer fire or its life end. Sessions are processed in the order of
+    their keys.
+    """
 
     def __init__(self, owner: MessageProcessor, memory: ProcessorMemory, judged: Judged) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
@@ -141,7 +164,7 @@ class _ShardBatch:
         self.results = Results()
 
     def run(self) -> None:
-        """Passes every session's messages and timers of the batch to the processor."""
+        """Passes the messages and timers of every session in the batch to the processor."""
         spans = self._life_spans()
         applied = _MessagesByLife(self._applied_messages())
         for key in sorted({*self._due_sessions(), *self._sessions_with_messages()}):
@@ -191,7 +214,7 @@ class _ShardBatch:
     # -- messages of the batch
 
     def _life_spans(self) -> dict[str, list[_LifeInBatch]]:
-        """Returns, by session key, the session's lives in the batch, in order."""
+        """Returns, by session key, the lives that have messages in the batch, in order."""
         judged, released = self._judged, self._judged.released
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
         arrived = arrived[arrived >= released]
@@ -212,7 +235,10 @@ class _ShardBatch:
         return found
 
     def _applied_messages(self) -> Iterator[tuple[str, int, int, Message]]:
-        """Yields key, life, row index and message of every applied message, sorted by key and order of application."""
+        """Yields the applied messages as session key, life, row index and message.
+
+        They are sorted by session key and order of application.
+        """
         outcome = self._judged.outcome
         applied = np.flatnonzero(outcome.verdict == Verdict.APPLIED)
         owner, keys = dictionary_codes(self._keys.take(pa.array(applied)))
@@ -230,7 +256,7 @@ class _ShardBatch:
     # -- sessions that are due
 
     def _due_sessions(self) -> list[str]:
-        """Returns the keys of sessions that must be processed because time has passed."""
+        """Returns the keys of sessions that are due, and so must be processed even without a message."""
         if all(time >= self._now.get(lane, time) for lane, time in self.memory.due.items()):
             return []
         sessions = self.memory.sessions.items()
@@ -248,14 +274,17 @@ class _ShardBatch:
 
 
 class _MessagesByLife:
-    """The applied messages, handed out life by life in the order of the iterator."""
+    """Returns the applied messages of a batch life by life. Lives must be asked for in the order of the messages."""
 
     def __init__(self, messages: Iterator[tuple[str, int, int, Message]]) -> None:
         self._messages = messages
         self._head = next(messages, None)
 
     def of(self, key: str, life: int) -> Iterator[tuple[int, Message]]:
-        """Yields the applied messages of one life. Messages left over from earlier lives are skipped."""
+        """Yields row index and message of the applied messages of one life.
+
+        Earlier lives' messages that nobody read are skipped.
+        """
         while self._head is not None and self._head[:2] < (key, life):
             self._head = next(self._messages, None)
         while self._head is not None and self._head[:2] == (key, life):

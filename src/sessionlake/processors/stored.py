@@ -1,6 +1,7 @@
 """Reads all states in a processor's checkpoint before its stream starts.
 
-So a state that cannot be read is reported at once, and not at the first message of its session.
+So the start reports a state that cannot be read. Otherwise the error would come only with the next message of a
+session.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def require_readable_states(spark: SparkSession, settings: Settings, layer: str, processor: MessageProcessor) -> None:
-    """Checks that the processor's class can read or migrate every stored state.
+    """Checks that the processor's class can read or migrate the state of every session in its checkpoint.
 
     Raises:
         LakeError: A state cannot be read. Nothing was processed.
@@ -41,7 +42,7 @@ def require_readable_states(spark: SparkSession, settings: Settings, layer: str,
 
 @dataclass(frozen=True)
 class _Check:
-    """A `mapInArrow` function: takes states, and yields the error of the first shard whose state cannot be read."""
+    """A `mapInArrow` function that reads the states of shards. It yields an error text for each unreadable state."""
 
     processor: MessageProcessor
 
@@ -55,10 +56,13 @@ class _Check:
 
 
 def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
-    """Reads the state of every session in a shard's state.
+    """Checks that the processor's class can read the state of every session in a shard.
+
+    Args:
+        state: The encoded state of the shard.
 
     Raises:
-        LakeError: A state cannot be read.
+        LakeError: A session's state cannot be read.
     """
     judging, memory = split(state)
     if (other := changed_column(judging, processor.columns)) is not None:

@@ -62,10 +62,11 @@ TOPIC = "capture.test"
 
 @dataclass(frozen=True)
 class Sent:
-    """One Kafka message. Its offset is its index among the messages of its topic-partition.
+    """One Kafka message for a test. Its offset is its index among the messages of its topic-partition.
 
     Attributes:
-        body: The JSON object, or the raw value.
+        session_id: The session id, which is the message's Kafka key.
+        body: The message as a JSON object, or its raw bytes.
         time: Kafka timestamp, in ms.
     """
 
@@ -78,13 +79,13 @@ class Sent:
 
 @dataclass
 class Result:
-    """The output of a processor for some messages.
+    """What a processor yielded for some messages.
 
     Attributes:
-        rows: Rows of the output table by session and order, without `_batch`; timestamps in ms.
+        rows: Rows of the output table by session and order, without `_batch`. Timestamps are in ms.
         errors: Rows of `silver.processor_errors`, in the same form.
-        states: States of the sessions whose life is not over, by topic, partition and session id.
-        counts: Message counts, under the names that the ledger uses.
+        states: The states of sessions whose life is not over, by topic, partition and session id.
+        counts: Numbers of messages, under the names that the ledger uses.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -94,11 +95,11 @@ class Result:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The declared columns of the rows."""
+        """The rows with only the columns that the class declares."""
         return [{name: value for name, value in row.items() if name not in _HEAD_NAMES} for row in self.rows]
 
     def state(self, session_id: str, topic: str = TOPIC, partition: int = 0) -> Any:
-        """Returns a session's state; None if there is none, or its life is over."""
+        """Returns a session's state. None if it has none, or its life is over."""
         return self.states.get((topic, partition, session_id))
 
 
@@ -110,10 +111,14 @@ def run(
     capture: CaptureSettings | None = None,
     **settings: Any,
 ) -> Result:
-    """Passes messages to a processor, once in one batch and once one by one.
+    """Passes messages to a processor twice: all in one batch, and one message per batch.
+
+    Returns the result if both are equal.
 
     Args:
-        columns: The declared columns; ignored if `capture` is given.
+        processor: The processor to test.
+        messages: The messages, in the order of arrival.
+        columns: The declared columns of messages, types by name. Ignored if `capture` is given.
         capture: The capture settings.
         settings: Keys of the processor's configuration, such as `on_error`.
 
@@ -137,9 +142,11 @@ def run(
 def run_keyed(
     processor: KeyedProcessor[Any], rows: Iterable[Mapping[str, Any]], key: Sequence[str], order: Sequence[str]
 ) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Passes rows to a processor with a key, once in the given order and once reversed; returns each key's records.
+    """Passes rows to a processor with a key twice: in the given order, and reversed. Returns the records by key.
 
     Args:
+        processor: The processor to test.
+        rows: Rows of the source table.
         key: Columns that form the key, as in the configuration. Rows without a value in one of them are skipped.
         order: Columns that order the rows of a key.
 
@@ -174,10 +181,14 @@ def fold(
     shards: int = 1,
     **settings: Any,
 ) -> Result:
-    """Passes messages to a processor in these batches.
+    """Passes messages to a processor in the given batches, and returns the result.
 
     Args:
+        processor: The processor to test.
+        batches: The messages of each batch.
+        capture: The capture settings.
         shards: Number of shards into which sessions are hashed.
+        settings: Keys of the processor's configuration.
 
     Raises:
         ProcessorError: The processor failed under `fail`.
@@ -193,11 +204,15 @@ def fold_raw(
     shards: int,
     **settings: Any,
 ) -> Result:
-    """Passes raw messages, as bronze stores them, to a processor.
+    """Passes raw messages, as bronze stores them, to a processor, and returns the result.
 
     Args:
-        batches: For each batch, the tables of raw messages that its tasks read, as `silver.fold.pack.Packer` takes
-            them.
+        processor: The processor to test.
+        batches: For each batch, tables of raw messages. Each table is what one Spark task reads, with the columns that
+            `silver.fold.pack.Packer` reads.
+        capture: The capture settings.
+        shards: Number of shards.
+        settings: Keys of the processor's configuration.
 
     Raises:
         ProcessorError: The processor failed under `fail`.
@@ -251,7 +266,7 @@ def _collect(result: Result, name: str, emitted: Payloads) -> list[ProcessorRepo
 
 
 def _decode_rows(payload: bytes) -> list[dict[str, Any]]:
-    """Decodes a payload's rows, timestamps as milliseconds."""
+    """Returns the rows of a payload. Timestamps are in milliseconds."""
     table = read_ipc(payload)
     for place, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
@@ -261,7 +276,7 @@ def _decode_rows(payload: bytes) -> list[dict[str, Any]]:
 
 
 def _raw_tables(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
-    """Converts batches to tables of raw messages as `Packer` takes them."""
+    """Yields, for each batch, a table of raw messages with the columns that `Packer` reads."""
     offsets: dict[tuple[str, int], int] = {}
     for batch in batches:
         rows = []

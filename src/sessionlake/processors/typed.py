@@ -62,7 +62,10 @@ def change_of(row: Mapping[str, Any]) -> Change:
 
 
 def types_module(settings: Settings) -> str:
-    """Returns the source text of a module with `Values`, `Change`, `values_of` and `change_of`."""
+    """Returns the source text of a Python module that declares the types of rows.
+
+    It has the types `Values` and `Change`, and functions that convert rows to them.
+    """
     declared = ((column.name, column.sql) for column in settings.capture.declared)
     changes = TABLES[CHANGES].columns_for(settings)
     return _MODULE.format(values=_fields(declared), changes=_fields(changes), table=CHANGES)

@@ -1,4 +1,4 @@
-"""Compares the tables of products over other tables with plain Spark SQL over their sources."""
+"""Compares the table of a product that reads another table with plain Spark SQL over that table."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def verify_product(spark: SparkSession, settings: Settings, config: ProductProcessor) -> Compared | str:
-    """Compares a product's table with what plain SQL computes from its source now.
+    """Compares a product's table with the rows that plain SQL computes from the source table now.
 
     Returns:
-        The comparison, or a text that says why the table cannot be compared yet.
+        The comparison of the two, or a text that says why the table cannot be compared yet.
 
     Raises:
-        LakeError: The processor stopped within a batch, or its source lacks rows.
+        LakeError: The processor stopped within a batch, or the source table lacks rows.
     """
     first = f"Run `sessionlake run processor {config.name} --once` first"
     if not Lake(settings).exists(spark, config.into):
@@ -43,7 +43,10 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
 
 
 def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, now: int) -> bool:
-    """Returns True if rows were added or changed since the last version that was read. Not every version has some."""
+    """Returns True if the source table has changes that the processor has not read yet.
+
+    A newer version alone does not mean that: not every version adds or changes rows.
+    """
     feed = table.lake.storage.properties(spark, config.source).get(CHANGE_FEED) == "true"
     version = last_version_read(settings, config.layer, feed=feed)
     if version is None:

@@ -31,7 +31,7 @@ def rules_of(capture: CaptureSettings) -> DecodeRules:
 
 
 def payload_of(capture: CaptureSettings) -> Payload | None:
-    """Returns what the decoder needs to know about the payloads; None for JSON.
+    """Returns the format and schemas with which message payloads are decoded; None if they are JSON.
 
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.

@@ -1,1 +1,1 @@
-"""Aggregates that merge, and the products declared with them. Pure."""
+"""Aggregates that can be merged batch by batch, and the products (tables of gold) declared with them. Without Spark."""

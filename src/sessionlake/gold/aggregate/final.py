@@ -1,8 +1,10 @@
-"""The rows of a product that are final, and the table to which each of them is appended once.
+"""Decides which rows of a product are final, and describes the second table to which final rows are appended.
 
 A change is too late for a bucket once stream time has reached the bucket's end plus the product's lateness
-(`gold.aggregate.late`). From then on, nothing changes the bucket's rows: they are final. Both follow from the changes
-alone, so neither the batches nor a clock has an influence.
+(`gold.aggregate.late`). From then on, nothing changes the bucket's rows: they are final. When a bucket becomes final
+depends only on the changes. The batches and the machine's clock have no influence.
+
+A bucket is open until its rows are final.
 """
 
 from __future__ import annotations
@@ -27,33 +29,36 @@ Limits = Mapping[TopicPartition, int]
 
 @dataclass(frozen=True)
 class FinalTable:
-    """The table of a product's final rows: its keys and results, without the columns that only serve to merge."""
+    """The table `<product>_final`: the product's final rows, each appended once.
+
+    It has the product's keys and results, without the columns that are only needed to merge.
+    """
 
     product: Product
 
     @property
     def name(self) -> str:
-        """Its name in the schema `gold`."""
+        """The table's name in the schema `gold`."""
         return f"{self.product.name}_final"
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's two-level name, `gold.<name>`."""
         return f"gold.{self.name}"
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The product's keys."""
+        """The names of the product's key columns."""
         return self.product.keys
 
     @property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns that identify a row."""
+        """The names of the columns that identify a row, the same as in the product's table."""
         return self.product.row_keys
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The result columns."""
+        """The names of the result columns."""
         return self.product.results
 
     @property
@@ -63,50 +68,58 @@ class FinalTable:
 
     @property
     def retention_ms(self) -> int | None:
-        """How long its rows stay, in ms: as long as the product's; None for ever."""
+        """How long a row stays after the end of its bucket, in ms of stream time. None if rows stay for ever."""
         return self.product.retention_ms
 
     @property
     def lateness_ms(self) -> int:
-        """How long after the end of its bucket, in stream time, an event may still arrive, in ms."""
+        """How long after the end of its bucket an event may still arrive, in ms of stream time."""
         return self.product.lateness_ms or 0
 
     @property
     def comment(self) -> str:
-        """The table's description."""
+        """The table's description in the catalog."""
         return f"Rows of {self.product.table} that are final, each appended once"
 
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:
-        """The columns that it has from the product, with their Spark SQL types."""
+        """The columns that are copied from the product's table, as pairs of name and Spark SQL type."""
         shown = {*self.product.row_keys, *self.product.results}
         return tuple(column for column in self.product.columns if column[0] in shown)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """All its columns and their Spark SQL types, in order."""
+        """All columns of the table in order, as pairs of name and Spark SQL type. The last one is the batch."""
         return (*self.shown, (BATCH, "bigint"))
 
     def limits(self, times: Limits) -> dict[TopicPartition, int]:
-        """Returns the start of the first open bucket at these stream times, in ms by topic-partition.
+        """Returns, by topic-partition, the start in ms of the first bucket that is still open.
 
-        Topic-partitions whose stream time is unknown (`NEVER`) are left out.
+        All earlier buckets are final. Topic-partitions whose stream time is unknown (`NEVER`) are left out.
+
+        Args:
+            times: Stream time by topic-partition, in ms.
         """
         known = {place: time for place, time in times.items() if time > NEVER}
         return {place: first_live_bucket(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()}
 
     def limits_after(self, last: Limits) -> dict[TopicPartition, int]:
-        """Returns the limits, in ms, after the last appended bucket of each topic-partition."""
+        """Returns, by topic-partition, the end in ms of the last bucket that was appended.
+
+        Args:
+            last: Start of that bucket by topic-partition, in ms.
+        """
         return {place: start + self.bucket_ms for place, start in last.items()}
 
 
 @dataclass
 class AppendProgress:
-    """How far the rows of one table have been appended, for the one gold process that writes.
+    """Up to which bucket the final rows of one table have been appended. Only the gold process that writes has one.
 
     Attributes:
-        since: Limits up to which batches before the next one appended rows.
-        found: Limits of everything in the table. It may already have rows of the next batch, if that one is repeated.
+        since: By topic-partition, the end in ms of the last bucket that earlier batches appended.
+        found: By topic-partition, the end in ms of the last bucket in the table. Set only if the next batch is a
+            repeated one whose rows the table already has; else empty.
     """
 
     final: FinalTable
@@ -114,35 +127,44 @@ class AppendProgress:
     found: Limits
 
     def due_limits(self, times: Limits) -> dict[TopicPartition, int]:
-        """Returns the limits up to which rows may be due, for topic-partitions where they rise.
+        """Returns, by topic-partition, up to which bucket start in ms rows are to be appended now.
+
+        Topic-partitions without newly final buckets are left out.
 
         Args:
-            times: Stream times, in ms, of all changes since rows were last due.
+            times: Stream time by topic-partition, in ms, after all changes that came since the last append.
         """
         return {place: end for place, end in self.final.limits(times).items() if end > self.since.get(place, NEVER)}
 
     def advance(self, until: Limits) -> None:
-        """Records that rows have been appended up to these limits."""
+        """Records that all buckets that start before `until` have been appended.
+
+        Args:
+            until: A bucket start in ms, by topic-partition.
+        """
         self.since, self.found = latest(latest(self.since, self.found), until), {}
 
 
 def final_table(product: Product) -> FinalTable | None:
-    """Returns the table to which the product's final rows are appended; None if they are not."""
+    """Returns the table of the product's final rows; None if the product does not have `output: append`."""
     return FinalTable(product) if product.output == APPEND else None
 
 
 def newly_final(rows: pa.Table, since: Limits, until: Limits) -> pa.Table:
-    """Returns the rows that are final at `due_limits` but were not at `since`.
+    """Returns the rows whose bucket starts at or after the limit in `since` and before the limit in `until`.
 
     Args:
         rows: Rows with `topic`, `partition` and `window_start`.
+        since: By topic-partition, the first bucket start in ms that has not been appended yet. Without an entry, none
+            has.
+        until: By topic-partition, the first bucket start in ms that is still open, from `due_limits`.
     """
     start = starts(rows)
     return rows.filter(pa.array((start >= limits_of_rows(rows, since)) & (start < limits_of_rows(rows, until))))
 
 
 def limits_of_rows(rows: pa.Table, limits: Limits) -> Int64s:
-    """Returns the limit of each row's topic-partition; `NEVER` if it has none."""
+    """Returns, for each row, the limit of the row's topic-partition in ms; `NEVER` if there is none."""
     code, (topics, partitions) = number_combinations(rows["topic"], rows[PARTITION])
     places = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
     known: Int64s = np.array([limits.get(place, NEVER) for place in places], np.int64)

@@ -1,7 +1,8 @@
-"""Aggregates that merge: the results of any two parts of the rows combine to the result of all, in any order.
+"""Aggregates that can be merged: the results of two sets of events combine to the result of both sets, in any order.
 
-An aggregate stores its result, and what it needs to merge, in columns of the product's table: the table is the state.
-Names of columns that are not results begin with an underscore.
+An event is one value that a change sets, or one row of another table. An aggregate stores its result, and what it needs
+to merge, in columns of the product's table. There is no other state. Names of columns that are not results begin with
+an underscore.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Bools
 
 ORDER = (("ts", "ts", "bigint"), ("life", LIFE, "bigint"), ("position", TURN, "bigint"), ("ordinal", "ordinal", "int"))
-"""The order of events: by time, then by the order of changes. Each entry has a name, the events' column, and its SQL
-type."""
+"""The columns that order events: event time first, then the columns that order changes of equal event time.
+
+Each item has a short name, the name of the events' column, and its Spark SQL type.
+"""
 ORDER_SQL = "struct({})".format(", ".join(f"`{column}`" for _, column, _ in ORDER))
 _SPLIT = 134_217_729.0  # 2^27 + 1
 
 
 class Aggregate(ABC):
-    """One result column of a product, and how it is computed."""
+    """One result column of a product, computed from events by merging. Subclasses say how."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns of events that it needs."""
+        """The names of the columns of events that the aggregate needs."""
         return ()
 
     @abstractmethod
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Returns names and Spark SQL types of its columns, the result first.
+        """Returns the columns that the aggregate stores, as pairs of name and Spark SQL type. The result comes first.
 
         Args:
             name: Name of the result.
@@ -43,34 +46,40 @@ class Aggregate(ABC):
 
     @abstractmethod
     def begin(self, name: str, events: pa.Table) -> Columns:
-        """Returns the columns of each event taken alone."""
+        """Returns the aggregate's columns for each event as if it were alone: one value per event."""
 
     @abstractmethod
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """Merges pairs of parts: row i of `one` with row i of `other`."""
+        """Merges two partial results into one, for many rows at once: row i of `one` with row i of `other`."""
 
     def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        """Merges the parts of each group into one row per group."""
+        """Merges the partial results in `parts` into one row per group.
+
+        Args:
+            name: Name of the result.
+            parts: Rows with the aggregate's columns, any number per group.
+            groups: Which rows of `parts` belong together.
+        """
         held = {column: parts[column].to_numpy() for column, _ in self.columns(name)}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             return groups.reduced(held, lambda one, other: self.combine(name, one, other))
 
     @property
     def meaning(self) -> str:
-        """A description of the result, used as the column's comment."""
+        """A description of the result in words, used as the column's comment."""
         return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
     def sql(self) -> str:
-        """Returns the result in plain Spark SQL over all events of a group.
+        """Returns the Spark SQL expression that computes the result from all events of a row.
 
-        `sessionlake verify gold` compares it with the merged result.
+        `sessionlake verify gold` compares its value with the merged result.
         """
 
     def magnitude(self) -> str | None:
-        """Returns SQL of the size of the numbers that were summed; None if the result is exact.
+        """Returns the SQL of the size of the numbers that were summed; None if the result is exact.
 
-        It sets the tolerance of a comparison.
+        A comparison with the SQL result tolerates an error in proportion to this size.
         """
         return None
 
@@ -98,7 +107,14 @@ class Count(Aggregate):
 
 @dataclass(frozen=True)
 class Sum(Aggregate):
-    """The sum of a column or of its squares, as the nearest double except in rare cases, in any order."""
+    """The sum of a column or of its squares, whatever the order of the events.
+
+    It is the double nearest to the exact sum, except in rare cases.
+
+    Attributes:
+        of: Name of the column.
+        squared: True to sum the squares.
+    """
 
     of: str
     squared: bool = False
@@ -120,7 +136,7 @@ class Sum(Aggregate):
         return {name: squares, _state_column(name, "rest"): rest}
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """Adds with Knuth's two-sum: what rounding takes away is added up separately."""
+        """Adds with Knuth's two-sum. The rounding errors are added up in a second column."""
         rest = _state_column(name, "rest")
         a, b = one[name], other[name]
         added = a + b
@@ -145,7 +161,13 @@ class Sum(Aggregate):
 
 @dataclass(frozen=True)
 class Extreme(Aggregate):
-    """The lowest or highest value of a column."""
+    """The lowest or highest value of a column.
+
+    Attributes:
+        of: Name of the column.
+        greatest: True for the highest value, False for the lowest.
+        type: Spark SQL type of the column.
+    """
 
     of: str
     greatest: bool
@@ -176,7 +198,13 @@ class Extreme(Aggregate):
 
 @dataclass(frozen=True)
 class Endmost(Aggregate):
-    """The first or last number of a column in event time."""
+    """The number in a column of the event that is first or last in event time.
+
+    Attributes:
+        of: Name of the column.
+        last: True for the last event, False for the first.
+        format: Version of the stored columns.
+    """
 
     of: str
     last: bool
@@ -213,7 +241,7 @@ class Endmost(Aggregate):
 
 
 class Derived(ABC):
-    """A column that is computed from other columns of its row."""
+    """A column that is computed from other columns of the same row, and not merged."""
 
     type = "double"
 
@@ -224,20 +252,33 @@ class Derived(ABC):
 
     @abstractmethod
     def of(self, results: Columns) -> Any:
-        """Computes the values from the row's other columns; NaN where there is none."""
+        """Returns the column's values, one per row. NaN where a row has none.
+
+        Args:
+            results: The other columns of the rows, by name.
+        """
 
     @abstractmethod
     def sql(self) -> str:
-        """Returns the value in plain Spark SQL over all events of a group; null if there is none."""
+        """Returns the Spark SQL expression that computes the value from all events of a row; null without a value."""
 
     @abstractmethod
     def magnitude(self) -> str:
-        """Returns SQL of the size of the numbers that it was computed from, for the tolerance of a comparison."""
+        """Returns the SQL of the size of the numbers that the value was computed from.
+
+        A comparison with the SQL result tolerates an error in proportion to this size.
+        """
 
 
 @dataclass(frozen=True)
 class Mean(Derived):
-    """The mean of a column, computed from its sum and the number of events."""
+    """The mean of a column, computed from its sum and the number of events.
+
+    Attributes:
+        sum: Name of the aggregate with the sum.
+        count: Name of the aggregate with the number of events.
+        value: Name of the events' column, for the SQL.
+    """
 
     sum: str
     count: str
@@ -261,7 +302,13 @@ class Mean(Derived):
 class Variance(Derived):
     """The sample variance of a column, computed from its sum, the sum of its squares and the number of events.
 
-    Both sums have twice the digits of a double, so that the usual cancellation does no harm.
+    Both sums have twice the digits of a double. So the subtraction of two large, nearly equal numbers loses nothing.
+
+    Attributes:
+        sum: Name of the aggregate with the sum.
+        squares: Name of the aggregate with the sum of squares.
+        count: Name of the aggregate with the number of events.
+        value: Name of the events' column, for the SQL.
     """
 
     sum: str
@@ -298,7 +345,7 @@ class Variance(Derived):
 
 
 def _is_later(one: Columns, other: Columns) -> Bools:
-    """Returns where `other` is later than `one` in `ORDER`."""
+    """Returns, for each row, whether the event in `other` is later than the event in `one`, compared by `ORDER`."""
     later = np.zeros(len(one["ts"]), np.bool_)
     for part, _, _ in reversed(ORDER):
         later = (other[part] > one[part]) | ((other[part] == one[part]) & later)
@@ -306,17 +353,25 @@ def _is_later(one: Columns, other: Columns) -> Bools:
 
 
 def _state_column(name: str, part: str) -> str:
-    """Returns the name of a column that an aggregate needs beside its result."""
+    """Returns the name of a column that an aggregate needs beside its result.
+
+    Args:
+        name: Name of the result.
+        part: What the column holds.
+    """
     return f"_{name}_{part}"
 
 
 def _doubles(events: pa.Table, column: str) -> Any:
-    """Returns a column's values as doubles. Adding zero turns -0.0 into 0.0, whose sign would depend on the order."""
+    """Returns a column's values as doubles.
+
+    Adding zero turns -0.0 into 0.0. Otherwise the sign of a zero would depend on the order of the events.
+    """
     return events[column].to_numpy().astype(np.float64, copy=False) + 0.0
 
 
 def _product(a: Any, b: Any) -> tuple[Any, Any]:
-    """Returns products and their rounding errors (Veltkamp and Dekker)."""
+    """Returns the products `a * b` as doubles, and their rounding errors (algorithm of Veltkamp and Dekker)."""
     total = a * b
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     lost = ((a_high * b_high - total) + a_high * b_low + a_low * b_high) + a_low * b_low

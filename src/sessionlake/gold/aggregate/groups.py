@@ -19,10 +19,10 @@ Columns = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Groups:
-    """The rows of a table, ordered so that rows with equal keys are next to each other.
+    """The indices of a table's rows, ordered so that rows with equal keys are next to each other.
 
     Attributes:
-        order: Indices of the rows, group by group.
+        order: Indices of the rows in the table, group by group.
         lengths: Number of rows of each group.
     """
 
@@ -31,7 +31,11 @@ class Groups:
 
     @staticmethod
     def of(rows: pa.Table, keys: Iterable[str]) -> Groups:
-        """Groups rows by columns without nulls: texts, integers or times."""
+        """Returns the groups of rows that have equal values in the given columns.
+
+        Args:
+            keys: Names of columns without nulls: texts, integers or times.
+        """
         number = combine_codes((dictionary_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
@@ -39,23 +43,25 @@ class Groups:
 
     @cached_property
     def starts(self) -> Int64s:
-        """For each group, the position of its first row in `order`."""
+        """For each group, the position in `order` at which the group starts."""
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
     def firsts(self) -> Int64s:
-        """For each group, the index of its first row."""
+        """For each group, the index in the table of the group's first row."""
         return self.order[self.starts]
 
     @property
     def codes(self) -> Int64s:
-        """For each row, the number of its group."""
+        """For each row of the table, the number of its group, from 0."""
         found = np.empty(len(self.order), np.int64)
         found[self.order] = np.repeat(np.arange(len(self.lengths)), self.lengths)
         return found
 
     def reduced(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
-        """Merges the rows of each group to one: rows in pairs, the results in pairs again, and so on.
+        """Merges the rows of each group into one row, and returns one row per group.
+
+        Rows are merged in pairs, then the results in pairs, and so on.
 
         Args:
             columns: The columns of all rows.
@@ -78,11 +84,11 @@ class Groups:
 
     @cached_property
     def _rounds(self) -> tuple[Groups, list[tuple[Int64s, Int64s]]]:
-        """Returns the groups with several rows, and the pairs of rows to merge in each round.
+        """Returns the groups that have several rows, and for each round the pairs of rows to merge.
 
-        A pair is two positions in their `order`; the second row is merged into the first. The first round merges
-        neighbours, the next one rows that are two apart, then four apart, and so on. In the end the first row of a
-        group has the result.
+        A pair is two positions in the `order` of these groups. The second row is merged into the first. The first round
+        merges neighbours, the next one rows that are two apart, then four apart, and so on. In the end the first row of
+        a group has the result.
         """
         many = self.lengths > 1
         several = Groups(self.order[np.repeat(many, self.lengths)], self.lengths[many])

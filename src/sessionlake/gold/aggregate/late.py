@@ -1,8 +1,8 @@
 """Decides which events are too late for a product with a lateness, and lists them for `gold.late_points`.
 
 An event belongs to a bucket or, without buckets, to its own event time. It is late if the stream time at which it was
-applied has reached the bucket's end plus the lateness. Both times are stored in silver, so gold's batches have no
-influence.
+applied has reached the bucket's end plus the lateness. Silver stores the event time and the stream time of each change.
+So it does not matter how gold splits the changes into batches.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ APPLIED = "applied"
 NEVER = -(1 << 62)
 OFFSET = "offset"
 WITH_PLACE = (*MARKS, "position", APPLIED, OFFSET)
-"""Columns of an event that a late point is written from."""
+"""The columns of an event that are needed to write a row of `gold.late_points`."""
 LATE_KEYS = ("table", "topic", "session_id", "partition", "row_id", "name", "position", "ordinal")
-"""The columns that identify a late point."""
+"""The columns that identify a row of `gold.late_points`."""
 LATE_COLUMNS = (
     ("table", "string"),
     ("topic", "string"),
@@ -41,15 +41,19 @@ LATE_COLUMNS = (
     ("position", "bigint"),
     ("ordinal", "int"),
 )
-"""The columns of `gold.late_points` without `_batch`. `name` is the name of the metric or of the column; times are in
-ms."""
+"""The columns of `gold.late_points` without `_batch`, as pairs of name and Spark SQL type.
+
+`name` is the name of the column that the change set: a metric or a text. `ts` and `stream_time` are in ms.
+"""
 
 
 def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools:
-    """Returns which changes are late.
+    """Returns, for each change, whether it is late.
 
     Args:
         changes: Changes with `ts` and `applied`.
+        bucket_ms: Length of the product's buckets, in ms. None if it has no buckets.
+        lateness_ms: How long after the end of its bucket, in ms of stream time, a change is still accepted.
     """
     length = bucket_ms or 1
     # Compares numbers of buckets, since the ends of the last buckets would exceed a bigint.
@@ -60,9 +64,9 @@ def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools
 
 
 def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
-    """Returns the highest stream time at which a change was applied, by topic-partition.
+    """Returns, by topic-partition, the highest stream time at which a change was applied, in ms.
 
-    It is `NEVER` if no change has a stream time.
+    The value is `NEVER` for a topic-partition in which no change has a stream time.
     """
     code, (topics, partitions) = number_combinations(changes["topic"], changes["partition"])
     times = np.full(len(topics), NEVER)
@@ -71,7 +75,7 @@ def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
 
 
 def by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
-    """Returns the highest time of each topic's partitions."""
+    """Returns, by topic, the highest time among the topic's partitions, in ms."""
     found: dict[str, int] = {}
     for (topic, _), time in times.items():
         found[topic] = max(found.get(topic, time), time)
@@ -79,20 +83,27 @@ def by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
 
 
 def latest(one: Mapping[T, int], other: Mapping[T, int]) -> dict[T, int]:
-    """Merges two mappings; for a key in both, the later time counts."""
+    """Merges two mappings of times. A key in both gets the later of the two times."""
     return {**one, **{name: max(time, one.get(name, time)) for name, time in other.items()}}
 
 
 def first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
-    """Returns the start of the first bucket that has not expired at a stream time.
+    """Returns the start in ms of the first bucket that has not expired at a stream time.
 
-    A bucket expires once stream time has reached its end plus the retention.
+    A bucket expires once stream time has reached its end plus the retention. All arguments are in ms.
     """
     return (stream_time - retention_ms) // bucket_ms * bucket_ms
 
 
 def late_points(table: str, changes: pa.Table, source: Source, declared: Declared) -> pa.Table:
-    """Returns the rows of `gold.late_points` for changes that are late for a table."""
+    """Returns the rows of `gold.late_points` for changes that are late for a table.
+
+    Args:
+        table: The product's table name, written to the column `table`.
+        changes: The late changes.
+        source: Which values of a change are events: the product's source.
+        declared: The declared columns of the changes.
+    """
     events = source.events(changes, declared, WITH_PLACE)
     called = "metric" if source.numbers else "column"
     columns = {name: events[name] for name, _ in LATE_COLUMNS if name in events.column_names}

@@ -1,4 +1,4 @@
-"""The order of a session's changes with equal event time: under `once` by life and seq, else by position."""
+"""Orders the changes of a session that have equal event time: under `once` by life and seq, else by position."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from sessionlake.settings.capture import CaptureSettings, Integrity
 LIFE = "order:life"
 """Column of a change: under `once` the first offset of its session's life, `NO_LIFE` in other classes."""
 TURN = "order:turn"
-"""Column of a change: under `once` its seq, in other classes its position."""
+"""Column of a change: a number that orders changes of equal event time. Under `once` it is the seq, else the position.
+"""
 SEQ = "order:seq"
-"""Column of a change: its seq as in silver, null if it had none."""
+"""Column of a change: its seq as silver stores it, null if the message had none."""
 SESSION_MARK = "order:session"
-"""Column of a change: under `once` a hash of its session id, from `session_marks`."""
+"""Column of a change: under `once` a hash of its session id, from `session_marks`. Null in other classes."""
 NO_LIFE = -1
 _HEX_DIGITS = 15
 """Number of hexadecimal digits of a hash that fit into a positive bigint."""
@@ -30,7 +31,7 @@ _HEX_DIGITS = 15
 
 @dataclass(frozen=True)
 class OnceTopics:
-    """Decides which topics are judged under `once`."""
+    """Decides which topics are judged under the integrity class `once`."""
 
     capture: CaptureSettings
 
@@ -39,23 +40,23 @@ class OnceTopics:
         return RuleBook(self.capture).of(topic).integrity is Integrity.ONCE
 
     def of(self, topics: Sequence[str]) -> list[str]:
-        """Returns the topics among these that are judged under `once`."""
+        """Returns those of the given topics that are judged under `once`."""
         return [topic for topic in topics if self(topic)]
 
     @property
     def may_be_any(self) -> bool:
-        """Whether the configuration uses the class at all."""
+        """True if the configuration uses the class `once` for any topic."""
         capture = self.capture
         return Integrity.ONCE in (capture.integrity, *(rule.integrity for rule in capture.by_topic))
 
 
 def with_turn(changes: pa.Table, once: OnceTopics | None = None) -> pa.Table:
-    """Adds `LIFE` and `TURN` to changes, and drops `SEQ`.
+    """Adds the columns `LIFE` and `TURN` to changes, and drops the column `SEQ`.
 
     Args:
-        changes: Changes with `topic` and `position`. If a topic may be judged under `once`, also `LIFE` and `SEQ` as in
-            silver.
-        once: None if no topic is judged under `once`.
+        changes: Changes with `topic` and `position`. If a topic may be judged under `once`, also with `LIFE` and `SEQ`
+            as silver stores them.
+        once: Decides which topics are judged under `once`. None if no topic is.
     """
     position = contiguous(changes["position"])
     if once is None or SEQ not in changes.column_names:
@@ -69,12 +70,12 @@ def with_turn(changes: pa.Table, once: OnceTopics | None = None) -> pa.Table:
 
 
 def with_order(changes: pa.Table) -> pa.Table:
-    """Adds `LIFE` and `TURN` to changes that lack them; then no topic is judged under `once`."""
+    """Adds the columns `LIFE` and `TURN` if they are missing, with the values for classes other than `once`."""
     return changes if TURN in changes.column_names else with_turn(changes)
 
 
 def with_sessions(changes: pa.Table) -> pa.Table:
-    """Adds `SESSION_MARK` to changes; it is null except under `once`."""
+    """Adds the column `SESSION_MARK` to changes. It is null except under `once`."""
     life = contiguous(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
     marks = session_marks(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
@@ -82,9 +83,9 @@ def with_sessions(changes: pa.Table) -> pa.Table:
 
 
 def session_marks(sessions: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Returns a hash of each session id.
+    """Returns a hash of each session id, as a positive integer.
 
-    It orders points of several sessions in the same way, whatever order they arrived in.
+    The hash orders points of different sessions in the same way, whatever order they arrived in.
     """
     code, distinct = dictionary_codes(sessions)
     digests = (sha256(name.encode()).hexdigest()[:_HEX_DIGITS] for name in distinct.to_pylist())
@@ -92,7 +93,11 @@ def session_marks(sessions: pa.Array | pa.ChunkedArray) -> Int64s:
 
 
 def session_mark_sql(column: str) -> str:
-    """Returns the SQL of `session_marks` of a column."""
+    """Returns the Spark SQL expression of the hash that `session_marks` computes.
+
+    Args:
+        column: Name of the column with the session id.
+    """
     return f"CAST(conv(substr(sha2({column}, 256), 1, {_HEX_DIGITS}), 16, 10) AS BIGINT)"
 
 

@@ -1,7 +1,7 @@
 """Products: declared tables of gold that merge each batch of silver's changes into their aggregates.
 
-The table is the state: a batch's events are aggregated by themselves, and the result is merged with the rows that it
-touches. A late event merges like any other, so nothing is ever too late unless a product declares a lateness.
+A product has no state beside its table. The events of a batch are aggregated first. Then the result is merged with the
+table's rows of the same keys. A late event merges like any other. Only a product with a lateness rejects late events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ARROW = {
 
 @dataclass(frozen=True)
 class Product:
-    """A table of gold: one row per key, and per bucket of event time if it has buckets.
+    """A declared table of gold: one row per key, and per bucket of event time if it has buckets.
 
     Attributes:
         name: Name of the table in the schema `gold`.
@@ -49,16 +49,16 @@ class Product:
         aggregates: The results by column name, and the columns that are needed to compute them.
         source: What counts as an event: a value that a change sets, or, with `Rows`, a row of another table.
         bucket_ms: Length of the buckets in ms; None for a single bucket over all time.
-        below: The product of finer buckets from whose rows this one is computed.
+        below: A product with shorter buckets. If set, the rows are computed from that product's rows.
         comment: What a row is, for the table's description.
-        retention_ms: How long after the end of its bucket a row stays, in stream time of its topic; None for ever. It
-            does not change the rows themselves, so it is no part of `logic`.
-        lateness_ms: How long after the end of its bucket, in stream time, an event may still arrive; None for ever.
-            Later events go to `gold.late_points` instead.
+        version: Raise it by hand when a declaration computes something else but reads the same.
+        lateness_ms: How long after the end of its bucket, in ms of stream time, an event may still arrive. Later events
+            go to `gold.late_points` instead. None if no event is ever too late.
+        retention_ms: How long a row stays after the end of its bucket, in ms of its topic's stream time. None if rows
+            stay for ever. It does not change the rows themselves, so it is no part of `logic`.
         output: With `update`, rows change as events arrive. With `append`, rows are also appended to a second table
             once they are final (`gold.aggregate.final`).
-        shown: The aggregates that are results; None for all whose names do not begin with an underscore.
-        version: Raise it by hand when a declaration computes something else but reads the same.
+        shown: The aggregates that are results. None for all whose names do not begin with an underscore.
     """
 
     name: str
@@ -76,12 +76,12 @@ class Product:
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's two-level name, `gold.<name>`."""
         return f"gold.{self.name}"
 
     @cached_property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns that identify a row.
+        """The names of the columns that identify a row.
 
         These are the keys, the partition if the keys name a session, and the start of the bucket.
         """
@@ -91,25 +91,25 @@ class Product:
 
     @cached_property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Its columns and their Spark SQL types, in order."""
+        """All columns of the table in order, as pairs of name and Spark SQL type."""
         keys = tuple((name, _KEY_TYPES.get(name, "string")) for name in self.row_keys)
         return keys + self._aggregate_columns
 
     @property
     def ddl(self) -> str:
-        """Its columns as Spark DDL."""
+        """All columns of the table as Spark DDL."""
         return ddl_of(self.columns)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The result columns."""
+        """The names of the result columns."""
         if self.shown is not None:
             return self.shown
         return tuple(name for name in self.aggregates if not name.startswith("_"))
 
     @cached_property
     def fields(self) -> dict[str, str]:
-        """The events' column for each column of `row_keys`."""
+        """For each column of `row_keys`, the name of the events' column that it is read from."""
         is_apart = isinstance(self.source, Rows)
         own = {name: key_field(place) if is_apart else name for place, name in enumerate(self.keys)}
         own |= {PARTITION: PARTITION} if PARTITION in self.row_keys else {}
@@ -117,16 +117,16 @@ class Product:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns that its aggregates read beyond those that every event has.
+        """The names of the columns that the aggregates read, without those that every event has.
 
-        For `Rows`, these are columns of the source.
+        For a product over `Rows`, these are columns of the source table.
         """
         own = {name for one in self._merging_aggregates.values() for name in one.reads}
         return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.fields.values()}))
 
     @property
     def logic(self) -> str:
-        """A hash of everything that its rows depend on."""
+        """A hash of everything in the declaration that the rows depend on."""
         declaration = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
         lateness = () if self.lateness_ms is None else (self.lateness_ms,)
         output = () if self.output != APPEND else (APPEND,)
@@ -147,7 +147,7 @@ class Product:
         return {name: one for name, one in self.aggregates.items() if isinstance(one, Aggregate)}
 
     def schema(self) -> pa.Schema:
-        """Returns its Arrow schema."""
+        """Returns the Arrow schema of the product's rows."""
         return self._schema
 
     @cached_property
@@ -155,7 +155,7 @@ class Product:
         return pa.schema([(name, _TIME if sql == "timestamp" else _ARROW[sql]) for name, sql in self.columns])
 
     def of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
-        """Returns its rows for these changes alone."""
+        """Returns the product's rows for these changes alone, before they are merged with the table."""
         if self.below is not None:
             return self.of_finer(self.below.of_changes(changes, declared))
         if self.lateness_ms is not None:
@@ -163,14 +163,14 @@ class Product:
         return self.of_events(self.source.events(changes, declared))
 
     def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
-        """Returns the rows of `gold.late_points` for those changes that are too late for it."""
+        """Returns the rows of `gold.late_points` for the changes that are too late for this product."""
         if self.lateness_ms is None:
             return late_points(self.table, changes.slice(0, 0), self.source, declared)
         late = changes.filter(pa.array(is_late(changes, self.bucket_ms, self.lateness_ms)))
         return late_points(self.table, late, self.source, declared)
 
     def of_events(self, events: pa.Table) -> pa.Table:
-        """Returns its rows for these events alone."""
+        """Returns the product's rows for these events alone, before they are merged with the table."""
         events = with_order(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _within_time(events, self.bucket_ms)
@@ -182,12 +182,14 @@ class Product:
         return self.merged(pa.table(begun))
 
     def of_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:
-        """Returns its rows for these rows of its source table, which must be all rows of each key and bucket.
+        """Returns the product's rows, computed from rows of its source table (`Rows`).
+
+        The source rows must be all rows of each key and bucket.
 
         Args:
-            keys: The key columns.
-            values: The columns that aggregates read, of the same rows, as `Rows.events` names them. They are separate
-                because a key may have the same name.
+            keys: The key columns of the source rows.
+            values: The columns that aggregates read, of the same source rows, with the names that `Rows.events` gives
+                them. They are separate because a key may have the same name.
         """
         columns = {name: values[name] for name in values.column_names} | {
             self.fields[key]: keys[key] for key in self.keys
@@ -196,7 +198,11 @@ class Product:
         return self.of_events(self.source.events(pa.table(columns), Declared(()), marks))
 
     def of_finer(self, rows: pa.Table) -> pa.Table:
-        """Returns its rows for these rows of the product below alone."""
+        """Returns the product's rows, computed from rows of the product in `below` alone.
+
+        Args:
+            rows: Rows of the product in `below`, with shorter buckets.
+        """
         if self.bucket_ms is None:
             return self.merged(rows)
         place = rows.column_names.index(START)
@@ -204,11 +210,14 @@ class Product:
         return self.merged(rows.set_column(place, START, start))
 
     def merged(self, parts: pa.Table, held: pa.Table | None = None) -> pa.Table:
-        """Merges rows to one per key of `parts`. Keys that are dictionary-encoded in `parts` stay so.
+        """Merges rows, and returns one row for each key that occurs in `parts`.
+
+        Key columns that are dictionary-encoded in `parts` stay so.
 
         Args:
-            parts: Rows, any number per key.
-            held: Rows of the table, at most one per key. Those of other keys are ignored.
+            parts: Rows of the product, any number per key.
+            held: Rows of the table, at most one per key. Rows whose key is not in `parts` are ignored. None for no
+                rows.
         """
         both = parts if held is None else pa.concat_tables([parts, held.select(parts.column_names).cast(parts.schema)])
         groups = Groups.of(both, self.row_keys)
@@ -227,7 +236,11 @@ class Product:
 
 
 def _within_time(events: pa.Table, length: int) -> pa.Table:
-    """Drops events whose bucket starts at a time that a timestamp cannot hold."""
+    """Drops events whose bucket starts at a time that a timestamp cannot hold.
+
+    Args:
+        length: Length of the buckets, in ms.
+    """
     ts = events["ts"].to_numpy()
     inside = (ts >= FIRST_MS) & (ts <= LAST_MS)
     return events.filter(pa.array(inside & (np.floor_divide(ts, length) * length >= FIRST_MS)))

@@ -1,8 +1,8 @@
-"""Aggregates that approximate a figure in little space.
+"""Aggregates that approximate a figure in little space: quantiles of numbers, and the number of distinct texts.
 
-`Buckets` of numbers serve quantiles, `Registers` of texts serve distinct counts. Both store entries, each a code and a
-number, in one binary column, sorted by code. Entries with the same code merge by adding their numbers, or by taking the
-greater one. The numbers are integers, so the bytes are the same for any order and any batches.
+`Buckets` store what quantiles need, `Registers` what distinct counts need. Each stores pairs of a code and a number in
+one binary column, sorted by code. Pairs with the same code merge by adding their numbers, or by taking the greater one.
+The numbers are integers. So the bytes are the same for any order and any batches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ _OFF, _FEW = 0.05, 3
 
 
 class Sketch(Aggregate):
-    """An aggregate that stores entries sorted by code."""
+    """An aggregate that stores pairs of a code and a number, sorted by code, in one binary column.
+
+    Attributes:
+        entry: Numpy type of a pair, with the fields `code` and `number`.
+        unite: Function that merges the numbers of two pairs with the same code.
+    """
 
     entry: ClassVar[np.dtype[Any]]
     unite: ClassVar[np.ufunc]
@@ -50,7 +55,7 @@ class Sketch(Aggregate):
 
     @abstractmethod
     def _entries(self, events: pa.Table) -> tuple[Any, Any]:
-        """Returns the code and the number of each event."""
+        """Returns the code of each event, and the number of each event."""
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         pairs = np.arange(len(one[name]))
@@ -74,11 +79,15 @@ class Sketch(Aggregate):
 
 @dataclass(frozen=True)
 class Buckets(Sketch):
-    """The number of values in each bucket.
+    """How many values lie in each of many narrow ranges of values, the buckets. Quantiles are computed from it.
 
-    A bucket is a 64th of a power of two wide, and codes are in the order of values.
+    Each range between two powers of two is divided into 64 buckets. Their codes are in the order of the values.
 
     The bucket is computed from the bits of a value, not by a logarithm, which machines may round differently.
+
+    Attributes:
+        of: Name of the column with the values.
+        format: Version of the stored bytes.
     """
 
     of: str
@@ -107,7 +116,16 @@ class Buckets(Sketch):
 
 @dataclass(frozen=True)
 class Quantile(Derived):
-    """The lowest value that a share of all values do not exceed, within 0.8 %: the middle of its bucket."""
+    """An approximate quantile, with a relative error of at most 0.8 %.
+
+    The exact quantile is the lowest value that the given share of all values do not exceed. The result is the middle of
+    the bucket of that value.
+
+    Attributes:
+        buckets: Name of the aggregate `Buckets`.
+        share: The share, from 0 to 1; 0.5 is the median.
+        value: Name of the events' column, for the SQL.
+    """
 
     buckets: str
     share: float
@@ -137,12 +155,16 @@ class Quantile(Derived):
 
 @dataclass(frozen=True)
 class Registers(Sketch):
-    """HyperLogLog registers of texts.
+    """HyperLogLog registers of texts, from which the number of distinct texts is estimated.
 
-    A register has the longest run of leading zeros among the hashes that begin with its number.
+    Each text is hashed to 64 bits. The first 14 bits select a register. The register stores the highest number of
+    leading zeros, plus one, in the other bits of its hashes. Registers without a text are not stored.
 
-    Source: Flajolet, Fusy, Gandouet, Meunier, "HyperLogLog", 2007. Here hashes have 64 bits, the first 14 are the
-    register's number, and registers without a text are not stored.
+    Source: Flajolet, Fusy, Gandouet, Meunier, "HyperLogLog", 2007.
+
+    Attributes:
+        of: Name of the column with the texts.
+        format: Version of the stored bytes.
     """
 
     of: str
@@ -175,8 +197,12 @@ class Registers(Sketch):
 class Distinct(Derived):
     """The approximate number of different texts; the standard error is 0.8 %.
 
-    Source: Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017, algorithm 6. It has no bias
-    for small or large counts, and uses only sums and roots.
+    Source: Ertl, "New cardinality estimation algorithms for HyperLogLog sketches", 2017, algorithm 6. The estimate has
+    no bias for small or large counts, and needs only sums and roots.
+
+    Attributes:
+        registers: Name of the aggregate `Registers`.
+        value: Name of the events' column, for the SQL.
     """
 
     registers: str
@@ -208,7 +234,12 @@ class Distinct(Derived):
 
 
 def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[Any, Int64s]:
-    """Returns the entries of all rows, concatenated, and the number of entries of each row."""
+    """Returns the pairs of code and number of all rows, concatenated, and how many pairs each row has.
+
+    Args:
+        rows: A binary column of a `Sketch`.
+        entry: Numpy type of a pair.
+    """
     held = (contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
@@ -223,7 +254,11 @@ def _pack_entries(entries: Any, lengths: Int64s) -> pa.Array:
 
 
 def _middle(code: Int64s) -> Any:
-    """Returns the middle of each bucket; for the bucket nearest to zero it is zero."""
+    """Returns the value in the middle of each bucket. For the bucket nearest to zero it is zero.
+
+    Args:
+        code: Codes of buckets.
+    """
     bucket = np.where(code < _NEGATIVES, _NEGATIVES - 1 - code, code - _NEGATIVES)
     half = np.where((bucket == 0) | (bucket == _INFINITY), 0, 1 << (_DROPPED - 1))
     middle = ((bucket << _DROPPED) + half).view(np.float64)

@@ -1,4 +1,4 @@
-"""The events that products aggregate: extracted from a batch's changes, once for all products of the same source."""
+"""Extracts the events that products aggregate from a batch's changes, once for all products of the same source."""
 
 from __future__ import annotations
 
@@ -16,24 +16,31 @@ from sessionlake.protocol.names import internal
 
 PARTITION = "partition"
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
-"""The columns that identify a series of numbers, beside the session's partition."""
+"""The columns that identify a series: all values of one metric in one row of a session.
+
+The session's partition is a key in addition.
+"""
 MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal")
-"""The columns that every event has from its change. `ts` is event time in ms; the columns after it order changes of
-equal event time."""
+"""The columns that are copied from a change to each of its events.
+
+`ts` is event time in ms. The columns after it order changes of equal event time.
+"""
 
 
 def names_sessions(keys: Collection[str]) -> bool:
-    """Returns True if the keys identify sessions. Then the session's partition is a key, too."""
+    """Returns True if the keys include `topic` and `session_id`. Then the session's partition is a key, too."""
     return {"topic", "session_id"} <= {*keys}
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The declared columns of a capture, in the order in which changes have them.
+    """The columns that the configuration declares for messages, in the order in which changes have them.
 
     Attributes:
-        numbers: Columns of numbers. In changes number i is `value:<i>`, a double, null where the change did not set it.
-        texts: Columns of texts. In changes text i is `text:<i>`, null where the change did not set it.
+        numbers: Names of the columns of numbers. Column i of these is called `value:<i>` in changes. It is a double,
+            and null where the change did not set it.
+        texts: Names of the columns of texts. Column i of these is called `text:<i>` in changes. It is null where the
+            change did not set it.
     """
 
     numbers: tuple[str, ...]
@@ -41,37 +48,41 @@ class Declared:
 
 
 def value_field(index: int) -> str:
-    """Returns the name of the column that holds number `index`."""
+    """Returns the name, in changes, of the declared column of numbers at this index."""
     return f"value:{index}"
 
 
 def text_field(index: int) -> str:
-    """Returns the name of the column that holds text `index`."""
+    """Returns the name, in changes, of the declared column of texts at this index."""
     return f"text:{index}"
 
 
 class Source(ABC):
-    """What counts as an event.
+    """What counts as an event of a product. Subclasses extract the events from changes.
 
     Attributes:
-        numbers: Whether an event's value is a number.
+        numbers: True if an event's `value` is a number, False if it is a text.
     """
 
     numbers = True
 
     @abstractmethod
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
-        """Returns the events of changes; no column has nulls.
+        """Returns the events that are in changes. No column has nulls.
 
         Args:
-            changes: Changes with the columns of `marks` and the declared ones.
+            changes: Changes with the columns of `marks` and the declared columns.
+            declared: The declared columns.
             marks: Columns to copy from the change to each of its events.
         """
 
 
 @dataclass(frozen=True)
 class Points(Source):
-    """Events for every number that a change sets: `metric`, the column's name, and `value`."""
+    """One event for every number that a change sets.
+
+    The event has the number in `value`, and the name of its column in `metric`.
+    """
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
         fields = [(name, value_field(i)) for i, name in enumerate(declared.numbers)]
@@ -81,7 +92,10 @@ class Points(Source):
 
 @dataclass(frozen=True)
 class Texts(Source):
-    """Events for every text that a change sets: `column`, its name, and `value`."""
+    """One event for every text that a change sets.
+
+    The event has the text in `value`, and the name of its column in `column`.
+    """
 
     numbers = False
 
@@ -92,14 +106,14 @@ class Texts(Source):
 
 @dataclass(frozen=True)
 class Rows(Source):
-    """Rows of another table as events, for products that are computed from all rows of a key each time.
+    """One event for every row of another table, for products that recompute a key from all its rows each time.
 
     Attributes:
         table: Two-level name of the table.
-        time: Column with the event time: a timestamp, or milliseconds.
-        value: Column that aggregates read as `value`.
+        time: Column with the event time, a timestamp or milliseconds. None for no event time.
+        value: Column that aggregates read as `value`. None for no value.
         order: Columns that order rows of equal time. Rows that are equal in all of them are ordered by value.
-        numbers: Whether `value` is a number; if not, it is treated as a text.
+        numbers: True if `value` is a number, False if it is treated as a text.
     """
 
     table: str
@@ -109,13 +123,13 @@ class Rows(Source):
     numbers: bool = True
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = ()) -> pa.Table:
-        """Returns the rows in which no named column is null or NaN, with their place in order as `TURN`.
+        """Returns the rows in which no named column is null or NaN. The column `TURN` numbers them in order.
 
         Args:
-            changes: Rows with the columns of `marks`, and, as far as they are named, `ts` (ms), `value` (a double or a
-                text) and the `order_field` columns.
+            changes: Rows with the columns of `marks`. Also with `ts` (ms), `value` (a double or a text) and the
+                `order_field` columns, each only if this source names it.
             declared: Not used.
-            marks: Further columns that aggregates read, and the keys as `key_field` names them.
+            marks: Further columns that aggregates read, and the keys with the names from `key_field`.
         """
         del declared
         names = [*marks, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
@@ -137,14 +151,14 @@ class Rows(Source):
 
 
 def order_field(index: int) -> str:
-    """Returns the name of the column that holds order column `index` of a table's rows."""
+    """Returns the name, in events, of the order column at this index of `Rows.order`."""
     return internal(f"order:{index}")
 
 
 def key_field(index: int) -> str:
-    """Returns the name of the column that holds key `index` of a table's rows.
+    """Returns the name, in events, of the key column at this index.
 
-    It differs from the names of the columns that aggregates read.
+    The name differs from all columns that aggregates read.
     """
     return internal(f"key:{index}")
 
@@ -152,7 +166,14 @@ def key_field(index: int) -> str:
 def _set_values(
     changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType, marks: Sequence[str]
 ) -> pa.Table:
-    """Returns one row for each value that a change sets: the change's marks, the column's name, and the value."""
+    """Returns one row for each value that a change sets.
+
+    Args:
+        fields: For each declared column, its name and its name in changes.
+        called: Name of the result's column that holds the declared column's name.
+        value: Arrow type of the values.
+        marks: Columns to copy from the change.
+    """
     changes = with_order(changes)
     names, nothing = [*marks, called, "value"], changes.slice(0, 0)
     none = [*(nothing[mark] for mark in marks), pa.array([], pa.string()), pa.array([], value)]

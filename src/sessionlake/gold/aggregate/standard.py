@@ -1,4 +1,4 @@
-"""The products that every lake has."""
+"""The products that every lake has: metrics per minute, hour and day, and the distinct texts of each column."""
 
 from __future__ import annotations
 
@@ -47,13 +47,19 @@ DISTINCT_VALUES = Product(
 )
 STANDARD = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
 TIERS = (METRICS_1D, METRICS_1H, METRICS_1M)
-"""The tables of metrics, the coarsest first."""
+"""The tables of metrics, those with the longest buckets first."""
 MINUTE = METRICS_1M.bucket_ms or 0
 
 
 @dataclass(frozen=True)
 class Span:
-    """The rows of a tier whose buckets start in [`begin`, `end`), in ms."""
+    """A range of time to read from one table of metrics: the rows whose bucket starts in [`begin`, `end`).
+
+    Attributes:
+        tier: The table of metrics: per minute, per hour or per day.
+        begin: Start in ms since the epoch.
+        end: End in ms since the epoch. It is not included.
+    """
 
     tier: Product
     begin: int
@@ -61,14 +67,17 @@ class Span:
 
 
 def spans(begin: int, end: int, step: int | None = None, tiers: Sequence[Product] = TIERS) -> Iterator[Span]:
-    """Yields what to read for a range, so that every minute is read once and in the fewest rows.
+    """Yields which table of metrics to read for each part of a range, so that as few rows as possible are read.
+
+    Every minute of the range is read exactly once.
 
     Args:
         begin: Start in ms since the epoch, a whole minute.
         end: End in ms since the epoch, a whole minute. It is not included.
-        step: Length of the answer's buckets in ms, whole minutes. No bucket of a tier may span two of them. None for
-            one bucket.
-        tiers: The tiers to read, the coarsest first. The buckets of each must divide those of the one before.
+        step: Length of the answer's buckets in ms, whole minutes. A row that would be in two buckets of the answer is
+            not read. None for one bucket over the range.
+        tiers: The tables of metrics that may be read, the longest buckets first. The buckets of each must divide those
+            of the table before it.
     """
     if begin >= end:
         return
@@ -84,9 +93,14 @@ def spans(begin: int, end: int, step: int | None = None, tiers: Sequence[Product
 
 
 def answer_product(keys: Sequence[str], step: int | None) -> Product:
-    """Returns the product that merges rows of the tiers by these keys, into buckets of another length.
+    """Returns the product that merges rows of the tables of metrics into the answer of a query.
 
-    `first` and `last` are left out unless the answer is per series, since the order of points is only known within one.
+    `first` and `last` are left out unless `keys` identify a series. The order of points is only known within one
+    series.
+
+    Args:
+        keys: Key columns of the answer.
+        step: Length of the answer's buckets in ms; None for one bucket.
     """
     has_all_keys = {*keys} == {*METRICS_1M.keys}
     kept = {name: one for name, one in METRICS_1M.aggregates.items() if has_all_keys or not isinstance(one, Endmost)}

@@ -1,1 +1,1 @@
-"""Rules on tables: loads them, reads what they need from the lake, and logs their alerts."""
+"""Rules in gold: loads them from `gold.rules`, reads their data from the lake, and logs their alerts."""

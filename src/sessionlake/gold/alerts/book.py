@@ -1,4 +1,4 @@
-"""Loads `gold.rules`: which rules gold evaluates, since which batch, and why a rule cannot be evaluated."""
+"""Loads rules from `gold.rules`, and records in `gold.rule_status` which of them gold evaluates."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ TIMES = pa.schema([("topic", pa.string()), ("ts", pa.int64())])
 
 @dataclass(frozen=True)
 class LoadedRule:
-    """One enabled rule as gold loaded it.
+    """One enabled rule of `gold.rules`, as gold loaded it.
 
     Attributes:
-        rule: None if the rule cannot be evaluated.
+        text: the rule's YAML text in `gold.rules`.
+        rule: the parsed rule; None if it cannot be evaluated.
         error: why the rule cannot be evaluated; None if it can.
-        batch: number of the gold batch that loaded it.
+        batch: number of the gold batch that first loaded it in this form.
     """
 
     name: str
@@ -57,8 +58,10 @@ def enabled_rules(
 
     Args:
         rows: the rows of `gold.rules`.
-        batch: number of the gold batch that loads them.
-        slice_retention: the shortest time that slices of any length are kept; None if they are kept forever.
+        declared: the columns that conditions may use.
+        batch: number of the gold batch that loads the rules.
+        slice_retention: how long `metrics_1m`, `metrics_1h` and `metrics_1d` all keep their rows; None for forever.
+            Rules with longer windows cannot be evaluated.
     """
     enabled: dict[str, list[str | None]] = {}
     for row in rows:
@@ -106,10 +109,10 @@ def reset_rules(spark: SparkSession, lake: Lake) -> None:
 
 
 class RuleLoader:
-    """Loads `gold.rules` for one batch after the other.
+    """Loads the rules of `gold.rules` for each gold batch.
 
-    A batch records the rules under its transaction before it evaluates them. A replayed batch evaluates the recorded
-    rules, even if `gold.rules` has changed since. Otherwise its alerts could differ from those it has already logged.
+    A batch records its rules in `gold.rule_status` before it evaluates them. If the batch is replayed, it evaluates the
+    recorded rules, even if `gold.rules` has changed since. Otherwise it could log other alerts than the first time.
     """
 
     def __init__(self, lake: Lake, declared: Declared, slice_retention: timedelta | None = None) -> None:
@@ -118,9 +121,9 @@ class RuleLoader:
         self._loaded: list[LoadedRule] = []
 
     def load(self, spark: SparkSession, txn: Txn) -> list[LoadedRule]:
-        """Returns the rules that this batch evaluates.
+        """Returns the rules that the current batch evaluates.
 
-        If `gold.rules` has no new version, this only reads the table's version number.
+        If `gold.rules` has not changed since the last batch, only its version number is read.
         """
         version = self._lake.latest_version(spark, RULES)
         if version == self._version:
@@ -134,7 +137,7 @@ class RuleLoader:
         return self._loaded
 
     def _record(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
-        """Records the rules unless the batch did so before. Returns what is recorded."""
+        """Records the rules, unless this batch already recorded rules before a replay. Returns the recorded rules."""
         self._lake.ensure(spark, RULE_RESULTS)
         if not now:  # the next rule then starts from everything that was read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
@@ -147,7 +150,7 @@ def _rows(rules: Iterable[LoadedRule]) -> list[Row]:
 
 
 def _with_first_batches(before: Iterable[LoadedRule], now: Iterable[LoadedRule]) -> list[LoadedRule]:
-    """Returns the rules of now. Unchanged ones keep the number of the batch that first loaded them."""
+    """Returns the rules `now`. A rule that is the same in `before` keeps its batch number from there."""
     known = {one.name: one for one in before}
     return [_with_first_batch(known.get(one.name), one) for one in now]
 

@@ -1,7 +1,8 @@
-"""Rules as a step of gold's batch, evaluated after the batch is in the tables of products.
+"""The step of gold's batch that evaluates rules. It runs after the batch is committed to the tables of aggregates.
 
-The step logs the difference between the alerts that follow from the tables and the log. A replayed batch therefore
-finds nothing left to log. Stream times are written last: they say up to when all keys are evaluated.
+The step computes the alerts that follow from the tables, and writes only the difference to the log of alerts. A
+replayed batch therefore finds nothing left to log. Stream times are written last. They record up to which time all keys
+are evaluated.
 """
 
 from __future__ import annotations
@@ -66,13 +67,19 @@ class RuleStep:
         self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest)
 
     def __call__(self, spark: SparkSession, rows: BatchRows, txn: Txn) -> list[TableOutput]:
-        """Logs what the batch raises, clears and retracts. The products' tables must already hold the batch."""
+        """Writes the alerts that the batch raises, clears and retracts to the log.
+
+        The tables of aggregates must already include the batch.
+
+        Returns:
+            Version and number of added rows of the log, for each commit to it.
+        """
         loaded = self._loader.load(spark, txn)
         if not loaded:
             return []
         rules = [one.rule for one in loaded if one.rule is not None]
         before = {row["topic"]: row["ts"] for row in self._lake.reader(spark).rows(RULE_TIMES)}
-        # Without stream times no rule was evaluated yet: the batch that recorded the rules died before it wrote them.
+        # Without stored stream times no rule was evaluated yet: the batch that recorded the rules died too early.
         fresh = {one.name for one in loaded if one.batch == txn.version or not before}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
         matches = self._store_matches(spark, known, new, rows.part.report.read, txn)
@@ -89,11 +96,12 @@ class RuleStep:
     def _batch(
         self, spark: SparkSession, rows: BatchRows, matches: pa.Table, before: StreamTimes, *, has_known: bool
     ) -> Batch:
-        """Returns what the batch read.
+        """Returns the data of the batch that can change alerts.
 
         Args:
-            before: stream times up to which all keys are evaluated.
-            has_known: whether some rules were evaluated in earlier batches.
+            matches: the batch's changes that are events of patterns.
+            before: stream times in ms up to which earlier batches have evaluated all keys.
+            has_known: True if earlier batches have evaluated some of the rules.
         """
         reader = self._lake.reader(spark)
         points = _rows(rows, METRICS_1M, (*POINT_KEY, PARTITION, START, "_first_ts", "_last_ts"))
@@ -115,11 +123,16 @@ class RuleStep:
     def _store_matches(
         self, spark: SparkSession, known: Iterable[Rule], new: Iterable[Rule], read: ReadChanges, txn: Txn
     ) -> pa.Table:
-        """Stores the changes that are events, and returns them.
+        """Finds changes that are events of patterns, stores them in `gold.rule_matches`, and returns them.
 
-        The batch's changes are searched for known events. All changes are searched for events that were not searched
-        for so far back. If gold's batch read a part of a silver batch, that silver batch is searched completely. The
-        MERGE stores each match once.
+        For events of known rules only the batch's changes are searched. For events that new rules need from an earlier
+        time on, all older changes are searched, too. If gold's batch read only a part of a silver batch, all changes of
+        that silver batch are searched. Each match is stored once.
+
+        Args:
+            known: rules that earlier batches have evaluated.
+            new: rules that no batch has evaluated yet.
+            read: the silver batches that gold's batch has read.
         """
         if read.last is None or read.first is None:
             return MATCH.empty_table()
@@ -144,12 +157,12 @@ class RuleStep:
 
 
 def _batch_conditions(read: ReadChanges) -> tuple[Condition, Condition]:
-    """Returns the conditions for changes of the silver batches that this batch read, perhaps only in part."""
+    """Returns conditions that select all changes of the silver batches that gold's batch has read, at least in part."""
     return ("_batch", operator.ge, read.first), ("_batch", operator.le, read.last)
 
 
 def _rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table:
-    """Returns the product's rows from this batch alone. A key can have several rows."""
+    """Returns the aggregates of this batch's changes for a table of gold. A key can have several rows."""
     found = rows.of(product)
     if isinstance(found, pa.Table):
         return found.cast(product.schema()).select(list(columns))
@@ -157,7 +170,11 @@ def _rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table
 
 
 def _log_table(rows: Sequence[LogRow], batch: int) -> pa.Table:
-    """Returns rows with the columns of `gold.rule_events`."""
+    """Returns log rows as a table with the columns of `gold.rule_events`.
+
+    Args:
+        batch: number of the gold batch.
+    """
     return pa.Table.from_pylist([_log_table_row(row, batch) for row in rows], _LOG_SCHEMA)
 
 

@@ -1,4 +1,4 @@
-"""Reads from the lake's tables what rules need, by keys and times."""
+"""Reads the data that rules need from gold's and silver's tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHANGE_COLUMNS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position
 
 @dataclass(frozen=True)
 class StoredInLake(StoredData):
-    """Reads rule inputs from the lake's tables."""
+    """Reads the slices, matches and logged alerts that rules need from gold's tables."""
 
     reader: TableReader
 
@@ -91,7 +91,7 @@ class StoredInLake(StoredData):
 
 
 def read_stream_times(reader: TableReader, declared: Declared) -> StreamTimes:
-    """Returns the stream time of every topic, from everything that gold has read."""
+    """Returns the stream time of every topic, computed from the event times in gold's tables."""
     found: dict[str, int] = {}
     for batch in reader.batches(METRICS_1D.table, columns=["topic", "_last_ts"]):
         merge_times(found, pa.Table.from_batches([batch]), "_last_ts")
@@ -107,13 +107,15 @@ def merge_text_times(
     declared: Declared,
     *conditions: Condition,
 ) -> None:
-    """Raises stream times to the event times of texts, leaving out times outside a timestamp's range.
+    """Raises each topic's stream time to the highest event time in some rows of `gold.distinct_values`.
+
+    Event times that a timestamp cannot have do not count.
 
     Args:
-        times: stream times in ms by topic; changed in place.
+        times: stream time of each topic in ms; changed in place.
         parts: rows of `gold.distinct_values`.
-        conditions: select the changes behind these rows. The changes are read if the last time of a row is out of
-            range, because the row does not hold the last time within it.
+        conditions: select the changes that these rows come from. The changes are read only if the last event time of
+            a row does not count, because the row does not have the one before it.
     """
     unknown = False
     for rows in parts:
@@ -128,11 +130,12 @@ def merge_text_times(
 
 
 def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
-    """Raises stream times to the event times in a column.
+    """Raises each topic's stream time to the highest event time in a column.
 
     Args:
-        times: stream times in ms by topic; changed in place.
-        name: the column with event times in ms.
+        times: stream time of each topic in ms; changed in place.
+        rows: rows with `topic` and the column.
+        name: the column, with event times in ms.
     """
     for topic, ts in zip(*rows.group_by(["topic"]).aggregate([(name, "max")]).columns, strict=True):
         times[topic.as_py()] = max(ts.as_py(), times.get(topic.as_py(), ts.as_py()))
@@ -141,10 +144,13 @@ def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
 def find_events(
     reader: TableReader, events: Sequence[Event], declared: Declared, once: OnceTopics, *conditions: Condition
 ) -> pa.Table:
-    """Returns the changes that are one of these events, with the columns of `MATCH`.
+    """Searches silver's changes for events of patterns. Returns the matches, with the columns of `MATCH`.
 
     Args:
-        conditions: select the changes to read.
+        events: the events to search for.
+        declared: the declared columns.
+        once: decides which topics have the integrity class `once`.
+        conditions: select the changes to search.
     """
     seqs = ["_life", "_seq"] if once.may_be_any else []
     columns = {leaf.column for event in events for leaf in leaves(event.condition) if isinstance(leaf, FieldIs)}
@@ -159,7 +165,12 @@ def find_events(
 def _as_event_columns(
     rows: pa.Table, declared: Declared, columns: Iterable[str], once: OnceTopics | None = None
 ) -> pa.Table:
-    """Returns changes with the columns that `Event.matches` reads."""
+    """Returns changes of silver with the column names that `Event.matches` expects.
+
+    Args:
+        columns: the declared columns to include.
+        once: decides which topics have the integrity class `once`; None if none has.
+    """
     rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
     upsert = pc.equal(rows["change"], "upsert").to_numpy()
     made = {name: rows[name] for name in ("topic", "session_id", "row_id", PARTITION)}
@@ -185,7 +196,7 @@ def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def _conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
-    """Returns conditions that all slices of these topics and keys meet."""
+    """Returns conditions for reading the slices of these topics and keys. They may select more slices."""
     conditions = [] if topics is None else _among("topic", sorted(topics))
     return conditions if keys is None else [*conditions, *key_conditions(keys, keys.column_names, keys.schema)]
 

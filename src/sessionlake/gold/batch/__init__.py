@@ -1,1 +1,1 @@
-"""Commits one micro-batch of gold, table by table."""
+"""Commits one micro-batch of gold, table by table: averages, products, final rows and late points."""

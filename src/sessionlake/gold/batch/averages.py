@@ -1,4 +1,4 @@
-"""Writes a batch's averages: restatements, new rows, and existing rows that changed."""
+"""Writes a batch's averages: restatements (changes of published averages), new rows, and existing rows that changed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,12 @@ _NAMED = 200
 class AverageWriter:
     """Writes the averages of one folded batch.
 
-    Restatements are written first, because they contain values of the tables from before the batch.
+    Restatements are written first, because they need the values that the tables had before the batch.
+
+    Attributes:
+        part: The payloads that the fold emitted.
+        txn: The batch's transaction.
+        shards: Number of shards.
     """
 
     spark: SparkSession
@@ -60,13 +65,20 @@ class AverageWriter:
     shards: int
 
     def write(self, averages: Sequence[RollingAverage]) -> list[TableOutput]:
-        """Commits the batch to the tables, and returns what was written to each."""
+        """Commits the batch's averages, and returns which rows were written to which table.
+
+        Args:
+            averages: The tables of averages.
+        """
         parts = [self.part, *self._recompute_beyond_tails(averages)]
         outputs = [self._write_restatements(parts, averages), *(self._write_rows(parts, series) for series in averages)]
         return [output for output in outputs if output is not None]
 
     def _recompute_beyond_tails(self, averages: Sequence[RollingAverage]) -> Iterator[FoldResult]:
-        """Recomputes, from the tables, the rows of series with new points that are older than their tails."""
+        """Recomputes averages from the tables, where new points are older than what the state keeps of their series.
+
+        Yields one result for each table of averages that has such points.
+        """
         spark, limits = self.spark, self.lake.limits
         for series in averages:
             beyond = SeriesOutput.BEYOND.of(series)
@@ -97,7 +109,10 @@ class AverageWriter:
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
     def _write_rows(self, parts: Sequence[FoldResult], series: RollingAverage) -> TableOutput | None:
-        """Appends new rows, which are most of a batch and need no lookup, and merges changed rows."""
+        """Appends new rows, and merges changed rows, of one table of averages. None if there are none.
+
+        Most rows of a batch are new and need no lookup.
+        """
         new, changed = (_total_span(parts, [kind.of(series)]) for kind in (SeriesOutput.NEW, SeriesOutput.CHANGED))
         if not new and not changed:
             return None
@@ -120,19 +135,21 @@ def _total_span(parts: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange |
 
 
 def beyond_ddl(series: RollingAverage) -> str:
-    """Returns the DDL of points that are older than their series' tails."""
+    """Returns the DDL of the payload with points whose averages must be computed from the table."""
     keys = ", ".join(f"{name} string" for name in series.texts)
     order = "".join(f", {name} bigint" for name in series.seq_order)
     return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint{order}"
 
 
 def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, shards: int) -> DataFrame:
-    """Computes the rows that follow from points that are older than their series' tails.
+    """Computes the averages that new points add or change, from all points of their series in the table.
 
     Args:
         beyond: The new points, columns as in `beyond_ddl`.
-        held: The table, with all points before this batch. In a replay it may already have this batch's points.
-        shards: Number of groups to compute in; each must fit into memory.
+        held: The table of averages, with all points before this batch. In a replay it may already have this batch's
+            points.
+        series: The declaration of the table of averages.
+        shards: Number of groups in which to compute. The points of one group must fit into memory.
 
     Returns:
         Payloads as the fold emits them: `kind string, payload binary`.
@@ -157,15 +174,16 @@ def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAver
 
 
 def recompute_in_driver(beyond: pa.Table, held: TableReader, series: RollingAverage, limits: Limits) -> Payloads | None:
-    """Computes what `recompute_on_cluster` does, from points in memory and without Spark.
+    """Computes the same rows as `recompute_on_cluster`, in the driver and without Spark.
 
     Args:
-        beyond: New points that are older than their series' tails, columns as in `beyond_ddl`.
-        held: Reads the table.
+        beyond: The new points, columns as in `beyond_ddl`.
+        held: Reads the table of averages.
+        series: The declaration of the table of averages.
         limits: Limits of what the driver processes.
 
     Returns:
-        The payloads of the rows; None if they need too much memory.
+        The payloads with the rows. None if they need more memory than the limits allow.
     """
     if beyond.num_rows > limits.driver_changes:
         return None
@@ -185,12 +203,12 @@ def _history_columns(series: RollingAverage) -> list[str]:
 
 
 def points_of(series: RollingAverage, new: pa.Table, held: pa.Table | None = None) -> pa.Table:
-    """Returns points with the columns that `recompute` takes.
+    """Returns new points and the table's points of the same series, with the columns that `recompute` reads.
 
     Args:
         series: The table of averages.
         new: New points, columns as in `beyond_ddl`, or with `position` instead of `place`.
-        held: Rows of the table; None for none. Rows of series without a new point are dropped.
+        held: Rows of the table. Rows of series without a new point are dropped. None for no rows.
     """
     parts = [_as_points(series, new, fresh=True)]
     if held is not None:
@@ -218,7 +236,7 @@ def _recompute_payloads(points: pa.Table, series: RollingAverage) -> Payloads:
 
 
 def _in_touched_files(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:
-    """Filters the table to the sessions or rows of the points, if they are few, so that Delta reads fewer files."""
+    """Filters the table to the sessions or rows of the new points, if they are few, so that Delta reads fewer files."""
     from pyspark.sql import functions as F
 
     name = "session_id" if series.of_session else series.keys[0] if "row_id" not in series.keys else "row_id"

@@ -1,11 +1,12 @@
-"""Products with `output: append`: each row is appended to a second table once, as soon as it is final.
+"""Appends the final rows of products with `output: append` to a second table: each row once, as soon as it is final.
 
-The second table itself shows how far that has been done: its last bucket of each topic-partition. No older row can have
-been left out, and none can follow, since it would be too late. So no other progress is stored, and the appends have the
-batch's transaction like every commit.
+For each topic-partition, the last bucket in the second table shows up to where rows were appended. All older rows are
+there, and no row can follow, since its changes would be too late. So no other progress is stored. Each append has the
+batch's transaction, like every commit.
 
-Only stream times of complete versions of silver's table count. Within a version, files of different sessions have no
-order, so one file may be ahead of what another one still has to show.
+Rows become final only by the stream times of versions of silver's table that gold has read completely. Within a version
+the files of different sessions have no order. So one file may contain later stream times than another file that is
+still unread.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ _PLACE = ("topic", PARTITION)
 
 
 class FinalRowAppender:
-    """Keeps track, for the one gold process that writes, of which rows of its products have been appended."""
+    """Appends final rows, and remembers up to which bucket it has appended them.
+
+    Only the gold process that writes has one.
+    """
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: Expiry) -> None:
         self._lake, self._expiry = lake, expiry
@@ -62,10 +66,11 @@ class FinalRowAppender:
 
         Args:
             rows: The batch's rows of the product.
-            low: Lowest start of their buckets, in microseconds.
+            low: The earliest `window_start` of these rows, in microseconds.
 
         Raises:
-            LakeError: It has some: silver applied a change at an earlier stream time than it had already reached.
+            LakeError: The batch has such a row: silver applied a change at an earlier stream time than it had already
+                reached.
         """
         progress = self._tables.get(product.table)
         if progress is None or low >= max(progress.since.values(), default=NEVER) * 1000:
@@ -85,10 +90,12 @@ class FinalRowAppender:
             )
 
     def write(self, spark: SparkSession, times: Limits, txn: Txn) -> Iterator[TableOutput]:
-        """Appends the rows that have become final with a batch, after the batch's MERGEs.
+        """Appends the rows that have become final with a batch.
+
+        Call it after the batch's MERGEs. Yields what was written.
 
         Args:
-            times: Highest stream time of the batch's changes by topic-partition, in ms.
+            times: By topic-partition, the highest stream time of the batch's changes, in ms.
         """
         if not self._tables:
             return
@@ -126,7 +133,14 @@ def _final_rows(
 ) -> Callable[[pa.Table], pa.Table]:
     """Returns a function that filters a product's rows to those that became final between two limits.
 
-    Expired rows are dropped. The result has the columns of the table of final rows.
+    The function drops expired rows, and returns the columns of the table of final rows.
+
+    Args:
+        final: The table of final rows.
+        since: By topic-partition, the bucket start in ms from which rows are wanted.
+        until: By topic-partition, the bucket start in ms up to which rows are wanted. It is not included.
+        batch: The batch number to write in the rows.
+        floors: For one or more tables, the first time in ms that has not expired, by topic.
     """
     names, stamps = [name for name, _ in final.shown], {BATCH: pa.scalar(batch, pa.int64())}
     return lambda rows: add_constants(
@@ -137,11 +151,11 @@ def _final_rows(
 def rebuild_final_rows(
     spark: SparkSession, lake: Lake, final: FinalTable, rows: DataFrame, times: Limits, batch: int
 ) -> None:
-    """Replaces the table of final rows, in one commit.
+    """Replaces all rows of the table of final rows, in one commit.
 
     Args:
         rows: All rows of the product that have not expired.
-        times: Stream times that gold has read, in ms.
+        times: By topic-partition, the stream time in ms up to which gold has read.
         batch: The last batch of gold that the rows include.
     """
     until = final.limits(times)
@@ -152,7 +166,7 @@ def rebuild_final_rows(
 
 
 def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
-    """Returns the highest stream time at which a change was applied, by topic-partition, in ms.
+    """Returns, by topic-partition, the highest stream time in ms at which a change was applied.
 
     Args:
         changes: Changes with `topic`, `partition` and `applied`.
@@ -164,7 +178,11 @@ def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
 
 
 def _read_progress(reader: TableReader, final: FinalTable, following: int) -> AppendProgress:
-    """Reads from the table of final rows how far rows have been appended before gold's next batch."""
+    """Reads from the table of final rows up to which bucket rows were appended before gold's next batch.
+
+    Args:
+        following: Number of gold's next batch.
+    """
 
     def found(*conditions: Condition) -> Limits:
         last = reader.highest(final.table, START, _PLACE, *conditions)
@@ -176,9 +194,11 @@ def _read_progress(reader: TableReader, final: FinalTable, following: int) -> Ap
 
 
 def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
-    """Returns the stream times of the version that gold stopped within, if any.
+    """Returns the stream times of the version of silver's table that gold has not read completely.
 
-    No row has been appended by them yet.
+    Empty if there is none.
+
+    No row has been appended yet because of these stream times.
     """
     from pyspark.sql import functions as F
 
@@ -195,7 +215,8 @@ def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPart
 def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
     """Yields conditions that all rows between two limits meet, so that Delta can skip files.
 
-    For topics with a partition that has no lower limit, everything is read, but only for these topics.
+    The rows that meet all conditions of one list are to be read. If a topic has a partition without a lower limit, all
+    buckets of that topic before the upper limit are read.
     """
     begun = {topic for topic, _ in until} - {place[0] for place in until if place not in since}
     for topics in (begun, {topic for topic, _ in until} - begun):
@@ -208,7 +229,10 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
 
 
 def _candidate_rows(final: FinalTable, rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
-    """Returns a product's rows that became final between two limits, and others near them."""
+    """Returns a product's rows that became final between two limits.
+
+    It may also return other rows, for the caller to drop.
+    """
     rows = rows.select(*(quote(name) for name, _ in final.shown))
     if not until:
         return rows.limit(0)
@@ -224,7 +248,7 @@ def _column(condition: Condition) -> Column:
 
 
 def _earliest(rows: DataFrame) -> pa.Table:
-    """Returns the first bucket of each topic-partition."""
+    """Returns the start of the first bucket of each topic-partition in the rows."""
     from pyspark.sql import functions as F
 
     return rows.groupBy(*_PLACE).agg(F.min(START).alias(START)).toArrow()

@@ -1,8 +1,8 @@
 """Merges a batch into the products' tables, in one commit per table.
 
-Merging a batch twice would count it twice. So every commit has the batch's transaction, and a repeated batch skips the
-tables that already have it. What fits into the driver is merged there, everything else on the cluster. Both use the
-same pure function, `Product.merged`.
+Merging a batch twice would count its events twice. So every commit has the batch's transaction, and a repeated batch
+skips the tables that already have it. Rows that fit into the driver are merged there, all others on the cluster. Both
+use the same pure function, `Product.merged`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,14 @@ LATE_DDL = ddl_of((*LATE_COLUMNS, ("_batch", "bigint")))
 
 @dataclass(frozen=True)
 class ProductMerger:
-    """Merges one folded batch."""
+    """Merges one folded batch into the tables of products.
+
+    Attributes:
+        rows: The rows that the batch adds to each product.
+        txn: The batch's transaction.
+        expiry: Knows which buckets have expired.
+        finals: Knows which buckets are final.
+    """
 
     spark: SparkSession
     lake: Lake
@@ -55,7 +62,7 @@ class ProductMerger:
     finals: FinalRowAppender
 
     def merge(self, products: Iterable[Product]) -> Iterator[TableOutput]:
-        """Merges the batch into these products' tables, and yields what was written to each."""
+        """Merges the batch into the tables of these products, and yields which rows were written to which table."""
         for product in products:
             if self.rows.span(product).rows:
                 part = self._without_expired(product, self.rows.of(product))
@@ -63,7 +70,7 @@ class ProductMerger:
                 yield self._merge_rows(product, part)
 
     def _without_expired(self, product: Product, part: pa.Table | Mapped) -> Rows:
-        """Drops rows of expired buckets."""
+        """Drops rows whose bucket has expired."""
         floors = self.expiry.floors(product.table)
         if self.rows.span(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
@@ -85,7 +92,10 @@ class ProductMerger:
             return self._merge_on_cluster(product, as_frame(self.spark, part.cast(product.schema())))
 
     def _is_new(self, product: Product) -> bool:
-        """Returns True if the table has no rows of these topics in this time, so that every row is new."""
+        """Returns True if the table has no rows of the batch's topics in the batch's range of time.
+
+        Then every row is new.
+        """
         if not has_session_key(product):
             return False
         conditions: list[Condition] = [("topic", is_in, sorted(self.rows.part.report.times))]
@@ -96,7 +106,7 @@ class ProductMerger:
         return not self.lake.reader(self.spark).any(product.table, *conditions)
 
     def _merge_in_driver(self, product: Product, part: pa.Table) -> TableOutput:
-        """Merges rows in the driver.
+        """Merges the batch's rows of a product in the driver.
 
         Raises:
             TooLargeError: The table's rows that the merge may touch do not fit into memory.
@@ -127,7 +137,7 @@ class ProductMerger:
         return TableOutput(product.table, commit.version, rows.count())
 
     def _rows_in_span(self, product: Product) -> DataFrame:
-        """Returns the table's rows that the batch may touch, and others near them. The filter lets Delta skip files."""
+        """Returns the table's rows in the batch's range of time. The filter lets Delta skip files."""
         from pyspark.sql import functions as F
 
         rows, span = self.lake.read(self.spark, product.table), self.rows.span(product)
@@ -145,7 +155,10 @@ def _upsert(product: Product) -> Upsert:
 def write_late(
     spark: SparkSession, lake: Lake, part: FoldResult, written: Sequence[Product], txn: Txn
 ) -> Iterator[TableOutput]:
-    """Appends the batch's late points of these products."""
+    """Appends the batch's events that were too late for these products to `gold.late_points`.
+
+    Yields what was written.
+    """
     tables = [product.table for product in written if product.lateness_ms is not None]
     if not tables or part.folded.inline_payloads([KIND]) == []:
         return

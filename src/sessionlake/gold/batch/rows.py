@@ -1,4 +1,7 @@
-"""The rows that a batch adds to each product, before they are merged: in the driver, or where the fold left them."""
+"""Collects the rows that a batch adds to each product, before they are merged into the tables.
+
+The rows are in the driver's memory if they are small enough, else on the cluster.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The rows of one folded batch.
+    """The rows that one folded batch adds to each product.
 
     Attributes:
-        products: All products, each after the one that it is computed from.
+        part: The payloads that the fold emitted.
+        declared: The declared columns of the changes.
+        products: All products, each after the product that it is computed from.
     """
 
     spark: SparkSession
@@ -48,7 +53,10 @@ class BatchRows:
     products: Sequence[Product]
 
     def of(self, product: Product) -> pa.Table | Mapped:
-        """Returns a product's rows: one per key if they are in memory, else one per key and shard."""
+        """Returns a product's rows.
+
+        In memory there is one row per key, on the cluster there is one row per key and shard.
+        """
         few, payloads = self._rows_of_small_shards[product.name], self.part.folded.inline_payloads([product.name])
         if payloads is not None:
             return _merge_payloads(product, few, payloads)
@@ -58,13 +66,13 @@ class BatchRows:
         return Mapped(frame, unpack, product.ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:
-        """Collects a product's rows into the driver, whatever their size: one per key."""
+        """Returns a product's rows in the driver's memory, one row per key, whatever their size."""
         return _merge_payloads(product, self._rows_of_small_shards[product.name], self._payloads(product.name))
 
     def span(self, product: Product) -> RowRange:
-        """Returns the number of a product's rows and their range of time.
+        """Returns the number of a product's rows, and the range of their `window_start` in microseconds.
 
-        Rows that are not in memory count once per shard.
+        On the cluster, a row that several shards have counts once for each shard.
         """
         few, left = self._rows_of_small_shards[product.name], self.part.report.spans.get(product.name)
         if not few.num_rows:
@@ -74,7 +82,7 @@ class BatchRows:
 
     @cached_property
     def _rows_of_small_shards(self) -> dict[str, pa.Table]:
-        """The rows by product of the shards with few changes, which emitted their changes instead of rows."""
+        """By product, the rows computed from the changes of shards with few changes. These shards emitted no rows."""
         changes = self._payloads(CHANGES)
         if not changes:
             return {product.name: product.schema().empty_table() for product in self.products}
@@ -94,7 +102,7 @@ class BatchRows:
 
 
 def has_session_key(product: Product) -> bool:
-    """Returns True if everything that adds to a row of the product is in one shard."""
+    """Returns True if the keys include the session. Then all changes of a row are in one shard."""
     return set(OF_SESSION) <= {*product.row_keys}
 
 
@@ -110,29 +118,33 @@ def _merge_payloads(product: Product, few: pa.Table, payloads: Sequence[bytes]) 
 
 @dataclass(frozen=True)
 class FoldResult:
-    """The payloads that one fold emitted, and its report."""
+    """The payloads that the fold emitted for one batch, and the sum of the shards' reports."""
 
     folded: Folded
     report: GoldReport
 
     @staticmethod
     def collect(frame: DataFrame, inline_bytes: int) -> FoldResult:
-        """Runs the fold, in one Spark job, and reads its report."""
+        """Runs the fold in one Spark job, reads its reports, and keeps payloads of up to `inline_bytes` in memory."""
         folded, reports = collect(frame, SeriesOutput.REPORT, inline_bytes)
         return FoldResult(folded, total(reports))
 
     @staticmethod
     def of(spark: SparkSession, payloads: Payloads) -> FoldResult:
-        """Wraps the payloads of a fold that ran in the driver."""
+        """Returns the result of a fold that ran in the driver, given its payloads."""
         frame = as_frame(spark, payload_table(payloads))
         folded, reports = split_reports(frame, payloads, SeriesOutput.REPORT)
         return FoldResult(folded, total(reports))
 
 
 def rows_of(parts: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows:
-    """Returns the rows of these kinds: as a table if all payloads are in memory, else unpacked on the cluster.
+    """Returns the rows in the payloads of these kinds.
+
+    They are a table if all payloads are in memory. Else they are decoded on the cluster when needed.
 
     Args:
+        parts: The results of several folds.
+        kinds: Kinds of payload.
         ddl: DDL of the rows.
     """
     from pyspark.sql import functions as F
@@ -146,10 +158,10 @@ def rows_of(parts: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows
 
 
 def read_rows(payloads: Iterable[bytes], *, encode_keys: bool = False) -> pa.Table:
-    """Decodes payloads of one kind into one table.
+    """Decodes payloads of one kind, and returns all rows in one table.
 
     Args:
-        encoded: Whether dictionary-encoded texts stay encoded.
+        encode_keys: True to leave texts dictionary-encoded, False to decode them.
     """
     tables = map(read_payload, payloads)
     return pa.concat_tables(tables if encode_keys else map(decode_dictionaries, tables))

@@ -1,4 +1,4 @@
-"""Column comments of declared tables: products, averages, enriched tables and reference tables."""
+"""Comments on the columns of tables that the configuration declares."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _DECLARED = "Declared column: the value that the message set; null if it set nul
 
 
 def product_comments(product: Product) -> dict[str, str]:
-    """Returns comments on all columns of a product's table.
+    """Returns a comment for each column of a product's table, by column name. A product is a table of aggregates.
 
-    A column whose name starts with an underscore is state: late rows are merged by it.
+    Columns whose names start with an underscore hold state, which gold needs to add late events to a row.
     """
     return _key_comments(product) | dict(_results(product))
 
@@ -63,12 +63,12 @@ def _results(product: Product) -> Iterator[tuple[str, str]]:
 
 
 def final_comments(final: FinalTable) -> dict[str, str]:
-    """Returns comments on the columns of a product's table of final rows."""
+    """Returns a comment for each column of the table with a product's final rows, which never change again."""
     return product_comments(final.product) | {BATCH: "Number of the gold batch by which the row was final"}
 
 
 def enriched_comments(table: EnrichedTable) -> dict[str, str]:
-    """Returns comments on the columns of an enriched table."""
+    """Returns a comment for each column of an enriched table, by column name."""
     comments = {name: _DECLARED for name, _ in table.change_columns[len(CHANGE_COLUMNS) :]} | _CHANGE
     for join in table.joins:
         source = join.reference.table
@@ -80,7 +80,7 @@ def enriched_comments(table: EnrichedTable) -> dict[str, str]:
 
 
 def reference_comments(reference: Reference) -> dict[str, str]:
-    """Returns comments on the columns of a reference table, and of the table with the rows that gold has applied."""
+    """Returns a comment for each column of a reference table and of gold's copy of it, by column name."""
     return (
         dict.fromkeys(reference.key_names, "Key: what the row is about")
         | {name: "Declared column: what holds of the key in this time" for name, _ in reference.columns}

@@ -13,23 +13,23 @@ from sessionlake.settings.references import EnrichedSettings, JoinSettings
 
 
 def references_of(settings: Settings) -> tuple[Reference, ...]:
-    """Returns the declared reference tables."""
+    """Returns the reference tables that the configuration declares."""
     return tuple(
         Reference(one.name, tuple(one.keys.items()), tuple(one.columns.items())) for one in settings.gold.references
     )
 
 
 def enriched_of(settings: Settings) -> tuple[EnrichedTable, ...]:
-    """Returns the declared enriched tables.
+    """Returns the enriched tables that the configuration declares.
 
     Raises:
-        ConfigError: one names an unknown column or reference table, or compares columns of different types.
+        ConfigError: a table uses an unknown column or reference table, or joins columns of different types.
     """
     return tuple(_enriched(settings, one) for one in settings.gold.enriched)
 
 
 def enriched_schema(one: EnrichedTable) -> TableSchema:
-    """Returns the definition of an enriched table."""
+    """Returns columns, comments and layout of an enriched table, for creating it."""
     joined = (name for join in one.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*one.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
@@ -43,7 +43,7 @@ def enriched_schema(one: EnrichedTable) -> TableSchema:
 
 
 def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
-    """Returns the definitions of reference tables and of their tables of applied rows."""
+    """Returns the definitions of all reference tables and of gold's copies of them, by table name with schema."""
     found = {}
     for one in references_of(settings):
         first, comments = one.key_names[:1], reference_comments(one)
@@ -86,10 +86,13 @@ def _enriched(settings: Settings, one: EnrichedSettings) -> EnrichedTable:
 
 
 def _require_names(table: EnrichedTable, where: str) -> None:
-    """Checks that the table can have its own columns next to those of every change.
+    """Checks the names of the columns that an enriched table adds to those of every change.
+
+    Args:
+        where: the configuration key of the table, named in error texts.
 
     Raises:
-        ConfigError: a name is taken, repeated or not allowed.
+        ConfigError: a name is used by another column, repeated or not allowed.
     """
     published = (*dict(CHANGE_COLUMNS), BATCH)
     declared = (name for name, _ in table.change_columns[len(CHANGE_COLUMNS) :])

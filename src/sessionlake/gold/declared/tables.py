@@ -1,4 +1,4 @@
-"""All tables that gold maintains: the standard ones of every lake, and those that the configuration declares."""
+"""All tables that gold maintains: the standard tables, which every lake has, and the declared ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {
 }
 _SUMS: dict[str, Aggregate] = {_COUNT: Count(), _SUM: Sum("value")}
 _BUCKET_COUNTS: dict[str, Aggregate] = {_BUCKETS: Buckets("value")}
-# The hidden aggregates that each kind is computed from.
+# The columns with state (names start with an underscore) that each kind of aggregate needs.
 _HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
     AggregateKind.MEAN: _SUMS,
     AggregateKind.VARIANCE: _SUMS | {_SQUARES: Sum("value", squared=True)},
@@ -68,14 +68,14 @@ _HIDDEN_AGGREGATES: dict[AggregateKind, dict[str, Aggregate]] = {
 
 
 GoldTable = Product | RollingAverage | EnrichedTable
-"""A table that gold maintains, and rebuilds by itself if its definition changes."""
+"""A table that gold maintains. Gold rebuilds it by itself if its definition changes."""
 
 
 def tables_of(settings: Settings) -> tuple[GoldTable, ...]:
     """Returns all tables that gold maintains.
 
     Raises:
-        ConfigError: a declared table has the name of another one.
+        ConfigError: two tables have the same name.
     """
     _refuse_existing(
         [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
@@ -84,10 +84,10 @@ def tables_of(settings: Settings) -> tuple[GoldTable, ...]:
 
 
 def averages_of(settings: Settings) -> tuple[RollingAverage, ...]:
-    """Returns the tables of rolling averages.
+    """Returns all tables of moving averages: the standard ones and the declared ones.
 
     Raises:
-        ConfigError: a declared table has the name of another one.
+        ConfigError: two tables have the same name.
     """
     declared = {one.name: one for one in settings.gold.averages}
     _refuse_existing(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
@@ -120,10 +120,10 @@ def _refuse_existing(tables: Iterable[str]) -> None:
 
 
 def products_of(settings: Settings) -> tuple[Product, ...]:
-    """Returns all products that gold maintains. Each comes after the product that it is computed from.
+    """Returns all tables of aggregates (products). If one is computed from another one, it comes later.
 
     Raises:
-        ConfigError: a declared table has the name of another one.
+        ConfigError: two tables have the same name.
     """
     _refuse_existing(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
@@ -132,19 +132,19 @@ def products_of(settings: Settings) -> tuple[Product, ...]:
 
 
 def finals_of(products: Iterable[GoldTable]) -> list[FinalTable]:
-    """Returns the tables of final rows that these products have."""
+    """Returns the tables `gold.<name>_final` of those products that have one."""
     found = (final_table(product) for product in products if isinstance(product, Product))
     return [final for final in found if final is not None]
 
 
 def with_finals(products: Iterable[GoldTable]) -> list[GoldTable | FinalTable]:
-    """Returns these tables, followed by their tables of final rows."""
+    """Returns these tables, followed by the tables `gold.<name>_final` of those that have one."""
     every = list(products)
     return [*every, *finals_of(every)]
 
 
 def schemas_of(settings: Settings) -> dict[str, TableSchema]:
-    """Returns the definitions of all declared tables, by two-level name."""
+    """Returns the definitions of all declared tables, by table name with schema."""
     tables = tables_of(settings)
     own = {table.table: _schema(table) for table in tables if table.table not in TABLES}
     own |= {final.table: _final_schema(final) for final in finals_of(tables)}
@@ -200,7 +200,7 @@ def _python_product(declared: ProductSettings, target: str) -> Product:
 
 
 def _source_faults(found: Product, declared: ProductSettings) -> Iterator[str]:
-    """Yields what does not fit the source of a product in Python, or differs from the configuration."""
+    """Yields texts that say why a product written in Python cannot be used with its declared source table."""
     if found.below is not None and found.lateness_ms is not None:
         yield f"has a lateness_ms, but is computed from {found.below.table}, which does not say which rows are late"
     rows = found.source if isinstance(found.source, Rows) else None
@@ -232,7 +232,7 @@ def _refuse_same_results(product: Product, where: str) -> None:
 
 
 def product_of(declared: ProductSettings) -> Product:
-    """Returns the declared product, of silver's changes or of a table's rows.
+    """Returns a declared product, which aggregates silver's changes or the rows of another table.
 
     Raises:
         ConfigError: its Python code cannot be used.

@@ -1,1 +1,1 @@
-"""Joins changes with reference tables as of event time, and finds what a changed reference table touches. Pure."""
+"""Joins changes with reference tables as of event time, and finds which rows a changed table affects. No I/O."""

@@ -1,4 +1,4 @@
-"""Finds the version of a key that holds at a time, by binary search in sorted spans."""
+"""Finds the row of a reference table that is valid for a key at a time, by binary search in sorted time spans."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sessionlake.protocol.arrow import combine_codes, dictionary_codes
 from sessionlake.protocol.types import Int64s
 
 OPEN_END = (1 << 63) - 1
-"""The end of a span without an end, in ms."""
+"""Stands for the end of a time span that has no end."""
 
 
 def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> list[Int64s]:
-    """Returns numbers that identify rows: equal rows of any of the tables get the same number. NaN equals NaN.
+    """Returns a number for each row of each table. Equal rows get equal numbers, also across tables. NaN equals NaN.
 
     Args:
         tables: the columns of each table, with the same types in the same order.
-        nulls: whether null equals null. If not, rows with a null get the number -1.
+        nulls: True if null equals null. Otherwise rows with a null get the number -1.
     """
     lengths = [len(columns[0]) for columns in tables]
     coded = []
@@ -35,28 +35,28 @@ def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> li
 
 
 def _with_one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns floats with a single NaN: Arrow compares NaN by its bits, which writers of Parquet may change."""
+    """Returns the column with the same bits in every NaN, because Arrow compares the bits and they can differ."""
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
 def as_of(code: Int64s, ts: Int64s, known: Int64s, begin: Int64s, end: Int64s) -> Int64s:
-    """Returns for each row the index of the span that contains it, or -1.
+    """Returns for each row the index of the time span that has its key and contains its time; -1 if there is none.
 
     Args:
-        code: for each row, the number of its key; -1 for no key.
+        code: for each row, the number of its key; -1 if it has no key.
         ts: for each row, its time in ms.
         known: for each span, the number of its key.
         begin: for each span, its start in ms. Spans of one key do not overlap.
-        end: for each span, its end in ms, not included.
+        end: for each span, its end in ms, which is not part of the span.
     """
     if not len(known) or not len(code):
         return np.full(len(code), -1, np.int64)
     times = np.unique(begin)
     order = np.lexsort((end, begin, known))
     width = len(times) + 1
-    # Key and start combined into one number, so that a single search finds both.
+    # Key and start are combined into one number, so that a single search finds both.
     keys, spans = np.unique(known[order], return_inverse=True)
     place = spans.reshape(-1) * width + np.searchsorted(times, begin[order]) + 1
     at = np.searchsorted(keys, code)
@@ -69,7 +69,7 @@ def as_of(code: Int64s, ts: Int64s, known: Int64s, begin: Int64s, end: Int64s) -
 
 
 def start_ms(moments: pa.ChunkedArray) -> Int64s:
-    """Returns the first millisecond at or after each moment.
+    """Returns timestamps in ms since 1970, rounded up.
 
     Args:
         moments: timestamps without nulls.
@@ -78,14 +78,14 @@ def start_ms(moments: pa.ChunkedArray) -> Int64s:
 
 
 def end_ms(moments: pa.ChunkedArray) -> Int64s:
-    """Returns the first millisecond at or after each moment, and `OPEN_END` for null."""
+    """Returns timestamps in ms since 1970, rounded up; `OPEN_END` for null."""
     return np.where(moments.is_null().to_numpy(), OPEN_END, start_ms(moments))
 
 
 def micros(moments: pa.ChunkedArray, null: int) -> Int64s:
-    """Returns microseconds since the epoch.
+    """Returns timestamps in microseconds since 1970.
 
     Args:
-        null: the value for null.
+        null: the number to return for null.
     """
     return pc.fill_null(moments.cast(pa.timestamp("us", "UTC")).cast(pa.int64()), null).to_numpy()

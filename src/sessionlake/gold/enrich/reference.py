@@ -1,4 +1,4 @@
-"""A reference table: faults in its rows, differences between two states, and the spans that a difference changes."""
+"""A reference table: faults in its rows, differences between two states of it, and the time spans that they change."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from sessionlake.protocol.types import Bools, Int64s
 
 FROM, TO = "valid_from", "valid_to"
 TAKEN_BY, GONE_BY = "_taken_by", "_gone_by"
-"""Columns of the applied rows: the number of the correction that added a row, and of the one that removed it."""
+"""Columns of gold's copy of a reference table: the numbers of the corrections that added and removed a row.
+
+A correction is a set of changes of the reference table that gold applies together.
+"""
 BEGIN, END = internal("begin"), internal("end")
 MOMENT = pa.timestamp("us", "UTC")
-"""The Arrow type of a timestamp."""
+"""The Arrow type for the Spark SQL type `timestamp`."""
 ARROW = {
     "string": pa.string(), "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(),
     "bigint": pa.int64(), "float": pa.float32(), "double": pa.float64(), "date": pa.date32(), "timestamp": MOMENT,
@@ -27,9 +30,10 @@ ARROW = {
 
 @dataclass(frozen=True)
 class Reference:
-    """A slowly changing table: one row for each key and span of time.
+    """A declared reference table, with one row for each key and span of time in which the row is valid.
 
     Attributes:
+        name: its name in the configuration, without schema.
         keys: the key columns and their Spark SQL types.
         columns: the value columns and their Spark SQL types.
     """
@@ -40,12 +44,12 @@ class Reference:
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's name with schema, `reference.<name>`."""
         return f"reference.{self.name}"
 
     @property
     def applied_table(self) -> str:
-        """The table with the rows that gold has applied."""
+        """Name of gold's copy of the table, `gold.reference_<name>`."""
         return f"gold.reference_{self.name}"
 
     @property
@@ -55,7 +59,7 @@ class Reference:
 
     @property
     def all_columns(self) -> tuple[tuple[str, str], ...]:
-        """All columns and their Spark SQL types, in order."""
+        """The key columns, `valid_from`, `valid_to` and the value columns, with their Spark SQL types."""
         return (*self.keys, (FROM, "timestamp"), (TO, "timestamp"), *self.columns)
 
     @property
@@ -68,18 +72,27 @@ class Reference:
         return pa.schema([(name, ARROW[sql]) for name, sql in self.all_columns])
 
     def codes(self, *tables: pa.Table) -> list[Int64s]:
-        """Returns numbers that identify the rows' keys across tables; -1 where a key column is null."""
+        """Returns a number for the key of each row of each table; -1 where a key column is null.
+
+        Equal keys get equal numbers, also across tables.
+        """
         return row_codes([[table[name] for name in self.key_names] for table in tables], nulls=False)
 
 
 def applied_columns(reference: Reference) -> tuple[tuple[str, str], ...]:
-    """Returns the columns of the table of applied rows, and their Spark SQL types."""
+    """Returns the columns of gold's copy of a reference table, and their Spark SQL types."""
     return (*reference.all_columns, (TAKEN_BY, "bigint"), (GONE_BY, "bigint"))
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A key whose rows contradict each other or are incomplete. Gold keeps the rows that it applied of it before."""
+    """A key of a reference table whose rows contradict each other or are incomplete.
+
+    Gold ignores changes of such a key and continues to use the rows that it applied before.
+
+    Attributes:
+        key: values of the key columns.
+    """
 
     key: tuple[object, ...]
     reason: str
@@ -89,7 +102,11 @@ class Fault:
 
 
 def find_faults(reference: Reference, rows: pa.Table) -> tuple[Bools, list[Fault]]:
-    """Returns which rows belong to keys with a fault, and the first fault of each such key, in row order."""
+    """Searches the rows of a reference table for faults: null keys, invalid spans, and spans that overlap.
+
+    Returns:
+        For each row, True if its key has a fault, and one fault per such key.
+    """
     (code,) = reference.codes(rows)
     known = rows[FROM].is_valid().to_numpy()
     begin, end = micros(rows[FROM], 0), micros(rows[TO], OPEN_END)
@@ -129,13 +146,13 @@ class Difference:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """The number of removed and added rows."""
         return self.removed.num_rows + self.added.num_rows
 
     def slices(self, reference: Reference, rows: int) -> Iterator[Difference]:
         """Yields the difference in parts of at most `rows` rows.
 
-        Rows of one key stay together, so a part with a single key can be larger.
+        All rows of a key are in the same part, so a part with a single key can be larger.
         """
         removed, added = reference.codes(self.removed, self.added)
         both = np.sort(np.concatenate([removed, added]))
@@ -154,11 +171,14 @@ class Difference:
 
 
 def difference(reference: Reference, applied: pa.Table, now: pa.Table) -> tuple[Difference, list[Fault]]:
-    """Returns what gold has to apply of a reference table, and the faults of keys that it skips.
+    """Compares the rows of a reference table with the rows that gold has applied.
 
     Args:
-        applied: the applied rows. Further columns are allowed, and the removed rows then have them too.
-        now: the current rows of the table.
+        applied: the rows that gold has applied. They may have more columns; the removed rows then have them too.
+        now: the current rows of the reference table.
+
+    Returns:
+        The difference that gold has to apply, and the faults of keys that are left out of it.
     """
     wrong, faults = find_faults(reference, now)
     sound = now.select(reference.names).cast(reference.schema()).filter(pa.array(~wrong))
@@ -174,10 +194,11 @@ def difference(reference: Reference, applied: pa.Table, now: pa.Table) -> tuple[
 
 
 def changed_spans(reference: Reference, found: Difference) -> pa.Table:
-    """Returns the spans of event time, for each key, in which a different row holds after the difference than before.
+    """Returns, for each key, the spans of event time in which a difference changes the values that are valid.
 
     Returns:
-        The key columns, `BEGIN` and `END` in ms (end not included). Spans of one key do not overlap.
+        The key columns, and start and end of each span as `BEGIN` and `END` in ms. The end is not part of the span.
+        Spans of one key do not overlap.
     """
     sides = [side.select(reference.names).cast(reference.schema()) for side in (found.removed, found.added)]
     old, new = reference.codes(*sides)
@@ -204,6 +225,12 @@ def changed_spans(reference: Reference, found: Difference) -> pa.Table:
 
 
 def in_spans(reference: Reference, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
-    """Returns which rows are in one of the spans, by their keys and times."""
+    """Returns True for each row whose key and time are in one of the spans.
+
+    Args:
+        spans: spans as `changed_spans` returns them.
+        keys: the key columns of the rows, in the order of the reference table's keys.
+        ts: event times of the rows in ms.
+    """
     row_keys, span_keys = row_codes([list(keys), [spans[name] for name in reference.key_names]], nulls=False)
     return as_of(row_keys, ts, span_keys, spans[BEGIN].to_numpy(), spans[END].to_numpy()) >= 0

@@ -1,4 +1,4 @@
-"""An enriched table: changes joined with the reference rows that held at their event times."""
+"""An enriched table: changes joined with the rows of reference tables that are valid at their event times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sessionlake.gold.enrich.asof import as_of, end_ms, row_codes, start_ms
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
 
 CHANGE_ID = ("topic", "partition", "offset", "ordinal")
-"""The columns that identify a change: a message, and the position in it."""
+"""The columns that identify a change: its message, and its place among the message's changes (`ordinal`)."""
 BATCH = "_batch"
 CHANGE_COLUMNS = (
     ("topic", "string"),
@@ -28,19 +28,19 @@ CHANGE_COLUMNS = (
 )
 """The columns of a change that every enriched table has before the declared ones. `ts` is event time in ms."""
 JOINABLE_COLUMNS = ("topic", "session_id", "row_id")
-"""The columns among these that reference tables can be joined on, in addition to declared columns."""
+"""The columns of every change that reference tables can be joined on. Declared columns can be used, too."""
 SILVER_NAMES = {"offset": "_offset", "ts": "_ts", "position": "_position"}
-"""Names in silver of the columns that are named differently there."""
+"""For columns that have another name in `silver.session_changes`, that name."""
 
 
 @dataclass(frozen=True)
 class Join:
-    """One reference table that changes are joined with.
+    """The join of an enriched table's changes with one reference table.
 
     Attributes:
         name: prefix of the column `<name>_valid_from`.
-        on: for each key of the reference table, in order, the column of the change to compare it with.
-        take: the added columns, and the columns of the reference table that they come from.
+        on: the columns of a change that are compared with the key columns of the reference table, in the same order.
+        take: pairs of the name of an added column and the column of the reference table that it comes from.
     """
 
     reference: Reference
@@ -50,7 +50,7 @@ class Join:
 
     @property
     def version(self) -> str:
-        """The column with `valid_from` of the row that was joined; null if no row held."""
+        """Name of the column with `valid_from` of the joined row. The column is null if no row was valid."""
         return f"{self.name}_{FROM}"
 
     @property
@@ -60,11 +60,11 @@ class Join:
         return (*((name, types[source]) for name, source in self.take), (self.version, "timestamp"))
 
     def added_values(self, changes: pa.Table, versions: pa.Table) -> dict[str, pa.ChunkedArray]:
-        """Returns the columns that the join adds.
+        """Returns the columns that the join adds, by name, with one value per change.
 
         Args:
-            changes: `ts` and the columns that are joined on.
-            versions: rows of the reference table; rows of one key do not overlap.
+            changes: changes with `ts` and the columns in `on`.
+            versions: rows of the reference table. The time spans of one key's rows do not overlap.
         """
         known = self._narrowed(changes, versions)
         keys = [[changes[name] for name in self.on], [known[name] for name in self.reference.key_names]]
@@ -75,14 +75,14 @@ class Join:
         return {name: known[source].take(places) for name, source in sources}
 
     def _narrowed(self, changes: pa.Table, versions: pa.Table) -> pa.Table:
-        """Drops versions of keys that no change has, so that sorting costs depend on the changes."""
+        """Returns the rows of the reference table without keys that no change has, so that less must be sorted."""
         first, on = self.reference.key_names[0], self.on[0]
         return versions.filter(pc.is_in(versions[first], value_set=pc.unique(changes[on])))
 
 
 @dataclass(frozen=True)
 class EnrichedTable:
-    """A table of gold with one row for each change.
+    """A table of gold with one row for each change, joined with reference tables as of its event time.
 
     Attributes:
         name: its name in the schema `gold`.
@@ -96,7 +96,7 @@ class EnrichedTable:
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's name with schema, `gold.<name>`."""
         return f"gold.{self.name}"
 
     @property
@@ -116,7 +116,7 @@ class EnrichedTable:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """All other columns, except the number of the silver batch, which changes when silver is rebuilt."""
+        """All columns except those in `row_keys` and the silver batch, whose number changes when silver is rebuilt."""
         return tuple(name for name, _ in self.columns if name not in {*CHANGE_ID, BATCH})
 
     @property
@@ -135,7 +135,7 @@ class EnrichedTable:
 
         Args:
             changes: rows with the columns of `silver.session_changes`.
-            versions: the rows of each reference table, by its name.
+            versions: the applied rows of each reference table, by name of the reference table.
         """
         values = {name: changes[SILVER_NAMES.get(name, name)] for name in self.names}
         table = pa.table(values)
@@ -145,5 +145,5 @@ class EnrichedTable:
 
 
 def joins_with(tables: Sequence[EnrichedTable], reference: Reference) -> list[tuple[EnrichedTable, Join]]:
-    """Returns the tables and joins that use a reference table."""
+    """Returns the joins that use a reference table, each with its enriched table."""
     return [(table, join) for table in tables for join in table.joins if join.reference.name == reference.name]

@@ -1,4 +1,4 @@
-"""Inserts rows into a reference table: each holds from its start, and versions that it overlaps are cut."""
+"""Inserts rows into a reference table, which has one row per key and time span. Overlapped rows are shortened."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
 
 FIRST_MICROS = FIRST_MS * 1000
-"""The first moment that a timestamp can hold, in microseconds."""
+"""The earliest time that a timestamp can have, in microseconds since 1970."""
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Version:
-    """The values of a key from `begin` until `end` (not included), in microseconds; `OPEN_END` if it has no end."""
+    """The values of a key that are valid from `begin` until just before `end`, both in microseconds since 1970.
+
+    `end` is `OPEN_END` if they are valid without end.
+    """
 
     begin: int
     end: int
@@ -31,11 +34,12 @@ class Version:
 
 @dataclass(frozen=True)
 class NewRow:
-    """A row to insert.
+    """A row to insert into a reference table.
 
     Attributes:
-        begin: in microseconds. None: the current time, or the first possible moment if it is the key's first row.
-        end: in microseconds. None: until the next row of the key starts.
+        begin: when it becomes valid, in microseconds since 1970. None: the current time, or for a key's first row the
+            earliest possible time.
+        end: when it stops to be valid, in microseconds since 1970. None: when the key's next row starts.
     """
 
     begin: int | None
@@ -45,12 +49,12 @@ class NewRow:
 
 @dataclass(frozen=True)
 class TableUpsert:
-    """What an insertion changes in a reference table.
+    """The changes in a reference table that insert some rows.
 
     Attributes:
-        written: rows to add, or to replace the row with the same key and `valid_from`.
+        written: rows to write. Each replaces the row with the same key and `valid_from`, if there is one.
         removed: rows to delete.
-        refused: keys whose rows cannot be inserted, with the reason. Nothing changes for these keys.
+        refused: for each key whose rows cannot be inserted, the reason. Nothing changes for these keys.
     """
 
     written: pa.Table
@@ -59,9 +63,14 @@ class TableUpsert:
 
 
 def insert_versions(versions: Sequence[Version], given: Iterable[NewRow], now: int) -> list[Version]:
-    """Returns the versions of one key after rows are inserted, ordered by start.
+    """Returns the versions of one key after rows are inserted, ordered by start. A version is a row of the table.
 
-    A row without a start whose values equal those that hold now changes nothing.
+    A row without a start changes nothing if its values are already valid at the current time.
+
+    Args:
+        versions: the versions of the key before.
+        given: the rows to insert.
+        now: the current time in microseconds since 1970.
 
     Raises:
         ValueError: two rows start at the same moment, or a row ends before it starts.
@@ -83,7 +92,7 @@ def insert_versions(versions: Sequence[Version], given: Iterable[NewRow], now: i
 
 
 def _cut(versions: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
-    """Yields what remains of the versions outside a span."""
+    """Yields the parts of versions that are before `begin` or from `end` on."""
     for one in versions:
         if one.end <= begin or one.begin >= end:
             yield one
@@ -95,12 +104,13 @@ def _cut(versions: Iterable[Version], begin: int, end: int) -> Iterable[Version]
 
 
 def plan_upsert(reference: Reference, versions: pa.Table, given: pa.Table, now: int) -> TableUpsert:
-    """Returns what changes in a reference table when rows are inserted.
+    """Returns the changes in a reference table that insert some rows.
 
     Args:
-        versions: the table's rows.
-        given: rows to insert, with the table's columns; `valid_from` and `valid_to` may be null, as `NewRow` describes.
-        now: the current time in microseconds.
+        versions: the table's current rows.
+        given: rows to insert, with the table's columns. Null in `valid_from` or `valid_to` means what None means in
+            `NewRow`.
+        now: the current time in microseconds since 1970.
     """
     held_keys, given_keys = reference.codes(versions, given)
     near = versions.filter(pa.array(np.isin(held_keys, given_keys[given_keys >= 0])))
@@ -138,7 +148,7 @@ def _by_key(reference: Reference, rows: pa.Table) -> dict[Key, list[Row]]:
 
 
 def _with_one_nan(value: Any) -> Any:
-    """Returns the value, with one object for all NaN: Python then finds them equal inside tuples."""
+    """Returns the value, or one fixed NaN object for any NaN, because Python compares NaN in tuples by identity."""
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -156,6 +166,6 @@ def _table(reference: Reference, rows: list[Row]) -> pa.Table:
 
 
 def _numbered(rows: pa.Table) -> pa.Table:
-    """Returns rows with times and dates as numbers, because Python's own types have a smaller range."""
+    """Returns rows with timestamps and dates as integers, because Python's `datetime` has a smaller range."""
     numbers = {pa.date32(): pa.int32(), MOMENT: pa.int64()}
     return rows.cast(pa.schema([(f.name, numbers.get(f.type, f.type)) for f in rows.schema]))

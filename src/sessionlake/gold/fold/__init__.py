@@ -1,1 +1,1 @@
-"""The fold of one shard of gold. Pure."""
+"""The gold fold: turns a shard's state and a batch's changes into rows of gold's tables and the next state. Pure."""

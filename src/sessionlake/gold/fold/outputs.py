@@ -1,4 +1,7 @@
-"""The payloads that the gold fold emits: rows of its tables, and a report with their numbers and time ranges."""
+"""The payloads that the gold fold emits: rows of gold's tables, and a report with counts and time ranges.
+
+A payload is a kind and rows, encoded so that Spark can move them.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,28 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
-"""A function that returns the key columns of series by their codes."""
+"""A function that returns the key columns of series, given their codes."""
 _PANES = pa.array([pane.name.lower() for pane in Pane])
 _PLACES = {"position": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
 _NO_TIMES: Mapping[TopicPartition, int] = {}
 _PAYLOAD_ROWS = 32_768  # some megabytes
 FEW_CHANGES = 1_000
-"""A shard with up to this number of changes emits the changes; the driver computes the products' rows from them."""
+"""A shard with up to this number of changes emits the changes. The driver then computes the products' rows from them.
+"""
 LATE_POINTS = "/late_points"  # no product can have a name with a slash
-"""Kind of payloads with events that are too late for products: rows of `gold.late_points` without `_batch`."""
+"""Kind of payload with events that are too late for products: rows of `gold.late_points` without `_batch`."""
 CHANGES = "/changes"
-"""Kind of payloads with the changes of shards that have few."""
+"""Kind of payload with the changes of a shard that has only few changes."""
 _CAUSE = pa.struct([("partition", pa.int32()), ("offset", pa.int64()), ("ts", pa.int64())])
 MOST_CAUSES = 16
-"""The most messages that a restatement names, the first ones in event time."""
+"""The most messages that the row of a restatement names: the first ones in event time."""
 
 
 class SeriesOutput(StrEnum):
-    """Kinds of payload for a table of averages, appended to its name. Each holds rows."""
+    """Kinds of payload for a table of averages.
+
+    Each payload holds rows. Its full kind is the table's name plus one of these.
+    """
 
     NEW = "new"
     CHANGED = "changed"
@@ -51,14 +58,15 @@ class SeriesOutput(StrEnum):
     """A `GoldReport`, of the whole shard and not of one table."""
 
     def of(self, series: RollingAverage) -> str:
-        """Returns the kind of this table's payloads."""
+        """Returns the kind of payload of this table of averages."""
         return f"{series.name}/{self}"
 
 
 class RowRange(msgspec.Struct):
-    """A number of rows and their time range.
+    """The number of rows in a payload, and the lowest and highest time in them.
 
-    The range is of `ts`, for products of `window_start` in microseconds, or 0 to 0 for products without buckets.
+    The time is `ts` in ms for averages, and `window_start` in microseconds for products. `low` and `high` are 0 for
+    products without buckets.
     """
 
     rows: int
@@ -70,13 +78,13 @@ class RowRange(msgspec.Struct):
 
 
 class GoldReport(msgspec.Struct):
-    """What the fold of one shard read and emitted in a batch. The sum over shards describes the batch.
+    """What the fold of one shard read and emitted in a batch. The sum of all shards' reports describes the batch.
 
     Attributes:
-        read: The changes that were read.
-        points: Number of numeric values among them, counted once per table of averages.
-        spans: Number and time range of rows, by kind of payload.
-        places: The highest stream time at which a change that was read was applied, by topic-partition, in ms.
+        read: The number of changes that were read, and their silver batches.
+        points: Number of numeric values in the changes, counted once for each table of averages.
+        spans: Number and time range of the emitted rows, by kind of payload.
+        places: By topic-partition, the highest stream time in ms at which a change was applied.
     """
 
     read: ReadChanges = ReadChanges()
@@ -93,20 +101,20 @@ class GoldReport(msgspec.Struct):
 
     @property
     def times(self) -> dict[str, int]:
-        """The highest of `places` by topic, in ms."""
+        """By topic, the highest stream time in ms at which a change was applied."""
         return by_topic(self.places)
 
 
 @dataclass(frozen=True)
 class Causes:
-    """The Kafka message of each point of a batch."""
+    """For each point of a batch, the partition and offset of the Kafka message that brought it."""
 
     partition: Int64s
     offset: Int64s
 
 
 class Emitted(NamedTuple):
-    """Rows of one payload."""
+    """One payload: its kind, its rows, and their number and time range."""
 
     kind: str
     span: RowRange
@@ -119,18 +127,24 @@ def average_payloads(
     """Returns the payloads for a table of averages.
 
     Args:
-        found: The averages and tails after the batch.
-        new: All points of the batch. Those of series that need their history are emitted as they are.
+        found: The averages and tails after the batch. A tail is the newest points of a series.
+        new: All points of the batch.
+        causes: The Kafka message of each point in `new`.
+        names: Returns the key columns of series, given their codes.
+
+    Returns:
+        New rows, changed rows and restatements. For series marked `needs_history` the batch's points instead: their
+        averages are computed from the table later.
     """
     tables = _output_tables(series, found, new, causes, names)
     return [emitted for kind, table in tables for emitted in _split_payloads(kind.of(series), table, "ts")]
 
 
 def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> list[Emitted]:
-    """Returns the payloads for the products: their rows, or the changes themselves if they are few.
+    """Returns the payloads for the products: their rows, or the changes themselves if there are few.
 
-    Computing a product takes milliseconds even for few changes. So the driver computes the rows for all shards with few
-    changes at once.
+    Computing a product takes milliseconds even for few changes. So the driver computes the rows at once for all shards
+    that have few changes.
     """
     late = (product.late_of_changes(changes, declared) for product in products if product.lateness_ms is not None)
     payloads = [emitted for rows in late for emitted in _split_payloads(LATE_POINTS, rows, None)]
@@ -146,10 +160,10 @@ def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Produ
 
 
 def product_tables(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> dict[str, pa.Table]:
-    """Computes each product's rows from changes.
+    """Returns each product's rows, computed from changes, by name of the product.
 
     Args:
-        products: The products, each after the one that it is computed from.
+        products: The products, each after the product that it is computed from.
     """
     sources = {product.source for product in products if product.below is None}
     events = {source: source.events(changes, declared) for source in sources}
@@ -165,14 +179,18 @@ def product_tables(changes: pa.Table, declared: Declared, products: Sequence[Pro
 
 
 def encode_keys(product: Product, rows: pa.Table) -> pa.Table:
-    """Dictionary-encodes the key texts, since most rows share them."""
+    """Dictionary-encodes the key columns of texts, since most rows share the same texts."""
     for name in product.keys:
         rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
     return rows.combine_chunks()
 
 
 def span_of(rows: pa.Table, time: str | None) -> RowRange:
-    """Returns the number of rows, and the range of a time column; 0 to 0 without one."""
+    """Returns the number of rows, and the lowest and highest value of a time column.
+
+    Args:
+        time: Name of the time column. None if there is none; then both times are 0.
+    """
     ends = {"min": 0, "max": 0} if time is None else pc.min_max(rows[time].cast(pa.int64())).as_py()
     return RowRange(rows.num_rows, ends["min"], ends["max"])
 
@@ -181,7 +199,7 @@ def _split_payloads(kind: str, table: pa.Table, time: str | None) -> Iterator[Em
     """Splits rows into payloads that are small enough for Spark.
 
     Args:
-        time: The column that the report gives the range of; None for none.
+        time: The column whose lowest and highest value is reported. None for no column.
     """
     for first in range(0, table.num_rows, _PAYLOAD_ROWS):
         part = table.slice(first, _PAYLOAD_ROWS)
@@ -191,7 +209,13 @@ def _split_payloads(kind: str, table: pa.Table, time: str | None) -> Iterator[Em
 def with_report(
     read: ReadChanges, points: int, emitted: Iterable[Emitted], times: Mapping[TopicPartition, int] = _NO_TIMES
 ) -> list[tuple[str, bytes | pa.Table]]:
-    """Returns the payloads, followed by the report on them."""
+    """Returns the payloads as pairs of kind and content. The last one is the report on them.
+
+    Args:
+        read: The changes that were read.
+        points: Number of points in the changes.
+        times: By topic-partition, the highest stream time in ms at which a change was applied.
+    """
     found, spans = list[tuple[str, bytes | pa.Table]](), dict[str, RowRange]()
     for kind, span, rows in emitted:
         found.append((kind, rows))
@@ -201,7 +225,7 @@ def with_report(
 
 
 def total(reports: Iterable[bytes]) -> GoldReport:
-    """Decodes the shards' reports (MessagePack) and adds them up."""
+    """Decodes the reports of all shards (MessagePack) and adds them up."""
     found = (msgspec.msgpack.decode(content, type=GoldReport) for content in reports)
     return sum(found, GoldReport(spans={}, places={}))
 
@@ -233,7 +257,7 @@ def _seq_order(points: Points) -> dict[str, pa.Array]:
 
 
 def _order_columns(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
-    """Returns the columns that order points of equal event time, as the table has them."""
+    """Returns the columns that order points of equal event time, with the names and types that the table has."""
     if series.of_session:
         return {"position": pa.array(points.position)}
     apart = split_place(points.position)
@@ -282,7 +306,13 @@ def _restatements(series: RollingAverage, averages: Averages, new: Points, cause
 
 
 def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: Causes) -> pa.Array:
-    """Returns, for each restatement, the messages that caused it, ordered by event time."""
+    """Returns, for each restatement, the list of messages that caused it, in order of event time.
+
+    Args:
+        order: Indices of the batch's points, sorted by series and event time.
+        first: For each restatement, the position in `order` of its first point.
+        end: For each restatement, the position in `order` after its last point.
+    """
     length = np.minimum(end - first, MOST_CAUSES)
     starts = np.concatenate([[0], np.cumsum(length)])
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], length)

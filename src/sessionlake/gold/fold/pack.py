@@ -1,8 +1,8 @@
-"""Packs changes for the way from Spark into the fold: one Arrow IPC chunk per shard and task.
+"""Packs changes so that Spark can move them to the fold: one chunk (Arrow IPC) per shard and task.
 
-A chunk has the changes of one shard, with dictionary-encoded texts. Changes are packed once by session, for the
-products and the averages of sessions. They are packed again for each other owner of averages (`RollingAverage.owner`),
-then without changes that set no number. A chunk never outlives its micro-batch.
+A chunk has the changes of one shard, with dictionary-encoded texts. All changes are packed by session, for the products
+and for averages within sessions. Averages across sessions belong to another owner (`RollingAverage.owner`). For each
+such owner the changes that set a number are packed again. A chunk never outlives its micro-batch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sessionlake.protocol.chunk import read_ipc, write_compressed
 from sessionlake.protocol.types import Int64s
 
 SEPARATOR = "\0"
-"""Joins names. Topics and session ids cannot contain it."""
+"""Joins the parts of a name to one text. Topics and session ids cannot contain it."""
 _TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
 _OWNER = b"owner"
 PLACE_BITS = 47
-"""Number of bits of a place in Kafka that hold the offset; the partition is in the bits above."""
+"""The number of low bits of `place_of` that hold the offset. The partition is in the bits above."""
 _COUNTS = (b"changes", b"first_batch", b"last_batch")
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 _TEXTS = ("topic", "session_id", "row_id")
@@ -38,12 +38,12 @@ Owner = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ReadChanges:
-    """How much of `silver.session_changes` was read.
+    """How many rows of `silver.session_changes` were read, and from which batches of silver.
 
     Attributes:
-        changes: Number of rows, with or without points.
-        first: Lowest silver batch among them; None if there are none.
-        last: Highest silver batch among them; None if there are none.
+        changes: Number of rows, including those that set no number.
+        first: Lowest number of a silver batch in the rows; None if there are no rows.
+        last: Highest number of a silver batch in the rows; None if there are no rows.
     """
 
     changes: int = 0
@@ -58,15 +58,15 @@ class ReadChanges:
 
 @dataclass(frozen=True)
 class ChangePacker:
-    """A `mapInArrow` function that packs one task's changes.
+    """A `mapInArrow` function that packs the changes of one Spark task into chunks, one per shard.
 
     Input: `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, the columns
     that `with_turn` reads, the declared columns (`Declared`), and for each owner the shard of the change
     (`shard_field`). Output: `shard int, chunk binary`.
 
     Attributes:
-        owners: The owners to pack for, from `owners_of`.
-        once: None if no topic may be judged under `once`.
+        owners: The kinds of owner to pack changes for, from `owners_of`.
+        once: Decides which topics are judged under `once`. None if no topic may be.
     """
 
     declared: Declared
@@ -74,7 +74,7 @@ class ChangePacker:
     once: OnceTopics | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Packs the batches, many at a time."""
+        """Packs the changes of many Arrow batches at a time, and yields rows of shard and chunk."""
         waiting: list[pa.RecordBatch] = []
         rows = 0
         for batch in batches:
@@ -111,11 +111,11 @@ class ChangePacker:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A shard's chunks of one batch, decoded.
+    """The decoded chunks that one shard gets in one micro-batch.
 
     Attributes:
-        changes: Changes by owner; only the owners that are in this shard.
-        read: What was read to make the chunks.
+        changes: The changes, by kind of owner. A kind without changes in this shard is missing.
+        read: How many changes were read to make the chunks.
     """
 
     changes: dict[Owner, pa.Table]
@@ -123,7 +123,7 @@ class Chunks:
 
     @staticmethod
     def of(chunks: Iterable[bytes]) -> Chunks:
-        """Decodes chunks."""
+        """Decodes a shard's chunks."""
         parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()
         for chunk in chunks:
@@ -137,22 +137,25 @@ class Chunks:
 
 
 def owners_of(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
-    """Returns the owners by which changes are sharded, each once. Sessions are always the first."""
+    """Returns the kinds of owner that the tables of averages need, each once.
+
+    A kind is the tuple of the owner's key columns. The kind for sessions is always the first.
+    """
     return tuple(dict.fromkeys([OF_SESSION, *(series.owner for series in averages)]))
 
 
 def shard_field(index: int) -> str:
-    """Returns the name of the column with the shard of a change for owner `index`."""
+    """Returns the name of the column that holds a change's shard for the kind of owner at this index."""
     return f"shard:{index}"
 
 
 def place_of(partition: Int64s, offset: Int64s) -> Int64s:
-    """Returns a message's place within its topic, partition and offset, as one number."""
+    """Returns a message's partition and offset as one integer. Within a partition it rises with the offset."""
     return (partition << PLACE_BITS) | offset
 
 
 def split_place(place: Int64s) -> dict[str, Int64s]:
-    """Splits the numbers of `place_of` into partition and offset."""
+    """Splits the integers from `place_of` into partition and offset."""
     return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
 
 
@@ -164,7 +167,7 @@ def _dictionary_encode(table: pa.Table, names: Iterable[str]) -> pa.Table:
 
 
 def any_valid(table: pa.Table, names: Iterable[str]) -> pa.Array:
-    """Returns which rows have a value in at least one of the columns."""
+    """Returns, for each row, whether at least one of the columns has a value."""
     found = np.zeros(table.num_rows, np.bool_)
     for name in names:
         found |= table[name].is_valid().to_numpy()
@@ -172,7 +175,7 @@ def any_valid(table: pa.Table, names: Iterable[str]) -> pa.Array:
 
 
 def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.Table]]:
-    """Splits a table into one table per shard, each with only the texts that it uses."""
+    """Splits a table by shard. Returns the shards, and one table per shard with only the texts that it uses."""
     if not table.num_rows:
         return [], []
     code: Int64s = shard.to_numpy()

@@ -1,4 +1,7 @@
-"""Points, from which gold computes averages: a point is one value that a change set in one metric of one row."""
+"""Points, from which gold computes averages. A point is one number that a change set in one metric of one row.
+
+A series is the points over which a table averages, for example all points of one metric in one row of a session.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,13 @@ _SORTED_BY_DIGITS = np.iinfo(np.uint16).max
 
 @dataclass(frozen=True)
 class SeqOrder:
-    """What orders points of equal event time before their position: under `once` the life and the seq.
+    """For each point, the numbers that order points of equal event time under `once`: session, life and seq.
+
+    They are compared before the position. In other classes than `once` they are equal for all points of a series.
 
     Attributes:
         session: For series across sessions a hash of the session id (`session_marks`), else 0.
-        life: Under `once` the first offset of the life, else `NO_LIFE`. In other classes all three are equal for all
-            points of a series.
+        life: Under `once` the first offset of the life, else `NO_LIFE`.
         seq: Under `once` the seq, else 0.
     """
 
@@ -34,22 +38,22 @@ class SeqOrder:
     seq: Int64s
 
     def take(self, index: Int64s | Bools) -> SeqOrder:
-        """Returns the entries at these places."""
+        """Returns the numbers of the points at these indices."""
         return SeqOrder(self.session[index], self.life[index], self.seq[index])
 
     def columns(self) -> dict[str, pa.Array]:
-        """Returns them as columns of a table of averages; null in other classes than `once`."""
+        """Returns the numbers as columns of a table of averages. They are null in other classes than `once`."""
         none = self.life == NO_LIFE
         return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.parts, strict=True)}
 
     @property
     def parts(self) -> tuple[Int64s, Int64s, Int64s]:
-        """The three arrays, the most significant first."""
+        """The arrays `session`, `life` and `seq`, in the order in which they are compared."""
         return self.session, self.life, self.seq
 
     @staticmethod
     def of(rows: pa.Table) -> SeqOrder | None:
-        """Reads them from rows with all or some of these columns; None if no row is of class `once`."""
+        """Reads the numbers from rows with some or all columns of `SEQ_ORDER`; None if no row is of class `once`."""
         if "_life" not in rows.column_names or rows["_life"].null_count == rows.num_rows:
             return None
         found = {name: rows[name] if name in rows.column_names else pa.nulls(rows.num_rows) for name in SEQ_ORDER}
@@ -58,25 +62,28 @@ class SeqOrder:
 
     @staticmethod
     def concat(*parts: SeqOrder) -> SeqOrder:
-        """Concatenates several."""
+        """Concatenates the numbers of several sets of points."""
         return SeqOrder(*(np.concatenate(part) for part in zip(*(one.parts for one in parts), strict=True)))
 
     @staticmethod
     def none(count: int) -> SeqOrder:
-        """Returns the entries of points that are not of class `once`."""
+        """Returns the numbers of `count` points that are not of class `once`."""
         zeros = np.zeros(count, np.int64)
         return SeqOrder(zeros, np.full(count, NO_LIFE), zeros)
 
 
 @dataclass(frozen=True)
 class Points:
-    """Points as columns of equal length.
+    """Points as columns of equal length. Points of equal event time are ordered by `by_seq`, position, then ordinal.
 
     Attributes:
         key: Code of the point's series, from 0.
-        ts: Event time in ms. Points of equal time are ordered by `by_seq`, position, then ordinal.
-        revision: How often the point's published average has changed; `UNKNOWN` if only the table knows it.
-        by_seq: None if no point is of class `once`.
+        ts: Event time in ms.
+        position: The position of the point's change. Across sessions it is the message's partition and offset.
+        ordinal: Number of the change within its message.
+        value: The number that was set.
+        revision: How often the point's published average has changed. `UNKNOWN` if only the table knows it.
+        by_seq: What orders points under `once`. None if no point is of class `once`.
     """
 
     key: Int64s
@@ -91,12 +98,12 @@ class Points:
         return len(self.key)
 
     def take(self, index: Int64s | Bools) -> Points:
-        """Returns the points at these places."""
+        """Returns the points at these indices."""
         by_seq = None if self.by_seq is None else self.by_seq.take(index)
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq)
 
     def order(self) -> Int64s:
-        """Returns the order of all points by key, event time, and what orders points of equal time.
+        """Returns the indices of all points, sorted by series, event time, and the order within equal event time.
 
         The sort is stable.
         """
@@ -110,12 +117,12 @@ class Points:
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
     def with_keys(self, key: Int64s) -> Points:
-        """Returns these points with other key codes."""
+        """Returns the same points with other codes of their series."""
         return replace(self, key=key)
 
     @staticmethod
     def concat(*parts: Points) -> Points:
-        """Concatenates several."""
+        """Concatenates several sets of points."""
         by_seq = None
         if any(p.by_seq is not None for p in parts):
             by_seq = SeqOrder.concat(*(p.by_seq or SeqOrder.none(len(p)) for p in parts))
@@ -123,7 +130,7 @@ class Points:
 
     @staticmethod
     def empty() -> Points:
-        """Returns no points."""
+        """Returns an empty set of points."""
         none = np.empty(0, np.int64)
         return Points(none, none, none, none, np.empty(0), none)
 
@@ -136,14 +143,14 @@ class Points:
         value: Float64s,
         by_seq: SeqOrder | None = None,
     ) -> Points:
-        """Returns points that were never published.
+        """Returns points with revision 0, whose averages have never been published.
 
-        Adding zero turns -0.0 into 0.0, whose sign would depend on the order.
+        Adding zero turns -0.0 into 0.0. Otherwise the sign of a zero would depend on the order of the points.
         """
         return Points(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq)
 
     def without(self, others: Points) -> Points:
-        """Returns the points whose key and place in time is not among the others."""
+        """Returns the points that are not in `others`, compared by series, event time, and order within it."""
         both = Points.concat(others, self)
         order = both.order()  # of two equal points, the one from `others` comes first
         s = both.take(order)

@@ -1,4 +1,7 @@
-"""Splits gold's states by owner, and merges the parts into states of another number of shards."""
+"""Moves gold's states to another number of shards: splits each state by owner, and merges the parts.
+
+An owner is a session, or a row across sessions. All series of an owner are in one shard.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from sessionlake.protocol.types import Int64s
 
 @dataclass(frozen=True)
 class MarkedShards:
-    """The new shards of owners of which states may have only a hash (`Forgotten`).
+    """The new shard of each owner, by hash of the owner's name. States keep only this hash of a forgotten owner.
 
     Attributes:
         mark: Hashes of the owners' names, sorted. A hash that two owners share is there twice.
-        shard: The new shard of each.
+        shard: The new shard of the owner at the same index.
     """
 
     mark: npt.NDArray[np.uint64]
@@ -29,15 +32,18 @@ class MarkedShards:
 
     @staticmethod
     def of(found: pa.Table) -> MarkedShards:
-        """Reads rows `shard int, mark uint64`, in any order."""
+        """Reads the hashes and shards from rows `shard int, mark uint64`, in any order."""
         mark = found["mark"].to_numpy().astype(np.uint64)
         order = np.argsort(mark, kind="stable")
         return MarkedShards(mark[order], found["shard"].to_numpy().astype(np.int64)[order])
 
     def spread(self, forgotten: Forgotten, shards: int) -> dict[int, Forgotten]:
-        """Returns the forgotten owners by new shard. Those whose shard is unknown go to every shard.
+        """Returns the forgotten owners by new shard. An owner whose new shard is unknown goes to every shard.
 
-        That is harmless, since a shard looks up only its own owners.
+        That is harmless, since a shard looks up only owners that belong to it.
+
+        Args:
+            shards: The new number of shards.
         """
         first, behind = (np.searchsorted(self.mark, forgotten.mark, side) for side in ("left", "right"))
         count = behind - first
@@ -55,7 +61,7 @@ class GoldResharder:
     Attributes:
         metrics: The declared metrics.
         tracked: The tables of averages, with the initial states of the former shards.
-        marked: The new shards of owners, by name of the table.
+        marked: For each table of averages, by name, the new shards of its owners.
         shards: The new number of shards.
     """
 
@@ -65,9 +71,9 @@ class GoldResharder:
     shards: int
 
     def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """Returns the state's owners as pairs of topic and session id, or topic and row.
+        """Returns the owners in a shard's state, as pairs of topic and session id, or topic and row id.
 
-        The second is None for an owner that is a whole topic.
+        The second item is None if the owner is a whole topic.
         """
         found = []
         for tracked, (_, one) in zip(self.tracked, self._states(shard, state), strict=True):
@@ -77,7 +83,13 @@ class GoldResharder:
         return found
 
     def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
-        """Splits the state by new shard, given the new shard of each of `names`."""
+        """Splits a shard's state, and returns one part for each new shard.
+
+        Args:
+            shard: The former shard.
+            state: The stored state; None for the initial state.
+            targets: The new shard of each owner, in the order of `names`.
+        """
         every, done = np.array(targets, np.int64), 0
         found: dict[int, dict[str, bytes]] = {}
         for name, one in self._states(shard, state):
@@ -90,9 +102,9 @@ class GoldResharder:
         return {target: encode_states(states) for target, states in found.items()}
 
     def join(self, parts: Sequence[bytes]) -> bytes:
-        """Merges all parts of a shard into one state.
+        """Merges the parts of one new shard into its state.
 
-        Every table of averages gets a state in it, so none is initialised by `TrackedAverages.begin`.
+        The result has a state for every table of averages. So `TrackedAverages.begin` is not called for any of them.
         """
         decoded = [decode_states(part) for part in parts]
         states = {}
@@ -106,9 +118,9 @@ class GoldResharder:
         return encode_states(states)
 
     def _states(self, shard: int, state: bytes | None) -> list[tuple[str, GoldShardState]]:
-        """Returns the state of each table of averages.
+        """Returns the state of each table of averages in a shard, as pairs of table name and state.
 
-        A shard without a state of the table's last rebuild has the initial state.
+        If the stored state is missing, or is from before the table's last rebuild, the table gets its initial state.
         """
         stored, found = decode_states(state), []
         for tracked in self.tracked:

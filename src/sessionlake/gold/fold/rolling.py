@@ -1,7 +1,8 @@
 """Rolling averages over the last N points of a series, folded batch by batch and equal to a recomputation bit for bit.
 
-Of each series only the *tail* is kept, its newest points, and `OlderPoints` about the points before it. A window is
-always summed from scratch, the oldest point first. So the order in which points arrived has no effect on the doubles.
+For each series the fold keeps only the *tail*, its newest points, and `OlderPoints` about the points before the tail. A
+window is the up to N points that an average is over. It is always summed from scratch, the oldest point first. So the
+order in which points arrived does not affect the sums.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 class Pane(IntEnum):
-    """When a row was last written: before the watermark of its series passed its point, when it did, or after."""
+    """When a row was last written: before its series' watermark passed its point, in the batch that did, or later."""
 
     EARLY = 0
     ON_TIME = 1
@@ -28,11 +29,11 @@ class Pane(IntEnum):
 
 @dataclass(frozen=True)
 class OlderPoints:
-    """What is known about the points that are older than each series' tail.
+    """For each series, what is known about the points that are older than its tail.
 
     Attributes:
-        some: Whether there are, or may be, any.
-        ts: An upper bound of their event times.
+        some: True if there are, or may be, such points.
+        ts: An upper bound of their event times, in ms.
     """
 
     some: Bools
@@ -43,33 +44,35 @@ class OlderPoints:
 
     @staticmethod
     def nothing(keys: int) -> OlderPoints:
-        """Returns the entries of series that no point has left."""
+        """Returns what is known about `keys` series whose tails hold all of their points."""
         return OlderPoints(np.zeros(keys, np.bool_), np.zeros(keys, np.int64))
 
     @staticmethod
     def forgotten(some: Bools, ts: Int64s) -> OlderPoints:
-        """Returns the entries of series whose points up to `ts` were forgotten, where `some` is true."""
+        """Returns what is known about series whose points up to time `ts` were forgotten, where `some` is true."""
         return OlderPoints(some, np.where(some, ts, 0))
 
     @staticmethod
     def concat(*parts: OlderPoints) -> OlderPoints:
-        """Concatenates several."""
+        """Concatenates what is known about several sets of series."""
         return OlderPoints(np.concatenate([p.some for p in parts]), np.concatenate([p.ts for p in parts]))
 
     def take(self, index: Int64s | Bools) -> OlderPoints:
-        """Returns the entries at these places."""
+        """Returns what is known about the series at these indices."""
         return OlderPoints(self.some[index], self.ts[index])
 
     def with_replaced(self, index: Int64s, changed: OlderPoints) -> OlderPoints:
-        """Returns the entries with those at these places replaced."""
+        """Returns a copy with new values for the series at these indices."""
         result = OlderPoints(self.some.copy(), self.ts.copy())
         result.some[index], result.ts[index] = changed.some, changed.ts
         return result
 
     def with_dropped(self, key: Int64s, ts: Int64s) -> OlderPoints:
-        """Adds points that leave the tails, sorted by series and event time.
+        """Returns a copy that includes points that leave the tails. They must be later than all that left before.
 
-        They are later than all that left before.
+        Args:
+            key: Series of each point, sorted by series and event time.
+            ts: Event time of each point, in ms.
         """
         last = np.flatnonzero(np.diff(key, append=-1))
         return self.with_replaced(key[last], OlderPoints(np.ones(len(last), np.bool_), ts[last]))
@@ -77,12 +80,12 @@ class OlderPoints:
 
 @dataclass(frozen=True)
 class Figures:
-    """Averages as they are published.
+    """Averages of rows, and which of them are published.
 
     Attributes:
-        average: Also set where it is not visible yet.
-        size: Number of points that it covers, 1 to N.
-        visible: Whether the average is visible.
+        average: The average, also where it is not published yet.
+        size: Number of points that the average is over, 1 to N.
+        visible: True if the average is published.
     """
 
     average: Float64s
@@ -90,29 +93,30 @@ class Figures:
     visible: Bools
 
     def take(self, index: Int64s | Bools) -> Figures:
-        """Returns the entries at these places."""
+        """Returns the figures of the rows at these indices."""
         return Figures(self.average[index], self.size[index], self.visible[index])
 
     def differs(self, other: Figures) -> Bools:
-        """Returns where the visible figures differ."""
+        """Returns, for each row, whether its published figures differ from those in `other`."""
         same = (self.average == other.average) | (np.isnan(self.average) & np.isnan(other.average))
         return (self.visible != other.visible) | (self.size != other.size) | (self.visible & ~same)
 
 
 @dataclass(frozen=True)
 class Averages:
-    """Rows of a table of averages to write.
+    """Rows to write to a table of averages.
 
     Attributes:
-        points: The points of the rows.
-        now: Their figures.
+        points: The point of each row.
+        now: The figures of each row after the batch.
         pane: The `Pane` of each row.
         fresh: True for a new point. False for an existing row whose figures or pane change.
-        restated: Whether a visible figure has changed.
-        figures_before: The figures before the batch; nothing is visible for new points.
-        causes: For each row, the range in `order` of the batch's points in its window: first, and one past the last.
-        order: Indices of the batch's points in the order of the series.
-        late_ms: How much older the first of a row's causes is than the newest point of its series before the batch.
+        restated: True if a published figure has changed.
+        figures_before: The figures before the batch. No figure of a new point is visible.
+        causes: For each row, the positions in `order` of the batch's points that are in its window: the first position,
+            and the position after the last.
+        order: Indices of the batch's points, sorted by series and event time.
+        late_ms: How many ms the first cause of a row is older than the newest point of its series before the batch.
     """
 
     points: Points
@@ -128,13 +132,13 @@ class Averages:
 
 @dataclass(frozen=True)
 class FoldedPoints:
-    """The result of a batch for the series that it touches, with codes 0 to T-1.
+    """The result of a batch for the series that have new points. Their codes are 0 to the number of series - 1.
 
     Attributes:
         tail: The newest points of each series.
         older: What is known about the points that are older than the tail.
-        needs_history: Series with new points that reach further back than the tail. Their rows must be computed from
-            all of their points.
+        needs_history: True for a series whose averages cannot be computed from its tail. They must be computed from all
+            points of the series in the table.
         averages: The rows of all other series.
     """
 
@@ -149,9 +153,9 @@ class Timeline:
     """Points sorted by series and event time.
 
     Attributes:
-        source: The point's index among the batch's points; -1 for points that existed before.
-        rank: The point's index among those of its series.
-        left: Number of points of its series after it.
+        source: The point's index in the batch; -1 for a point from an earlier batch.
+        rank: The number of points of the same series before this one.
+        left: The number of points of the same series after this one.
     """
 
     points: Points
@@ -161,18 +165,18 @@ class Timeline:
 
     @staticmethod
     def of(points: Points, source: Int64s, keys: int) -> Timeline:
-        """Returns the timeline of points that are already sorted."""
+        """Returns the timeline of sorted points of `keys` series."""
         count = np.bincount(points.key, minlength=keys)
         rank = np.arange(len(points)) - (np.cumsum(count) - count)[points.key]
         return Timeline(points, source, rank, count[points.key] - rank - 1)
 
     @property
     def fresh(self) -> Bools:
-        """Whether a point is from this batch."""
+        """True for each point of this batch."""
         return self.source >= 0
 
     def sums(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
-        """Returns the averages over the windows that end at these places, and the number of points in each."""
+        """Returns averages over up to `window` points that end at these indices, and the number of points in each."""
         rank = self.rank[index]
         total = np.zeros(len(index))
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
@@ -184,10 +188,10 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Times:
-    """The newest event time of each series before and after a batch, from which its watermark follows.
+    """The newest event time of each series, in ms, before and after a batch. The watermark is `watermark_ms` behind it.
 
     Attributes:
-        known: Whether the series had a point before. If not, `before` is `_NEVER`.
+        known: True if the series had a point before the batch. If not, `before` is `_NEVER`.
     """
 
     before: Int64s
@@ -197,7 +201,7 @@ class Times:
 
     @staticmethod
     def of(tail: Points, older: OlderPoints, new: Points, watermark_ms: int) -> Times:
-        """Returns the times of series with these points."""
+        """Returns the newest event times of series, given their tails, their older points and the batch's points."""
         before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
         known[tail.key] = True
         np.maximum.at(before, tail.key, tail.ts)
@@ -206,24 +210,24 @@ class Times:
         return Times(before, after, known, watermark_ms)
 
     def pane(self, points: Points, fresh: Bools) -> Int64s:
-        """Returns the pane of rows that are written now.
+        """Returns the `Pane` of rows that are written in this batch.
 
-        A new point is late if it is before the watermark, not if it is at it.
+        A new point exactly at the watermark is not late.
         """
         passed, passing = ~self.early(points), self._passed(self.after, points)
         late = passed & ~(fresh & (points.ts == self._watermark(self.before)[points.key]))
         return np.where(late, Pane.LATE, np.where(passing, Pane.ON_TIME, Pane.EARLY))
 
     def early(self, points: Points) -> Bools:
-        """Returns which points the watermark had not passed before the batch."""
+        """Returns, for each point, whether the watermark had not passed it before the batch."""
         return ~(self.known[points.key] & self._passed(self.before, points))
 
     def pending(self, points: Points) -> Bools:
-        """Returns which points the watermark has not passed after the batch."""
+        """Returns, for each point, whether the watermark has not passed it after the batch."""
         return ~self._passed(self.after, points)
 
     def pending_before(self, older: OlderPoints) -> Bools:
-        """Returns the series with points beyond their tails that may have been pending before the batch."""
+        """Returns, for each series, whether a point older than the tail may have been pending before the batch."""
         return older.some & (self._watermark(self.before) < older.ts)
 
     def _passed(self, newest: Int64s, points: Points) -> Bools:
@@ -239,10 +243,12 @@ def fold_points(tail: Points, older: OlderPoints, new: Points, *, series: Rollin
     """Folds a batch's points into the tails of their series.
 
     Args:
-        tail: The tails of the touched series, in any order.
-        older: One entry per series.
-        new: The batch's points, in any order; none of them is in `tail`.
-        keep: Length of a tail, at least N - 1. Points that the watermark has not passed are kept in addition.
+        tail: The tails of the series that have new points, in any order.
+        older: What is known about the points before the tails, one value per series.
+        new: The batch's points, in any order. None of them is in `tail`.
+        series: The table of averages.
+        keep: Number of points to keep in a tail, at least N - 1. Points that the watermark has not passed are kept in
+            addition.
     """
     times = Times.of(tail, older, new, series.watermark_ms)
     timeline, too_old = _merge_timeline(tail, older, new)
@@ -267,7 +273,10 @@ def fold_points(tail: Points, older: OlderPoints, new: Points, *, series: Rollin
 
 
 def _merge_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Timeline, Points]:
-    """Merges tail and new points into one timeline. New points that are older than the tail are returned separately."""
+    """Merges the tails and the new points into one timeline.
+
+    Returns the timeline, and the new points that are older than their tail.
+    """
     both = Points.concat(tail, new)
     order = both.order()
     points, source = both.take(order), np.maximum(order - len(tail), -1)
@@ -283,10 +292,10 @@ def _merge_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Time
 
 
 def _affected_points(timeline: Timeline, times: Times, window: int) -> Bools:
-    """Returns which points may get a new average.
+    """Returns, for each point, whether its average may change.
 
-    These are the new points, the up to N - 1 points after each, and the points that the watermark passes with this
-    batch.
+    That is so for new points, for up to N - 1 points after each of them, and for points that the watermark passes with
+    this batch.
     """
     place, fresh = np.arange(len(timeline.points)), timeline.fresh
     last_fresh = np.maximum.accumulate(np.where(fresh, place, -1))
@@ -297,7 +306,10 @@ def _affected_points(timeline: Timeline, times: Times, window: int) -> Bools:
 def _find_needing_history(
     timeline: Timeline, older: OlderPoints, too_old: Points, affected: Bools, window: int
 ) -> Bools:
-    """Returns series with a row to write whose window reaches beyond the tail, or whose revision is unknown."""
+    """Returns, for each series, whether its tail does not suffice to compute the rows to write.
+
+    A window may reach beyond the tail, or the revision of a row may be unknown.
+    """
     key = timeline.points.key
     short = timeline.rank < max(window - 1, 1)
     found = np.zeros(len(older), np.bool_)
@@ -308,7 +320,7 @@ def _find_needing_history(
 
 
 def _averages(timeline: Timeline, chosen: Bools, times: Times, series: RollingAverage) -> tuple[Averages, Int64s]:
-    """Returns the chosen rows without those that stay the same, and the revisions of all points."""
+    """Returns the rows of the chosen points that must be written, and the revisions of all points."""
     index = np.flatnonzero(chosen)
     points, fresh = timeline.points.take(index), timeline.fresh[index]
     pane = times.pane(points, fresh)
@@ -338,7 +350,7 @@ def _averages(timeline: Timeline, chosen: Bools, times: Times, series: RollingAv
 
 
 def _lag(newest: Int64s, oldest: Int64s) -> Int64s:
-    """Returns how much older one time is than another: 0 if it is not, capped at the largest int64."""
+    """Returns by how many ms `oldest` is before `newest`: 0 if it is not, at most the highest int64."""
     apart = newest - oldest
     return np.where(newest > oldest, np.where(apart < 0, np.iinfo(np.int64).max, apart), 0)
 
@@ -348,7 +360,7 @@ def _figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bo
 
 
 def _figures_before(timeline: Timeline, index: Int64s, times: Times, series: RollingAverage) -> Figures:
-    """Returns the rows' figures without the batch; nothing is visible for new points."""
+    """Returns the figures that the rows had before the batch. No figure of a new point is visible."""
     held = ~timeline.fresh
     base = Timeline.of(timeline.points.take(held), timeline.source[held], len(times.before))
     had_row = held[index]
@@ -360,7 +372,11 @@ def _figures_before(timeline: Timeline, index: Int64s, times: Times, series: Rol
 
 
 def _causes(timeline: Timeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
-    """Returns the batch's points in order, and for each row the range of those in its window."""
+    """Returns which of the batch's points are in the window of each row.
+
+    The result is the indices of the batch's points, sorted by series and event time. Then, for each row, the first
+    position in these indices and the position after the last.
+    """
     fresh = np.flatnonzero(timeline.fresh)
     first = np.searchsorted(fresh, np.maximum(rows - window + 1, rows - timeline.rank[rows]))
     return timeline.source[fresh], (first, np.searchsorted(fresh, rows, side="right"))

@@ -1,4 +1,4 @@
-"""Declarations of tables with rolling averages over the last points of a series."""
+"""Declares tables with rolling averages over the last points of a series."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from sessionlake.protocol.names import ddl_of
 
 OF_SESSION = ("topic", "session_id", PARTITION)
 POINT_SERIES = (*OF_SESSION, "row_id", "metric")
-"""The columns that can identify a series of numbers. The row id comes last but one, since it may contain the separator
-that joins names."""
+"""The columns that can identify a series.
+
+The row id comes last among the names that are joined, since it may contain the separator.
+"""
 _IN_SESSION = ("ts", "position", "ordinal")
 # Positions do not order points of different sessions. Those of equal event time follow Kafka's order.
 _IN_TOPIC = ("ts", "partition", "offset", "ordinal")
@@ -27,12 +29,13 @@ class RollingAverage:
 
     Attributes:
         name: Name of the table in the schema `gold`.
-        keys: The columns that identify a series, in the order of `POINT_SERIES`: `topic` and `metric`, with `row_id`,
-            with `session_id` and `partition`, with all three, or with none.
-        last: The most points that an average is over, N.
-        watermark_ms: How far the watermark of a series is behind its newest point, in event time.
-        early: Whether averages are published before the watermark has passed their points.
-        least: Averages over fewer points are not published.
+        keys: The columns that identify a series, in the order of `POINT_SERIES`. Always `topic` and `metric`. In
+            addition `row_id`, or `session_id` and `partition`, or all three, or none.
+        last: N, the most points that an average is over.
+        watermark_ms: By how many ms of event time the watermark of a series is behind its newest point.
+        early: True to publish averages before the watermark has passed their points.
+        least: The fewest points of a published average.
+        comment: What a row is, for the table's description.
     """
 
     name: str
@@ -45,51 +48,54 @@ class RollingAverage:
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's two-level name, `gold.<name>`."""
         return f"gold.{self.name}"
 
     @property
     def of_session(self) -> bool:
-        """Whether a series belongs to one session."""
+        """True if each series belongs to one session."""
         return "session_id" in self.keys
 
     @property
     def owner(self) -> tuple[str, ...]:
-        """The key columns of a series' owner: a session, or a row across sessions.
+        """The key columns of the owner of a series. The owner is a session, or a row across sessions.
 
-        Series of one owner share a shard and are forgotten together.
+        All series of an owner are in one shard, and their state is dropped together.
         """
         return OF_SESSION if self.of_session else tuple(name for name in self.keys if name != "metric")
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The text columns among the keys."""
+        """The names of the key columns that are texts."""
         return tuple(name for name in self.keys if name != PARTITION)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that identify a point of a series. They also order its points, unless `seq_order` does."""
+        """The names of the columns that identify a point within its series.
+
+        They also order the points of a series, except under `once`.
+        """
         return _IN_SESSION if self.of_session else _IN_TOPIC
 
     @property
     def seq_order(self) -> tuple[str, ...]:
-        """The columns that, under `once`, order points of equal event time before all others; null in other classes."""
+        """The names of the columns that order points of equal event time under `once`; null in other classes."""
         return SEQ_ORDER[1:] if self.of_session else SEQ_ORDER
 
     @property
     def sorted_by(self) -> tuple[str, ...]:
-        """The columns that order the points of a series under any class."""
+        """The names of the columns that order the points of a series in every class."""
         time, *rest = self.order
         return (time, *self.seq_order, *rest)
 
     @property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns that identify a row."""
+        """The names of the columns that identify a row."""
         return (*self.keys, *self.order)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Its columns and their Spark SQL types, in order."""
+        """All columns of the table in order, as pairs of name and Spark SQL type."""
         keys = tuple((name, _TYPES.get(name, "string")) for name in self.row_keys)
         figures = (("value", "double"), ("average", "double"), ("points", "int"))
         order = ((name, "bigint") for name in self.seq_order)
@@ -97,16 +103,19 @@ class RollingAverage:
 
     @property
     def ddl(self) -> str:
-        """Its columns as Spark DDL."""
+        """All columns of the table as Spark DDL."""
         return ddl_of(self.columns)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The columns that follow from silver alone. `revision` and `pane` depend on gold's batches, too."""
+        """The names of the columns whose values follow from silver alone.
+
+        `revision` and `pane` also depend on gold's batches.
+        """
         return ("value", "average", "points")
 
     @property
     def logic(self) -> str:
-        """A hash of everything that its rows depend on."""
+        """A hash of everything in the declaration that the rows depend on."""
         declaration = (_FORMAT, self.keys, self.last, self.watermark_ms, self.early, self.least)
         return sha256(repr(declaration).encode()).hexdigest()[:12]

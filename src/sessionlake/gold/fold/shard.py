@@ -1,8 +1,7 @@
 """The gold fold: takes a shard's state and a batch's changes, and returns the new state and rows of gold's tables.
 
-Pure.
-
-Its cost is per batch, not per point: all data is in columns. The whole state of a touched shard is decoded and encoded.
+It does not use Spark. All data is in columns, so its cost is per batch, not per point. If a batch has changes for a
+shard, the shard's whole state is decoded and encoded.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _AS_THEY_ARE = ("partition", "offset", "kafka_ms", "ts", "ordinal")
 
 
 def tail_length(series: RollingAverage) -> int:
-    """Returns how many points of a series are kept.
+    """Returns how many of the newest points of a series the state keeps.
 
     They suffice for a window, and for points that are late by about half a window. Series across sessions keep more,
-    since each session has its own pace.
+    because their sessions may send at different times.
     """
     return series.last + (max(4, series.last // 2) if series.of_session else max(_APART, series.last))
 
@@ -47,9 +46,10 @@ class TrackedAverages:
     """A table of averages that the fold maintains.
 
     Attributes:
-        rebuild_id: Id of the table's last rebuild; states of another one are ignored.
-        owners_at_rebuild: Returns the owners that a shard had at the rebuild, `mark uint64, newest bigint`, sorted by
-            mark; None if the table was never rebuilt.
+        series: The table's declaration.
+        rebuild_id: Id of the table's last rebuild. States with another id are ignored.
+        owners_at_rebuild: Returns the owners that a shard had at the rebuild, as rows `mark uint64, newest bigint`
+            sorted by the hash `mark`. None if the table was never rebuilt.
     """
 
     series: RollingAverage
@@ -57,7 +57,11 @@ class TrackedAverages:
     owners_at_rebuild: Callable[[int], pa.Table] | None = None
 
     def begin(self, shard: int, metrics: tuple[str, ...]) -> GoldShardState:
-        """Returns the state of a shard before its first batch since the rebuild."""
+        """Returns the initial state of a shard, which knows only the owners that the table had at its last rebuild.
+
+        Args:
+            metrics: The declared metrics.
+        """
         state = GoldShardState.empty(self.rebuild_id, metrics)
         if self.owners_at_rebuild is None:
             return state
@@ -70,10 +74,13 @@ class GoldFold:
     """The fold of one shard, as `streaming.sharded.ShardFold` requires.
 
     Attributes:
+        declared: The declared columns of changes.
         tracked: The tables of averages.
-        products: The products, each after the one that it is computed from. Their rows are emitted under their names.
-        idle_ms: How long a session may be idle, in its topic-partition's Kafka time, before its tails are dropped.
-        row_idle_ms: The same for a row in series across sessions.
+        products: The products, each after the product that it is computed from. The kind of their payloads is their
+            name.
+        idle_ms: How long a session may be idle before its tails are dropped, in ms of its topic-partition's Kafka time.
+        row_idle_ms: How long a row may be idle before the tails of its series across sessions are dropped, in ms of its
+            topic's Kafka time.
     """
 
     declared: Declared
@@ -85,7 +92,11 @@ class GoldFold:
     def __call__(
         self, shard: int, state: bytes | None, chunks: list[bytes]
     ) -> tuple[bytes | None, list[tuple[str, bytes | pa.Table]]]:
-        """Folds the batch's chunks. Returns the new state, None if it is unchanged, and the payloads."""
+        """Folds a batch's chunks into a shard's state.
+
+        Returns:
+            The new state, None if it has not changed. Then the payloads, as pairs of kind and content.
+        """
         found = Chunks.of(chunks)
         states = decode_states(state)
         held = {
@@ -109,7 +120,11 @@ class GoldFold:
     def _fold_table(
         self, tracked: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
     ) -> tuple[bytes, list[Emitted], int]:
-        """Folds one table's points. Returns its new state, its payloads, and the number of points."""
+        """Folds the points of one table of averages.
+
+        Returns:
+            The table's new state, its payloads, and the number of points.
+        """
         series = tracked.series
         before = GoldShardState.decode(state) if state else None
         if before is None or before.rebuild_id != tracked.rebuild_id:
@@ -153,12 +168,13 @@ class GoldFold:
 
 
 def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
-    """Computes the rows that follow from new points, given all points of their series.
+    """Computes the averages that new points add or change, from all points of their series.
 
     Args:
-        points: The new points (`fresh`) and the whole history of their series, which may already have them. Columns:
-            the series' keys, `ts, place, ordinal, value, revision, partition, offset, fresh`, and
-            `RollingAverage.seq_order`. `partition` and `offset` are read only of new points.
+        points: The new points, where `fresh` is true, and all older points of their series. The older points may
+            include the new ones. Columns: the series' keys, `ts, place, ordinal, value, revision, partition, offset,
+            fresh`, and `RollingAverage.seq_order`. `partition` and `offset` are read only of new points.
+        series: The table of averages.
     """
     key, parts = number_combinations(*(points[name] for name in series.keys))
     known = dict(zip(series.keys, parts, strict=True))
@@ -211,14 +227,24 @@ def _add_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage
 
 
 def _extend_codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
-    """Returns all names, the known ones first, and the code of each value of a dictionary-encoded column."""
+    """Returns all names, the known ones first, and for each row of the column the index of its name.
+
+    Args:
+        known: The names that have an index already.
+        column: A dictionary-encoded column of names.
+    """
     values = contiguous(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _ints(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
 
 def _key_columns(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
-    """Returns a function that gives the key columns of series, by their index in `touched`, which is sorted."""
+    """Returns a function that returns the key columns of series, given their indices in `touched`.
+
+    Args:
+        rows: The names of the state's rows.
+        touched: Codes of the series that have new points, sorted.
+    """
     row, metric = np.divmod(touched, max(len(metrics), 1))
     starts_row = np.diff(row, prepend=-1) > 0
     place = np.cumsum(starts_row) - 1
@@ -237,12 +263,12 @@ def _key_columns(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...
 
 
 def _key_column(name: str, code: Int64s, known: pa.Array) -> pa.Array:
-    """Returns a key column, given codes of its known texts. A partition is an integer."""
+    """Returns a key column: for each code, the text in `known` at this index. The column `partition` has integers."""
     return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _used_texts(code, known)
 
 
 def _used_texts(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
-    """Returns dictionary-encoded texts with only the values that are used."""
+    """Returns the texts in `known` at these indices, dictionary-encoded with only the texts that are used."""
     used = np.zeros(len(known), np.bool_)
     used[code] = True
     if not used.all():
@@ -262,10 +288,10 @@ def changes_with_points(changes: pa.Table | None, declared: Declared, series: Ro
     """Selects the changes that set a number; None if there are none.
 
     Returns:
-        `owner` and `row` as dictionaries: the series' owner, and its keys without the metric, each joined by
-            `SEPARATOR`. Also `partition, offset, kafka_ms, ts, ordinal`, `position`, and `value:<i>`, null where number
-            `i` was not set. If some changes are of class `once`, `SEQ_ORDER` is included, which orders points of equal
-            time.
+        `owner` and `row`, both dictionary-encoded: the owner's name, and the keys of the series without the metric,
+        each joined by `SEPARATOR`. Also `partition, offset, kafka_ms, ts, ordinal, position`, and `value:<i>`, null
+        where the declared number `i` was not set. If some changes are of class `once`, also the columns `SEQ_ORDER`,
+        which order points of equal event time.
     """
     values = [value_field(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
@@ -283,7 +309,10 @@ def changes_with_points(changes: pa.Table | None, declared: Declared, series: Ro
 
 
 def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
-    """Returns the columns of `SEQ_ORDER`, null for points that are not of class `once`; none if no point is."""
+    """Returns the columns `SEQ_ORDER`, null for points of other classes than `once`.
+
+    The result is empty if no point is of class `once`.
+    """
     none = pc.equal(points[LIFE], NO_LIFE)
     if pc.all(none).as_py():
         return {}
@@ -294,7 +323,7 @@ def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.Chunked
 
 
 def _join_names(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
-    """Joins columns without nulls to one dictionary-encoded text."""
+    """Joins columns of texts without nulls to one dictionary-encoded column."""
     number, parts = number_combinations(*(table[name] for name in names))
     joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
     return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)

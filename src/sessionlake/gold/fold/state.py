@@ -1,8 +1,8 @@
 """The state that the gold fold keeps of a shard between batches, and its encoding.
 
-A shard has one state per table of averages, in the format `sessionlake.gold.state/4`: a MessagePack map with the
-metrics and the rebuild's id, and one Arrow IPC stream per table. All of them together are stored as
-`sessionlake.gold.states/1`.
+A shard has one state per table of averages, in the format `sessionlake.gold.state/4`. That is a MessagePack map with
+the metrics and the rebuild's id, and one Arrow IPC stream for each group of columns. The states of all tables together
+are stored as `sessionlake.gold.states/1`.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ _NEVER = np.iinfo(np.int64).min
 MOST_ROWS = 1_000_000
 """The most rows that a shard keeps tails of, for one table of averages: about half a gigabyte during the fold.
 
-Beyond that, the sessions that have been idle longest are forgotten. Their next points are computed from the table.
+Beyond that, the owners that have been idle longest are forgotten. The averages of their next points are computed from
+the table.
 """
 MOST_POINTS = 8_000_000
-"""The most points in tails, of 48 bytes each. Beyond that, sessions are forgotten in the same way."""
+"""The most points that a shard keeps in tails, of 48 bytes each. Beyond that, the longest idle owners are forgotten."""
 
 
 @dataclass(frozen=True)
 class Owners:
-    """The owners that a shard knows, as columns: sessions, or rows across sessions. An owner is forgotten as a whole.
+    """The owners whose points a shard still holds, as columns. An owner is a session, or a row across sessions.
+
+    The state drops an owner with all of its series at once: the owner is forgotten.
 
     Attributes:
-        name: The key columns, joined as in the chunks.
-        partition: Partition whose Kafka time decides how long the owner has been idle; -1 for a row across sessions,
-            which goes by the topic.
-        seen: Kafka timestamp of the latest change, in ms.
-        newest: Latest event time of any point.
-        back: Whether the owner was forgotten and has returned.
-        floor: For a returned owner, the latest event time of its forgotten points.
+        name: The owner's key columns, joined as in the chunks.
+        partition: Partition whose Kafka time decides how long the owner has been idle. -1 for a row across sessions,
+            where the topic's Kafka time decides.
+        seen: Kafka timestamp of the owner's latest change, in ms.
+        newest: Latest event time of the owner's points, in ms.
+        back: True if the owner was forgotten and has returned.
+        floor: For a returned owner, the latest event time of the points that were forgotten, in ms.
     """
 
     name: pa.Array
@@ -57,34 +60,34 @@ class Owners:
     floor: Int64s
 
     def take(self, index: Bools) -> Owners:
-        """Returns the owners at these places."""
+        """Returns the owners for which `index` is true."""
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
         return Owners(self.name.filter(pa.array(index)), *columns)
 
     @staticmethod
     def concat(*parts: Owners) -> Owners:
-        """Concatenates several."""
+        """Concatenates several sets of owners."""
         columns = (np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Owners) if f.name != "name")
         return Owners(pa.concat_arrays([p.name for p in parts]), *columns)
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Idle owners that were dropped. Each leaves a hash of 8 bytes and a time of 8 bytes.
+    """Idle owners whose points were dropped. Of each, the state keeps a hash and a time, 8 bytes each.
 
-    If two owners have the same hash, a new one may be taken for a forgotten one. That is harmless: it is computed from
-    the table until its tails are long enough.
+    If two owners have the same hash, a new owner may be mistaken for a forgotten one. That is harmless: its averages
+    are computed from the table until its tails are long enough.
 
     Attributes:
-        mark: Hashes of the names, sorted.
-        newest: Latest event time of each.
+        mark: Hashes of the owners' names, sorted.
+        newest: Latest event time of each owner's points, in ms.
     """
 
     mark: npt.NDArray[np.uint64]
     newest: Int64s
 
     def find(self, names: list[str]) -> tuple[Bools, Int64s]:
-        """Returns which of these owners were forgotten, and their latest event time."""
+        """Returns, for each owner, whether it was forgotten, and the latest event time of its points in ms."""
         if not len(self.mark) or not names:
             return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
         marks = marks_of(names)
@@ -93,16 +96,16 @@ class Forgotten:
         return found, np.where(found, self.newest[place], 0)
 
     def add(self, names: list[str], newest: Int64s) -> Forgotten:
-        """Adds owners. For one that was already forgotten, the later time counts."""
+        """Adds owners. For an owner that is already there, the later time is kept."""
         return Forgotten.union(self, Forgotten(marks_of(names), newest))
 
     def take(self, index: Int64s | Bools) -> Forgotten:
-        """Returns the entries at these places."""
+        """Returns the forgotten owners at these indices."""
         return Forgotten(self.mark[index], self.newest[index])
 
     @staticmethod
     def union(*parts: Forgotten) -> Forgotten:
-        """Merges several; for an owner in more than one, the latest time counts."""
+        """Merges several sets of forgotten owners. For an owner in more than one set, the latest time is kept."""
         none = Forgotten(np.empty(0, np.uint64), np.empty(0, np.int64))
         mark, time = (np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(Forgotten))
         order = np.lexsort((time, mark))
@@ -114,14 +117,20 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class GoldShardState:
-    """A shard's tails for one table of averages. The code of a series is row * number of metrics + metric.
+    """A shard's state for one table of averages.
+
+    Rows are series without their metric. The code of a series is: index of its row * number of metrics + index of its
+    metric.
 
     Attributes:
-        rebuild_id: Id of the table's last rebuild, to which the state belongs.
-        rows: The keys of series without the metric, joined as in the chunks.
+        rebuild_id: Id of the table's rebuild that the state belongs to.
+        metrics: The declared metrics when the state was written.
+        owners: The owners that have points in the state.
+        rows: For each row, the key columns of its series without the metric, joined as in the chunks.
         owner: For each row, the index of its owner.
-        older: One entry per series.
+        older: For each series, what is known about the points before its tail.
         tail: The newest points of all series, in any order.
+        forgotten: The owners whose points were dropped.
     """
 
     rebuild_id: str
@@ -135,7 +144,7 @@ class GoldShardState:
 
     @staticmethod
     def empty(rebuild_id: str, metrics: tuple[str, ...]) -> GoldShardState:
-        """Returns the state of a shard before its first batch."""
+        """Returns a state without owners and points."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
         owners = Owners(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = Forgotten(np.empty(0, np.uint64), none)
@@ -144,7 +153,7 @@ class GoldShardState:
         )
 
     def for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
-        """Renumbers the series for the metrics that are declared now.
+        """Returns the state with series numbered for the metrics that are declared now.
 
         Raises:
             LakeError: A metric that has points is no longer declared.
@@ -169,7 +178,11 @@ class GoldShardState:
         return replace(self, metrics=metrics, older=older.with_replaced(rekeyed, self.older), tail=tail)
 
     def without_idle(self, idle_ms: int, topic_of: Any) -> GoldShardState:
-        """Forgets owners without a change for `idle_ms` of their topic-partition's Kafka time."""
+        """Forgets the owners that have had no change for more than `idle_ms` of their topic-partition's Kafka time.
+
+        Args:
+            topic_of: Returns the topic of an owner, given its name.
+        """
         seen = self.owners.seen
         if not len(seen) or int(seen.max()) - int(seen.min()) <= idle_ms:
             return self
@@ -194,14 +207,19 @@ class GoldShardState:
         return self._keep_owners(kept)
 
     def _keep_owners(self, kept: Bools) -> GoldShardState:
-        """Keeps these owners, and remembers the others as forgotten."""
+        """Keeps the owners for which `kept` is true, and adds all others to the forgotten ones."""
         if kept.all():
             return self
         gone = self.owners.name.filter(pa.array(~kept)).to_pylist()
         return self.with_owners(kept, self.forgotten.add(gone, self.owners.newest[~kept]))
 
     def with_owners(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
-        """Returns the state of some of its owners, with these forgotten ones."""
+        """Returns the state with only some of its owners.
+
+        Args:
+            kept: True for each owner to keep.
+            forgotten: The forgotten owners of the new state.
+        """
         rows = kept[self.owner]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]
@@ -217,7 +235,7 @@ class GoldShardState:
         )
 
     def merged_with(self, *others: GoldShardState) -> GoldShardState:
-        """Merges states of the same metrics; each owner is in only one of them."""
+        """Merges states that have the same metrics. Each owner must be in only one of them."""
         every = (self, *others)
         rows = np.cumsum([0, *(len(one.rows) for one in every)])
         owners = np.cumsum([0, *(len(one.owners.name) for one in every)])
@@ -233,7 +251,7 @@ class GoldShardState:
         )
 
     def encode(self) -> bytes:
-        """Encodes the state as MessagePack, with the format's version and its tables as Arrow IPC."""
+        """Encodes the state as MessagePack, with the format's version and the groups of columns as Arrow IPC."""
         tables = {
             "sessions": _narrow_table(_columns(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
@@ -248,7 +266,7 @@ class GoldShardState:
 
     @staticmethod
     def decode(content: bytes) -> GoldShardState:
-        """Reads what `encode` wrote.
+        """Decodes a state that `encode` wrote.
 
         Raises:
             LakeError: The format is unknown, or the bytes are damaged.
@@ -269,12 +287,18 @@ class GoldShardState:
 
 
 def encode_states(states: Mapping[str, bytes]) -> bytes:
-    """Encodes a shard's states, by name of the table of averages."""
+    """Encodes all states of a shard.
+
+    Args:
+        states: The encoded states, by name of the table of averages.
+    """
     return msgspec.msgpack.encode({"format": STATES, "states": dict(states)})
 
 
 def decode_states(content: bytes | None) -> dict[str, bytes]:
-    """Reads what `encode_states` wrote.
+    """Returns the encoded states that `encode_states` wrote, by name of the table of averages.
+
+    It is empty if nothing is stored yet.
 
     Raises:
         LakeError: The format is unknown, or the bytes are damaged.
@@ -304,7 +328,7 @@ def _require_format(found: Mapping[str, Any], format_: str) -> None:
 
 
 def marks_of(names: list[str]) -> npt.NDArray[np.uint64]:
-    """Returns hashes of owners' names."""
+    """Returns a hash of 64 bits of each owner's name."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, np.uint64)
 
@@ -324,9 +348,9 @@ def _points_of(columns: dict[str, Any]) -> Points:
 
 
 def _narrow_table(columns: dict[str, Any]) -> pa.Table:
-    """Encodes columns.
+    """Converts columns to an Arrow table.
 
-    Integers are stored as differences to the lowest of their column, in as few bytes as possible.
+    Integers are stored as differences to the lowest value of their column, in as few bytes as possible.
     """
     least = {}
     for name, column in columns.items():
@@ -339,7 +363,7 @@ def _narrow_table(columns: dict[str, Any]) -> pa.Table:
 
 
 def _read_columns(content: bytes) -> dict[str, Any]:
-    """Decodes columns by name: strings as Arrow, all others as numpy."""
+    """Decodes columns, and returns them by name: strings as Arrow arrays, all others as numpy arrays."""
     table = read_ipc(content)
     least = table.schema.metadata or {}
     return {name: _widen(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names}

@@ -1,7 +1,8 @@
-"""States for tables of averages that were rebuilt: they start as if all owners in the table had been forgotten.
+"""The initial states of tables of averages that were rebuilt. They treat all owners in the table as forgotten.
 
-A rebuild writes the rows but no tails. So each shard starts with the hash and newest event time of every owner in the
-table, from which it knows that older points exist.
+An owner is a session, or a row across sessions. A rebuild writes the table's rows, but not the newest points that a
+state keeps. So the state of each shard starts with the hash and the newest event time of each of its owners. From these
+it knows that older points exist in the table.
 """
 
 from __future__ import annotations
@@ -43,17 +44,18 @@ _NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([],
 
 
 def owners_folder(settings: Settings) -> Path:
-    """Returns the folder with the owners of rebuilt tables, by table and shard."""
+    """Returns the folder that stores the owners of rebuilt tables, with one file per table and shard."""
     return Path(f"{settings.checkpoint(GOLD)}.made")
 
 
 def shard_of(owner: Sequence[str], shards: int) -> Column:
-    """Returns the column with the shard of a change or a row.
+    """Returns the column that computes the shard of a change or of a table's row.
 
     All sessions with the same id are in one shard, whatever their partition.
 
     Args:
-        owner: The owner columns of a series, from `RollingAverage.owner`.
+        owner: The key columns of the owner, from `RollingAverage.owner`.
+        shards: Number of shards.
     """
     from pyspark.sql import functions as F
 
@@ -64,23 +66,28 @@ def shard_of(owner: Sequence[str], shards: int) -> Column:
 def restart_states(
     spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame
 ) -> None:
-    """Makes the states of a rebuilt table start again from the owners in its rows."""
+    """Resets the states of a rebuilt table: they start with the owners that are in the table's new rows.
+
+    Args:
+        series: The table of averages.
+        rows: The table's new rows.
+    """
     rebuild_id = f"{handover.next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
     _store(settings, series, rebuild_id, _owners_in(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table, REBUILD_ID, rebuild_id)
 
 
 def rebuilt_up_to(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
-    """Returns the last batch of gold that a table's last rebuild includes, -1 if it was never rebuilt.
+    """Returns the number of the last batch of gold that the table's last rebuild includes; -1 if it was never rebuilt.
 
-    Restatements of later batches are of its present rows.
+    Restatements of later batches describe changes of the table's present rows.
     """
     behind, _, _ = lake.storage.properties(spark, series.table).get(REBUILD_ID, "").rpartition("-")
     return int(behind or -1)
 
 
 def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
-    """Returns a table of averages with the initial states of its shards."""
+    """Returns a table of averages together with the initial states of its shards."""
     rebuild_id = lake.storage.properties(spark, series.table).get(REBUILD_ID, "")
     if rebuild_id and not handover.next_batch(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
@@ -97,7 +104,7 @@ def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series
 
 @dataclass(frozen=True)
 class _StoredOwners:
-    """Reads, on the worker that folds a shard, the owners that the rebuilt table had in it."""
+    """Reads the owners that a rebuilt table had in a shard. It runs on the worker that folds the shard."""
 
     folder: str
 
@@ -116,7 +123,7 @@ def _owners_in(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table
 
 
 def _hash_names(named: DataFrame) -> pa.Table:
-    """Replaces the column of names by a column of their hashes."""
+    """Replaces the column `name` by the column `mark`, the hash of the name."""
     columns = ", ".join(f"{name} {kind}" for name, kind in named.dtypes if name != "name")
     found = named.mapInArrow(_append_hashes, f"{columns}, mark bigint").toArrow().combine_chunks()
     place = found.schema.get_field_index("mark")
@@ -124,16 +131,20 @@ def _hash_names(named: DataFrame) -> pa.Table:
 
 
 def _append_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A `mapInArrow` function that replaces names by hashes. They are signed, since Spark has no unsigned integers."""
+    """A `mapInArrow` function that replaces names by hashes.
+
+    The hashes are signed, since Spark has no unsigned integers.
+    """
     for batch in batches:
         marks = pa.array(marks_of(batch.column("name").to_pylist()).view(np.int64))
         yield batch.drop_columns(["name"]).append_column("mark", marks)
 
 
 def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> MarkedShards:
-    """Returns the shards of all owners that states may have forgotten.
+    """Returns the shard of every owner that a state may have forgotten, by hash of the owner's name.
 
-    Sessions are read from `silver.sessions`, which has one row for each; other owners from the table itself.
+    Sessions are read from `silver.sessions`, which has one row for each. All other owners are read from the table
+    itself.
     """
     from pyspark.sql import functions as F
 
@@ -147,7 +158,10 @@ def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shard
 
 
 def remove_forgotten_owners(settings: Settings) -> None:
-    """Removes the stored owners of the former shards. They are read from the tables again when needed."""
+    """Removes the stored owners of rebuilt tables, for example when the number of shards changes.
+
+    They are read from the tables again when needed.
+    """
     shutil.rmtree(owners_folder(settings), ignore_errors=True)
 
 

@@ -46,7 +46,7 @@ _MADE = "made"
 
 
 def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) -> None:
-    """Replaces all rows of a table of gold, and blocks later writes of an earlier lease holder.
+    """Replaces all rows of a table of gold. Then writes of processes that held gold's lease before have no effect.
 
     Raises:
         LakeError: A later holder of gold's lease has written the table, so that Delta skipped these rows.
@@ -70,10 +70,12 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
 def rebuild_late_points(
     spark: SparkSession, lake: Lake, changes: DataFrame, product: Product, declared: Declared
 ) -> None:
-    """Replaces the late points of a product with those of all changes that gold has read.
+    """Replaces the rows that `gold.late_points` has for a product.
 
-    If the process dies between the two commits, the product is still marked as incomplete, and the next start rebuilds
-    it.
+    They are computed from all changes that gold has read.
+
+    It takes two commits. If the process dies between them, the product is still marked as incomplete, and the next
+    start rebuilds it.
     """
     from pyspark.sql import functions as F
 
@@ -89,12 +91,12 @@ def rebuild_late_points(
 
 @dataclass(frozen=True)
 class RebuiltTable:
-    """The result of a rebuild.
+    """The result of rebuilding one table.
 
     Attributes:
-        rows: Number of rows.
-        first_difference: Text of the first row that differs from the former table; None if none does, or that table was
-            empty or did not exist.
+        rows: Number of rows after the rebuild.
+        first_difference: Text that describes the first row that differs from the table before the rebuild. None if no
+            row differs, or the table was empty or did not exist.
     """
 
     rows: int
@@ -102,12 +104,15 @@ class RebuiltTable:
 
 
 def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> RebuiltTable:
-    """Replaces a table's rows with those computed from everything that gold has read, in one commit.
+    """Replaces a table's rows with rows computed from everything that gold has read, in one commit.
 
-    A table with other columns than the declared ones is dropped first.
+    If the table's columns are not the declared ones, the table is dropped first.
+
+    Args:
+        product: The table to rebuild.
 
     Raises:
-        LakeError: Gold stopped within a version of silver's table.
+        LakeError: Gold stopped before it had read a whole version of silver's table.
     """
     changes, table = read_changes(spark, lake, settings), product.table
     for one in with_finals([product]):
@@ -142,7 +147,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
 
 
 def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
-    """Makes sure that the table exists with its present columns; drops it if it has others."""
+    """Creates the table if it does not exist. A table with other columns than the declared ones is dropped before."""
     present = lake.storage.columns(spark, table.table) if lake.exists(spark, table.table) else None
     # AVERAGES, whose properties hold gold's own notes, is never dropped. Its keys never change.
     if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
@@ -152,7 +157,10 @@ def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTab
 
 
 def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
-    """Makes Delta skip gold's last batch if it is repeated, for example because Spark lost its commit."""
+    """Makes Delta skip gold's last batch in this table if the batch is repeated.
+
+    A batch is repeated, for example, if Spark lost its record of the commit.
+    """
     app_id = Generations(settings.checkpoint(GOLD), GOLD).current.app_id
     if app_id is not None:
         last = Txn(app_id, next_batch(settings, GOLD) - 1)
@@ -169,9 +177,9 @@ def _compute_rows(
 
 
 def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
-    """Returns the text of the first row that differs from the existing table.
+    """Returns a text that describes the first row that differs from the existing table.
 
-    It is None if no row differs, or the table is empty.
+    None if no row differs, or the existing table is empty.
     """
     if live.isEmpty():
         return None
@@ -179,7 +187,7 @@ def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> s
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
-    """Returns the table's rows for these changes, computed as the stream computes them."""
+    """Returns the rows that a table has for these changes, computed as the stream computes them."""
     if isinstance(table, RollingAverage):
         return _averages(changes, table, declared)
     return _products(changes, table, declared)

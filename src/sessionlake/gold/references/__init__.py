@@ -1,1 +1,1 @@
-"""Reference tables in the lake: applied by gold, joined with changes, and written from files and by lookups."""
+"""Reference tables in the lake: gold copies their rows and joins changes with them; files and lookups write them."""

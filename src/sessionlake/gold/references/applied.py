@@ -1,8 +1,8 @@
-"""The rows of reference tables that gold has applied, in `gold.reference_<name>`. Enriched tables are based on them.
+"""Gold's copy of each reference table, `gold.reference_<name>`. Its rows are the applied rows, used by all joins.
 
-Others may write a reference table at any time. Gold records each difference as a numbered correction first, and updates
-the enriched rows that it touches afterwards. If gold dies in between, the next start finds the correction and repeats
-the update. New changes are joined with the recorded rows.
+Other programs may write a reference table at any time. Gold first records each difference in its copy, as a numbered
+correction. It then updates the rows of enriched tables that the difference changes. If gold dies in between, the next
+start finds the correction and repeats the update.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 # Joining takes about this many times the memory of the rows that are read.
 MEMORY_FACTOR = 4
 _CORRECTED = "sessionlake.corrected"
-"""Property of a table of applied rows: the number of the last correction whose enriched rows are updated."""
+"""Table property of gold's copy: the number of the last correction after which all enriched rows were updated."""
 
 
 def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
-    """Returns the rows of a reference table, with the declared columns and types.
+    """Returns the rows of a reference table as users wrote them, with the declared columns and types.
 
     Raises:
         LakeError: the table is missing, has other columns or types, or is too large.
@@ -53,7 +53,9 @@ def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.
 
 
 def applied_rows(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
-    """Returns the rows that enriched tables are based on, each with the number of the correction that added it.
+    """Returns the rows in gold's copy of a reference table that no correction has removed.
+
+    Column `TAKEN_BY` has the number of the correction that added the row.
 
     Raises:
         LakeError: the table is missing, has other columns or types, or is too large.
@@ -83,7 +85,10 @@ def _read_declared(
 
 
 def pending_rows(lake: Lake, reader: TableReader, reference: Reference) -> tuple[Difference, list[Fault]]:
-    """Returns what gold has not applied yet of a reference table, and the keys that it skips because of a fault.
+    """Compares a reference table with gold's copy of it.
+
+    Returns:
+        The difference that gold has not applied yet, and a fault for each key that gold skips.
 
     Raises:
         LakeError: a table is missing, has other columns or types, or is too large.
@@ -92,10 +97,10 @@ def pending_rows(lake: Lake, reader: TableReader, reference: Reference) -> tuple
 
 
 class AppliedRows:
-    """The applied rows of each reference table, cached in memory.
+    """Gold's copies of the reference tables, cached in memory.
 
     Attributes:
-        lock: held while changes are joined and appended, and while a correction is recorded.
+        lock: makes joining a batch's changes and recording a correction exclude each other.
     """
 
     def __init__(self, lake: Lake, references: Sequence[Reference]) -> None:
@@ -105,7 +110,7 @@ class AppliedRows:
         self.lock = threading.Lock()
 
     def current(self, spark: SparkSession) -> dict[str, pa.Table]:
-        """Returns the rows that currently hold, by name of the reference table."""
+        """Returns the applied rows without removed ones, by name of the reference table."""
         reader = self._lake.reader(spark)
         for one in self._references:
             if one.name not in self._current:
@@ -113,7 +118,7 @@ class AppliedRows:
         return self._current
 
     def record(self, spark: SparkSession, reference: Reference, part: Difference) -> None:
-        """Records a difference as the next correction."""
+        """Writes a difference to gold's copy of the reference table, as the next correction."""
         with self.lock:
             txn = next_txn(spark, self._lake, reference.applied_table)
             rows = _recorded_rows(reference, part, txn.version)
@@ -125,7 +130,7 @@ class AppliedRows:
             self._current.pop(reference.name, None)
 
     def unfinished(self, spark: SparkSession, reference: Reference) -> Difference | None:
-        """Returns the last correction if it is not marked as finished, else None."""
+        """Returns the last recorded correction if enriched tables may not be updated for it yet, else None."""
         done = int(self._lake.storage.properties(spark, reference.applied_table).get(_CORRECTED, 0))
         reader, schema = self._lake.reader(spark), _applied_schema(reference)
         removed, added = (
@@ -136,19 +141,19 @@ class AppliedRows:
         return found if found.rows else None
 
     def mark_corrected(self, spark: SparkSession, reference: Reference) -> None:
-        """Marks all recorded corrections as finished: the enriched rows that they touch are updated."""
+        """Marks all recorded corrections of a reference table as finished: all enriched rows are updated for them."""
         number = self._lake.latest_version(spark, reference.applied_table)
         self._lake.storage.require_lease(reference.applied_table)
         self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
 
 
 def next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
-    """Returns the next transaction for a table that corrections or lookups write."""
+    """Returns the transaction for the next commit of corrections or lookups to a table."""
     return commit.next_txn(spark, lake, table, "references")
 
 
 def retire_older_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:
-    """Makes commits fail that an earlier owner of gold's lease may still attempt."""
+    """Makes later commits to these tables fail if they come from a process that held gold's lease earlier."""
     token = lake.storage.token(GOLD)
     if token:
         fence_off(spark, lake, tables, Txn.before_holder(app_id, token))
@@ -174,7 +179,9 @@ def _upsert(reference: Reference) -> Upsert:
 
 
 def enriched_frame(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
-    """Returns the enriched table's rows for changes that are too many for the driver, computed batch by batch.
+    """Returns the rows of an enriched table for some changes, computed on the executors.
+
+    It is meant for changes that do not fit into the driver's memory.
 
     Args:
         changes: rows with the columns of `silver.session_changes`.

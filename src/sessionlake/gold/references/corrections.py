@@ -1,4 +1,4 @@
-"""Applies changes of reference tables next to the stream, one slice at a time, and joins the touched rows again."""
+"""Applies changes of reference tables while gold runs, some rows at a time, and updates enriched tables for them."""
 
 from __future__ import annotations
 
@@ -41,15 +41,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SLICE_ROWS = 10_000
-"""Rows of a reference table per correction, unless a single key has more. What they touch is one commit."""
+"""Most rows of a reference table per correction, unless a single key has more.
+
+All rows of an enriched table that a correction changes are updated in one commit.
+"""
 
 
 class Corrections:
-    """Keeps enriched tables consistent with their reference tables.
+    """Updates enriched tables when the reference tables that they join change.
 
     Args:
-        spark: a session used by nothing else, because MERGE sets its transaction in the session.
+        spark: a Spark session that nothing else uses, because MERGE sets its transaction in the session.
+        references: the reference tables to watch.
         tables: the enriched tables to update.
+        applied: gold's copies of the reference tables.
     """
 
     def __init__(
@@ -67,7 +72,10 @@ class Corrections:
         self._slices: dict[str, Iterator[Difference]] = {one.name: iter(()) for one in references}
 
     def finish_interrupted(self) -> None:
-        """Finishes corrections that were recorded by a process that died. Call it before the stream starts."""
+        """Updates enriched tables for corrections that a process recorded before it died.
+
+        Call it before the stream starts.
+        """
         written = [*(one.applied_table for one in self._references), *(table.table for table in self._tables)]
         retire_older_writers(self._spark, self._lake, written)
         for one in self._references:
@@ -76,12 +84,12 @@ class Corrections:
                 self._correct_tables(one, part)
 
     def apply_all(self) -> None:
-        """Applies everything that the reference tables have."""
+        """Applies all changes of the reference tables, then returns."""
         while self.step():
             pass
 
     def step(self) -> bool:
-        """Applies one slice of each reference table. Returns whether there was any."""
+        """Applies the next correction of each reference table. Returns True if there was one."""
         found = [self._apply_next(one) for one in self._references]
         return any(found)
 
@@ -98,7 +106,7 @@ class Corrections:
         return True
 
     def _pending_slices(self, reference: Reference) -> Iterator[Difference]:
-        """Yields slices of what a reference table has that is not applied, if it changed since the last call."""
+        """Returns the parts of the difference to apply next; empty if the table has not changed since the last call."""
         version = self._lake.latest_version(self._spark, reference.table)
         if version == self._seen_versions.get(reference.name):
             return iter(())
@@ -118,7 +126,11 @@ class Corrections:
         self._applied.mark_corrected(self._spark, reference)
 
     def _correct_table(self, table: EnrichedTable, join: Join, spans: pa.Table) -> None:
-        """Joins again the rows in these spans of keys and event time."""
+        """Repeats the join for the rows of an enriched table in some spans, and updates these rows.
+
+        Args:
+            spans: keys and spans of event time in which the reference table's rows have changed.
+        """
         columns = [*dict.fromkeys((*CHANGE_ID, "ts", *join.on))]
         identity = [column for column in table.columns if column[0] in CHANGE_ID]
         versions = self._applied.current(self._spark)[join.reference.name]
@@ -148,7 +160,7 @@ class Corrections:
 
 
 def _span_conditions(join: Join, spans: pa.Table) -> list[Condition]:
-    """Returns conditions that all rows in the spans meet, and few others."""
+    """Returns conditions for reading the rows in the spans. They may also select some rows outside the spans."""
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
     found = [*key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()

@@ -1,4 +1,4 @@
-"""Lookups: requests for rows of a reference table by their keys, over HTTP or by the user's Python code."""
+"""Lookups: they fetch rows of a reference table for given keys, over HTTP or by the user's Python code."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _OK = 200
 
 
 class LookupFailedError(LakeError):
-    """A lookup request failed: gold requests its keys again later.
+    """A lookup request failed. Gold requests its keys again later.
 
     Attributes:
-        kind: the kind of failure in one word, for counting.
+        kind: one word for the kind of failure, by which failures are counted.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -37,13 +37,16 @@ class LookupFailedError(LakeError):
 
 
 class Lookup(Protocol):
-    """Returns rows for keys. Several threads use one instance at the same time."""
+    """Interface of objects that fetch rows of a reference table. Several threads use one instance at the same time."""
 
     def fetch(self, keys: Sequence[Row]) -> list[Row]:
-        """Returns the rows of these keys.
+        """Returns the rows of some keys. A key can have several rows; an unknown key has none.
 
-        A row has the columns of the reference table, and optionally `valid_from` and `valid_to`. An unknown key has no
-        row.
+        Args:
+            keys: for each key, its values by name of the key column.
+
+        Returns:
+            For each row, its values by column name. `valid_from` and `valid_to` are optional, all others are required.
 
         Raises:
             LookupFailedError: no usable answer came within the allowed attempts.
@@ -51,10 +54,10 @@ class Lookup(Protocol):
 
 
 def create_lookup(settings: LookupSettings, where: str) -> Lookup:
-    """Returns the lookup that the settings name.
+    """Returns the lookup that the settings declare, by URL or by Python code.
 
     Args:
-        where: the configuration key of the reference table, for error texts.
+        where: the configuration key of the reference table, named in error texts.
 
     Raises:
         ConfigError: the Python code does not exist, or is not a lookup.
@@ -75,10 +78,10 @@ def create_lookup(settings: LookupSettings, where: str) -> Lookup:
 
 
 class HttpLookup(Lookup):
-    """POSTs keys as a JSON array of objects, and expects a JSON array of rows.
+    """Sends keys by HTTP POST as a JSON array of objects, and expects a JSON array of rows as the answer.
 
-    Every attempt has a timeout. An answer has a deadline and a maximum size. If the server is busy or fails, the
-    request is repeated after a pause that doubles each time.
+    Every attempt has a timeout. The answer must arrive before a deadline and must not exceed a maximum size. If the
+    server is busy or fails, the request is repeated after a pause that doubles each time.
     """
 
     def __init__(self, settings: LookupSettings) -> None:
@@ -110,7 +113,11 @@ class HttpLookup(Lookup):
             raise LookupFailedError("connection", type(error).__name__) from None
 
     def _content(self, answer: BaseHTTPResponse) -> bytes:
-        """Returns the body of the answer, unless it is too slow or too large."""
+        """Returns the body of the answer.
+
+        Raises:
+            LookupFailedError: the body takes too long, or is too large.
+        """
         until = time.monotonic() + self._settings.timeout.total_seconds()
         parts, size = list[bytes](), 0
         while part := answer.read1(_CHUNK_BYTES):  # returns what has arrived; `read` would wait for a full chunk

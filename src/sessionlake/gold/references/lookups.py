@@ -1,7 +1,7 @@
-"""Runs lookups next to gold's stream: finds keys that changes name, requests them, and writes the answers.
+"""Runs lookups while gold runs: finds keys in changes that a reference table lacks, and fetches their rows.
 
-The answers go into the reference table. Enriched tables depend on that table alone, so a recomputation of them makes no
-requests.
+The fetched rows are written to the reference table. Enriched tables depend on that table only, so rebuilding them makes
+no requests.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def _now() -> datetime:
 
 
 class Lookups:
-    """Requests the keys that one reference table lacks.
+    """Fetches rows for the keys that one reference table lacks.
 
     Args:
-        spark: a session used by nothing else.
-        tables: the enriched tables that join the reference table.
-        now: the clock. It decides when to repeat a request, and from when an answer holds.
+        spark: a Spark session that nothing else uses.
+        tables: gold's enriched tables. Those that join the reference table are searched for missing keys.
+        now: returns the current time. It decides when to repeat a request, and is the start of fetched rows.
 
     Attributes:
         name: name of the reference table.
@@ -82,18 +82,22 @@ class Lookups:
         self._reference, self._settings, self._lookup = reference, settings, lookup
         self._joins = joins_with(tables, reference)
         self._now = now or _now
-        # When to request a key again; None: never. The least recently requested keys are dropped first.
+        # The time at which to request a key again; None: never. The least recently requested keys are dropped first.
         self._next_requests: OrderedDict[Key, datetime | None] = OrderedDict()
         self._queue: OrderedDict[Key, None] = OrderedDict()
-        # First and last of the silver batches to search for keys; None: all earlier batches.
+        # Silver batches to search for keys: the first and the last. None stands for all batches before the start.
         self._unread_batches: deque[tuple[int, int] | None] = deque([None])
 
     def add_batches(self, first: int, last: int) -> None:
-        """Schedules these newly added silver batches to be searched for keys. Safe to call from any thread."""
+        """Schedules a search for keys in the changes of silver batches `first` to `last`. Any thread may call it."""
         self._unread_batches.append((first, last))
 
     def step(self) -> bool:
-        """Requests as many keys as may be in flight, and writes the answers. Returns whether it wrote any."""
+        """Requests the next keys, as many as the settings allow at once, and writes the answers.
+
+        Returns:
+            True if keys were requested and the answers were written.
+        """
         if not self._queue:
             self._find_keys()
         most = self._settings.batch * self._settings.in_flight
@@ -107,7 +111,7 @@ class Lookups:
         return self._store([row for rows, _ in found for row in rows], failed, keys)
 
     def _fetch(self, keys: Sequence[Key]) -> tuple[list[Row], dict[Key, tuple[str, str]]]:
-        """Returns the usable rows, and for each failed key the kind of failure and the reason."""
+        """Requests keys. Returns the usable rows, and for each failed key the kind of failure and the reason."""
         names = self._reference.key_names
         try:
             rows = self._lookup.fetch([dict(zip(names, key, strict=True)) for key in keys])
@@ -132,7 +136,15 @@ class Lookups:
         return [row for key, found in used.items() if key not in failed for row in found], failed
 
     def _store(self, rows: list[Row], failed: dict[Key, tuple[str, str]], keys: Sequence[Key]) -> bool:
-        """Writes rows and failures. Returns False if the table is locked; the keys are then requested again later."""
+        """Writes fetched rows and failures. Returns False if another process is writing the reference table.
+
+        In that case the keys are requested again later.
+
+        Args:
+            rows: the fetched rows.
+            failed: for each failed key, the kind of failure and the reason.
+            keys: all requested keys.
+        """
         now = self._now()
         try:
             if rows:
@@ -160,7 +172,12 @@ class Lookups:
         return True
 
     def _failure_row(self, key: Key, before: Row | None, why: tuple[str, str] | None, now: datetime) -> Row | None:
-        """Returns the key's row for `gold.lookup_failures`, or None if it has none before and after."""
+        """Returns the row with which to update `gold.lookup_failures` for a key; None if there is nothing to update.
+
+        Args:
+            before: the key's stored failure, if it has one.
+            why: kind and reason of the new failure; None if the request succeeded, which deletes the stored row.
+        """
         if why is None and before is None:
             return None
         error, reason = why or ("", "")
@@ -183,7 +200,7 @@ class Lookups:
             merge(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
     def _failures_of(self, keys: Collection[Key]) -> dict[Key, Row]:
-        """Returns the stored failures of these keys."""
+        """Returns the rows of `gold.lookup_failures` of these keys, by key."""
         wanted_keys = {*keys}
         named = [("key", is_in, [*map(_text, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
         rows = self._read_failures(*named) if wanted_keys else ()
@@ -195,10 +212,9 @@ class Lookups:
         return self._lake.reader(self._spark).rows(LOOKUP_FAILURES, of_reference, *conditions)
 
     def _find_keys(self) -> None:
-        """Adds keys to the queue: failed ones that are due, and those named by changes since the last search.
+        """Adds keys to the queue of requests: failed keys whose pause has ended, and keys in newly added changes.
 
-        Each batch is searched once, so a search ends even if few keys are remembered. It stops when the queue has as
-        many keys as the cache may hold.
+        Each silver batch is searched once. The search stops when the queue has `cache` keys, a setting of the lookup.
         """
         now, most = self._now(), self._settings.cache
         due = self._read_failures(("next_try", operator.le, now))
@@ -212,7 +228,12 @@ class Lookups:
             self._queue |= dict.fromkeys(found - self._failures_of(found).keys())
 
     def _keys_in(self, table: EnrichedTable, join: Join, batches: tuple[int, int] | None) -> Iterator[Key]:
-        """Yields keys that changes of these batches name. Of all earlier batches, only keys without a row are named."""
+        """Yields keys in an enriched table's rows, for which the reference table may lack rows.
+
+        Args:
+            batches: the first and the last silver batch to search; None for all. If it is None or keys are never
+                requested again (`ttl`), only rows whose join found no row of the reference table are searched.
+        """
         conditions: list[Condition] = []
         if batches is not None:
             conditions += [(BATCH, operator.ge, batches[0]), (BATCH, operator.le, batches[1])]
@@ -238,10 +259,10 @@ def _key(row: Row) -> Key:
 
 
 def _table_row(reference: Reference, row: Row) -> Row:
-    """Returns the row with the table's columns and types.
+    """Returns a fetched row with the columns and types of the reference table.
 
     Raises:
-        ValueError: a column is missing, or a value has another type.
+        ValueError: a column is missing, or a value cannot be converted to the column's type.
     """
     if missing := [name for name, _ in reference.columns if name not in row]:
         raise ValueError(f"it lacks {', '.join(missing)}")
@@ -251,7 +272,11 @@ def _table_row(reference: Reference, row: Row) -> Row:
 
 
 def _parsed(sql: str, value: Any) -> Any:
-    """Returns a value from JSON or Python as the type of its column."""
+    """Returns a value of a fetched row; ISO 8601 texts for dates and timestamps are converted.
+
+    Args:
+        sql: the column's Spark SQL type.
+    """
     if sql == "date" and isinstance(value, str):
         return date.fromisoformat(value)
     if sql != "timestamp" or value is None:

@@ -1,4 +1,4 @@
-"""Keeps enriched tables current while gold runs: the join in each batch, and corrections and lookups in threads."""
+"""Keeps enriched tables current while gold runs: joins each batch, and runs corrections and lookups in threads."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
-    """Creates missing reference tables and their tables of applied rows.
+    """Creates missing reference tables, and gold's copies of them.
 
-    If a table of applied rows is lost or has other columns than declared, it is created again empty. The enriched
-    tables that are based on it are marked to be rebuilt.
+    If a copy is lost or its columns differ from the declared ones, an empty copy is created. The enriched tables that
+    depend on it are marked to be rebuilt.
     """
     tables = enriched_of(settings)
     for one in references_of(settings):
@@ -44,7 +44,7 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
         exists = lake.exists(spark, one.applied_table)
         if not exists or lake.storage.columns(spark, one.applied_table) != dict(applied_columns(one)):
             dependent = [table for table, _ in joins_with(tables, one)]
-            # If it is lost, only complete tables of current logic are rebuilt; others wait for a command.
+            # If the copy is lost, only complete tables of current logic are rebuilt; others wait for a command.
             for table in dependent if exists else complete_tables(spark, lake, dependent):
                 mark_incomplete(spark, lake, table)
             if exists:
@@ -57,11 +57,12 @@ class ReferenceRuntime:
 
     Args:
         gold_tables: the tables that gold maintains.
-        asks: whether lookups request keys that reference tables lack.
+        asks: True if lookups run and fetch missing rows of reference tables.
 
     Attributes:
-        step: joins and adds a batch's changes.
-        background: steps that run in their own threads, in the order in which one produces work for the next.
+        step: the part of gold's batch that joins changes and adds them to enriched tables.
+        background: lookups and corrections; each runs in its own thread. Lookups come first, because their answers
+            cause corrections.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ReferenceRuntime:
             self.background.append(BackgroundStep("references", self._corrections.step, pause))
 
     def apply_all(self) -> None:
-        """Applies everything that reference tables have, without lookups. Returns when it is done."""
+        """Applies all changes of reference tables to enriched tables, then returns. Lookups do not run."""
         self._corrections.apply_all()
 
 
@@ -99,14 +100,14 @@ def _lookups(spark: SparkSession, lake: Lake, settings: Settings, tables: Sequen
 
 
 class BackgroundStep:
-    """A step that runs repeatedly in a thread: again at once after it found work, else after a pause.
+    """A function that a thread calls again and again: at once if it found work, otherwise after a pause.
 
     Args:
-        step: returns whether there was something to do.
-        pause: in seconds.
+        step: the function. It returns True if it found work.
+        pause: the pause after a call without work, in seconds.
 
     Attributes:
-        error: what ended the thread; None while it runs.
+        error: the exception that ended the thread; None if there was none.
     """
 
     def __init__(self, name: str, step: Callable[[], bool], pause: float) -> None:
@@ -120,17 +121,19 @@ class BackgroundStep:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the thread once the current step finishes."""
+        """Stops the thread and waits until the current call of the step returns."""
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def run_to_idle(self) -> bool:
-        """Runs the step in the caller's thread until it finds nothing to do, unless its own thread runs.
+        """Calls the step in the caller's thread until it finds nothing to do.
+
+        It does nothing if the background thread was started.
 
         Returns:
-            Whether it found something to do.
+            True if the step found work at least once.
         """
         found = False
         while self._thread.ident is None and not self._stop.is_set() and self._step():
@@ -138,7 +141,7 @@ class BackgroundStep:
         return found
 
     def drain(self) -> None:
-        """Waits until a step that started after this call found nothing to do."""
+        """Waits until the step has been called again and found no work. Returns at once if the thread does not run."""
         for _ in range(2):
             self._idle.clear()
             self._wake.set()
@@ -159,20 +162,20 @@ class BackgroundStep:
 
 
 def run_to_idle(background: Sequence[BackgroundStep]) -> None:
-    """Runs all steps until none of them finds work, including work that one produces for another."""
+    """Calls all steps until none finds work. This includes work that one step creates for another one."""
     while any([one.run_to_idle() for one in background]):  # noqa: C419  (each step runs, even after one found work)
         pass
 
 
 class QueryWithBackground(LayerQuery):
-    """A running layer with background steps."""
+    """A running streaming query of a layer, with background steps that start and stop with it."""
 
     def __init__(self, layer: str, checkpoint: str) -> None:
         super().__init__(layer, checkpoint)
         self._background: Sequence[BackgroundStep] = ()
 
     def start_background(self, background: Sequence[BackgroundStep], *, once: bool) -> QueryWithBackground:
-        """Starts the background steps. With `once`, they run after the stream has ended instead."""
+        """Starts the threads of background steps. With `once`, the steps run after the stream has ended instead."""
         self._background = background
         for one in () if once else background:
             one.start()

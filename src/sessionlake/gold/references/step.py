@@ -1,4 +1,4 @@
-"""The step of gold's batch that joins changes with applied reference rows and adds them to enriched tables."""
+"""The step of gold's batch that joins changes with reference rows and adds them to enriched tables."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 
 class EnrichStep:
-    """Joins and adds the changes of each gold batch.
+    """Joins the changes of each gold batch with reference rows, and adds the result to enriched tables.
 
     Args:
-        listeners: called with the first and the last silver batch whose changes were added.
+        applied: gold's copies of the reference tables.
+        listeners: functions that are called with the first and the last silver batch whose changes were added.
     """
 
     def __init__(
@@ -43,10 +44,13 @@ class EnrichStep:
         self._added_batches = range(0)  # consecutive silver batches that this process has added
 
     def __call__(self, spark: SparkSession, read: ReadChanges, txn: Txn) -> list[TableOutput]:
-        """Joins and adds the changes.
+        """Adds the changes of the silver batches that gold's batch has read, at least in part.
 
-        If gold's batch read a part of a silver batch, all changes of that silver batch are added. Later gold batches
-        that read the rest add nothing.
+        If gold's batch read only a part of a silver batch, all changes of that silver batch are added. Later gold
+        batches that read the rest of it add nothing.
+
+        Returns:
+            The version and the number of added rows of each enriched table.
         """
         if not self._tables or read.first is None or read.last is None:
             return []
@@ -56,7 +60,7 @@ class EnrichStep:
         if not self._retired:
             retire_older_writers(spark, self._lake, [table.table for table in self._tables], txn.app_id)
             self._retired = True
-        # A correction between reading the applied rows and adding the joined ones would miss the latter.
+        # A correction that came between the join and the commit would not update the rows of this commit.
         with self._applied.lock:
             found = self._join_and_add(spark, batches, read.changes, txn.fenced_by(self._lake.storage.token(GOLD)))
         for listener in self._listeners:
@@ -84,7 +88,7 @@ class EnrichStep:
         return found
 
     def _changes_in_memory(self, reader: TableReader, conditions: Sequence[Condition]) -> pa.Table | None:
-        """Returns the changes as an Arrow table, or None if they are too many."""
+        """Returns the changes that meet the conditions as an Arrow table; None if they need too much memory."""
         names = dict.fromkeys(SILVER_NAMES.get(name, name) for table in self._tables for name in table.names)
         try:
             return reader.table(
@@ -99,7 +103,11 @@ class EnrichStep:
         return self._lake.read(spark, CHANGES).where(F.col("_batch").between(batches.start, batches.stop - 1))
 
     def _write(self, spark: SparkSession, table: EnrichedTable, rows: Rows, txn: Txn, *, may_exist: bool) -> None:
-        """Appends the rows. If some may exist, inserts only missing ones: existing rows may hold later corrections."""
+        """Adds rows to an enriched table. Rows that already exist stay as they are, because they may be corrected.
+
+        Args:
+            may_exist: True if the table may have some of the rows already.
+        """
         if may_exist:
             upsert = Upsert(CHANGE_ID, (*table.results, BATCH), pruned_by=("topic", "offset"), updates=False)
             merge(spark, self._lake, table.table, rows, upsert, txn)
@@ -108,7 +116,7 @@ class EnrichStep:
 
 
 def _subtract(batches: range, added: range) -> range:
-    """Returns the batches without those at either end that are in `added`."""
+    """Returns `batches` without the first and last ones that are in `added`. Both are ranges of silver batches."""
     start = added.stop if batches.start in added else batches.start
     stop = added.start if batches.stop - 1 in added else batches.stop
     return range(start, stop) if start < stop else range(0)

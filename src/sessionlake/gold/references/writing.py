@@ -1,4 +1,4 @@
-"""Writes rows into a reference table, from a file or from the answers of a lookup."""
+"""Writes rows to a reference table. The rows come from a file or from a lookup."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _FILE_TYPES = (".csv", ".parquet")
 
 @dataclass(frozen=True)
 class WriteResult:
-    """The result of a write.
+    """The changes that a write made in a reference table.
 
     Attributes:
-        rows: number of rows added or replaced.
-        removed: number of rows deleted.
-        refused: keys whose rows could not be written, with the reason.
+        rows: number of rows that were added or replaced.
+        removed: number of rows that were deleted.
+        refused: for each key whose rows could not be written, the reason.
     """
 
     rows: int
@@ -46,12 +46,13 @@ class WriteResult:
 def write_reference(
     spark: SparkSession, lake: Lake, reference: Reference, rows: pa.Table, now: datetime, *, skip_refused: bool = False
 ) -> WriteResult:
-    """Writes rows in one commit.
+    """Writes rows to a reference table in one commit. Existing rows that they overlap in time are shortened.
 
     Args:
-        rows: rows with the table's columns; `gold.enrich.upsert.NewRow` says what null times mean.
-        now: the start of rows that have no `valid_from`.
-        skip_refused: if a key's rows cannot be written, write those of other keys instead of raising.
+        rows: rows with the table's columns. A null `valid_from` means `now`, or for a key's first row all earlier time.
+            A null `valid_to` means until the key's next row starts.
+        now: the current time.
+        skip_refused: True to skip keys whose rows cannot be written, instead of raising an exception.
 
     Raises:
         ClaimedError: another process writes the table.
@@ -93,10 +94,10 @@ def read_rows_file(reference: Reference, file: Path) -> pa.Table:
 
 
 def _with_table_columns(reference: Reference, rows: pa.Table, where: str) -> pa.Table:
-    """Returns rows with the table's columns in order; `valid_from` and `valid_to` are null where they are missing.
+    """Returns rows with the table's columns, in order. Missing columns `valid_from` and `valid_to` are added as nulls.
 
     Args:
-        where: the source of the rows, for error texts.
+        where: says where the rows come from, in error texts.
 
     Raises:
         UsageError: columns are missing, unknown, repeated, or of other types.
@@ -137,10 +138,10 @@ def _read(reference: Reference, file: Path) -> pa.Table:
 
 
 def find_reference(references: Sequence[Reference], name: str) -> Reference:
-    """Returns the reference table with this name, with or without `reference.` in front.
+    """Returns the declared reference table with a name. The name may begin with `reference.`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no reference table has this name.
     """
     found = {one.name: one for one in references}.get(name.removeprefix("reference."))
     if found is None:

@@ -1,4 +1,4 @@
-"""Alerts, and the rows that bring the log of alerts into line with what the tables say."""
+"""Alerts of rules, and the comparison of the alerts in the log with those that follow from gold's tables."""
 
 from __future__ import annotations
 
@@ -13,20 +13,33 @@ from sessionlake.gold.rules.tree import MINUTE_MS
 RAISED, CLEARED, RETRACTED = "raised", "cleared", "retracted"
 KEY = ("topic", "session_id", "partition", "row_id", "value")
 Key = tuple[str | None, str | None, int | None, str | None, str | None]
-"""Topic, session id, partition, row id, and a declared column's value; None for columns that are not in the rule's key.
+"""Values of a rule's key, in the order of `KEY`: topic, session id, partition, row id, and value of a declared column.
+
+Columns that the rule's key does not have are None.
 """
 StreamTimes = Mapping[str, int]
-"""Stream time in ms, by topic."""
+"""Stream time of each topic: the highest event time that gold has read from it, in ms."""
 
 
 def key_of_row(by: Collection[str], row: Mapping[str, Any]) -> Key:
-    """Returns a row's key. Columns of `KEY` that are not in `by` are None."""
+    """Returns the key of a row of a table.
+
+    Args:
+        by: the columns of the rule's key. All other columns of `KEY` are None in the result.
+        row: values by column name.
+    """
     topic, session, partition, row_id, value = (row[name] if name in by else None for name in KEY)
     return topic, session, partition, row_id, value
 
 
 class Alert(NamedTuple):
-    """A rule starts or stops to hold for a key, at a moment of event time."""
+    """The fact that a rule becomes true or false for a key.
+
+    Attributes:
+        rule: name of the rule.
+        at_ms: event time in ms at which it becomes true or false.
+        event: `raised` if the rule becomes true, `cleared` if it becomes false.
+    """
 
     rule: str
     key: Key
@@ -35,14 +48,19 @@ class Alert(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Why an alert was raised: the start of its window in ms, and its aggregates by their text in the rule."""
+    """The data that led to an alert.
+
+    Attributes:
+        start_ms: event time in ms from which the alert's data was read; None if the rule has no time limit.
+        values: the rule's aggregates at the time of the alert, by their text in the rule; empty for patterns.
+    """
 
     start_ms: int | None
     values: Mapping[str, float]
 
 
 class Cause(StrEnum):
-    """Why a row is logged."""
+    """Why a row is written to the log of alerts."""
 
     ON_TIME = "on time"
     LATE_DATA = "late data"
@@ -51,11 +69,11 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class LogChange:
-    """An alert to add to the log, or to retract.
+    """An alert to add to the log of alerts, or to retract there.
 
     Attributes:
-        retracted: True if the log has the alert and should not.
-        evidence: None if the alert is retracted.
+        retracted: True if the log has the alert but the tables no longer support it; False if the log lacks it.
+        evidence: the data that led to the alert; None if the alert is retracted.
     """
 
     alert: Alert
@@ -64,11 +82,11 @@ class LogChange:
 
 
 def log_difference(truth: Mapping[Alert, Evidence], logged: Iterable[Alert]) -> list[LogChange]:
-    """Returns the rows that make the log agree with the true alerts, ordered by time.
+    """Returns the changes after which the log has exactly the alerts in `truth`, ordered by event time.
 
     Args:
-        truth: all true alerts of some rules, keys and times.
-        logged: the log's alerts of the same rules, keys and times.
+        truth: the alerts that follow from gold's tables, for some rules, keys and times.
+        logged: the alerts that the log has now, for the same rules, keys and times.
     """
     known = {*logged}
     out = [LogChange(alert, retracted=True, evidence=None) for alert in known - truth.keys()]
@@ -77,11 +95,11 @@ def log_difference(truth: Mapping[Alert, Evidence], logged: Iterable[Alert]) -> 
 
 
 def logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert], bool]) -> set[Alert]:
-    """Returns the alerts that a log holds: those added more often than retracted, in any order.
+    """Returns the alerts that are currently in the log: those that are added more often than retracted.
 
     Args:
-        rows: alerts, each with True if the row retracts it.
-        is_wanted: selects the alerts to return.
+        rows: rows of the log in any order: an alert, and True if the row retracts it.
+        is_wanted: returns True for the alerts to return.
     """
     counts: dict[Alert, int] = {}
     for alert, retracted in rows:
@@ -91,10 +109,11 @@ def logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert
 
 
 def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
-    """Returns the stream time of a key in ms, or None if no message was read.
+    """Returns the stream time for one key of a rule in ms, or None if nothing was read from its topics.
 
     Args:
-        topic: None if the key spans all topics that the rule reads.
+        topic: the key's topic. None if the rule's keys have no topic: the result is then the highest stream time of
+            all topics that the rule reads.
     """
     if topic is not None:
         return times.get(topic)
@@ -102,10 +121,13 @@ def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None
 
 
 def is_decidable(rule: Rule, alert: Alert, begins: StreamTimes) -> bool:
-    """Returns whether all slices that decide a window rule's alert still exist, including those for the minute before.
+    """Returns True if gold still has all data that decides whether a window rule has this alert.
+
+    The data are slices: aggregates of one series over a minute, hour or day. Slices are needed for the windows that
+    end at the alert's time and one minute before it.
 
     Args:
-        begins: by topic, the time in ms from which slices exist, for topics with expired slices.
+        begins: for topics with expired slices, the event time in ms from which slices exist.
     """
     begin = stream_time(rule, alert.key[0], begins)
     return begin is None or alert.at_ms > begin + rule.longest_minutes * MINUTE_MS

@@ -47,16 +47,16 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Batch:
-    """What a batch of gold read.
+    """The data of one gold batch that can change alerts.
 
     Attributes:
-        times_before: stream times before the batch.
-        times_after: stream times after the batch.
+        times_before: stream time of each topic before the batch, in ms.
+        times_after: stream time of each topic after the batch, in ms.
         touched_slices: the one-minute slices with new points: topic, session_id, partition, row_id, metric, `end` in
-            minutes, and `ts`, the first event time that the batch added there.
-        matches: the batch's events, with the columns of `patterns.MATCH`.
-        slice_starts: by topic, the time in ms from which slices exist, for topics with expired slices. Alerts that
-            depend on expired slices stay as they are logged.
+            minutes since 1970, and `ts`, the earliest event time in ms that the batch added to the slice.
+        matches: the batch's changes that are events of patterns, with the columns of `patterns.MATCH`.
+        slice_starts: for topics with expired slices, the event time in ms from which slices exist. Alerts that depend
+            on expired slices stay as they are logged.
     """
 
     times_before: StreamTimes
@@ -67,11 +67,11 @@ class Batch:
 
 
 class LogRow(NamedTuple):
-    """A row to write to the log, and its cause.
+    """A row to write to the log of alerts, and its cause.
 
     Attributes:
-        late: whether stream time had already passed the alert's time.
-        late_ts: event time of the first late event that led to it, in ms; None if no late event did.
+        late: True if stream time had already passed the alert's time before this batch.
+        late_ts: earliest event time in ms of the late events that caused the row; None if no late event did.
     """
 
     change: LogChange
@@ -83,12 +83,12 @@ class LogRow(NamedTuple):
 
 @dataclass(frozen=True)
 class _TimeSpan:
-    """Rules to evaluate, with the stream times before and after the batch.
+    """Rules whose keys have the same stream time before the batch, and the same after it.
 
     Attributes:
-        topics: None for keys that span topics.
-        before: in minutes; None if nothing was read before.
-        after: in minutes.
+        topics: the topics of the keys; None if the rules' keys have no topic.
+        before: stream time before the batch, in minutes since 1970; None if nothing was read before.
+        after: stream time after the batch, in minutes since 1970.
     """
 
     rules: tuple[Rule, ...]
@@ -99,7 +99,10 @@ class _TimeSpan:
 
 @dataclass(frozen=True)
 class _Task:
-    """A range of minutes to evaluate some rules for. `keys` has one row per key; None for all keys."""
+    """Rules to evaluate at the minutes `first` to `last`, both included.
+
+    `keys` has one row per key to evaluate. If `topics` or `keys` is None, they are not limited.
+    """
 
     rules: tuple[Rule, ...]
     topics: frozenset[str] | None
@@ -109,11 +112,11 @@ class _Task:
 
 
 def log_changes(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored: StoredData) -> list[LogRow]:
-    """Returns the rows to write to the log. The tables must already hold the batch.
+    """Returns the rows to write to the log of alerts. Gold's tables must already include the batch.
 
     Args:
-        known: rules that were evaluated over everything read before this batch.
-        new: rules that were not evaluated yet.
+        known: rules that earlier batches have evaluated.
+        new: rules that no batch has evaluated yet. They are evaluated over all stored history.
     """
     found: list[LogRow] = []
     for rules, is_new in ((known, False), (new, True)):
@@ -174,7 +177,10 @@ def _condition_changes(span: _TimeSpan, batch: Batch, stored: StoredData) -> Ite
 
 
 def _new_condition_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData) -> Iterator[LogRow]:
-    """Compares new rules with all log rows of their names: an older version may have had other topics and keys."""
+    """Yields log rows for new rules.
+
+    They are compared with all log rows of the same rule name: an older version may have had different topics and keys.
+    """
     truth: dict[Alert, Evidence] = {}
     for span in _time_spans(rules, batch):
         for task in _tasks(replace(span, before=None), batch.touched_slices):
@@ -192,10 +198,10 @@ def _new_condition_changes(rules: Sequence[Rule], batch: Batch, stored: StoredDa
 
 
 def _log_row(one: LogChange, rule: Rule, batch: Batch, late_ts: Callable[[], int | None] | None) -> LogRow:
-    """Returns the log row of a change, with its cause.
+    """Returns the log row for a change of the log, with its cause.
 
     Args:
-        late_ts: returns the late event's time; None if the rule is new.
+        late_ts: a function that returns the late event's time in ms; None if the rule is new.
     """
     passed = stream_time(rule, one.alert.key[0], batch.times_before)
     # A retracted alert of an older version is late, whatever topics the new version reads.
@@ -241,7 +247,7 @@ def _evaluate_task(task: _Task, stored: StoredData) -> Iterator[tuple[Alert, Evi
 
 
 def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
-    """Yields the minutes of a task for which a window can hold points, in ranges that fit into memory."""
+    """Yields a task's minutes as ranges `(first, last)` that fit into memory. Minutes without data are left out."""
     if task.last - task.first < _MIN_STEP:
         yield task.first, task.last
         return
@@ -263,7 +269,7 @@ def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData
 
 
 def _slices_per_series(lengths: Sequence[int], first: int, last: int) -> int:
-    """Returns how many slices per series are read, at most, for windows that end at these minutes."""
+    """Returns how many slices one series needs at most, for windows that end at minutes `first` to `last`."""
     ends = conditions.needed_slices(lengths, first, last)
     return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
@@ -275,7 +281,7 @@ def _late_slice(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
 
 
 def _first_event_time(rows: pa.Table, alert: Alert) -> int | None:
-    """Returns the first event time of rows with the alert's key, or None."""
+    """Returns the earliest event time in ms of the rows with the alert's key; None if there are no such rows."""
     for name, value in zip(KEY, alert.key, strict=True):
         if value is not None:
             rows = rows.filter(pc.equal(rows[name], value))
@@ -284,7 +290,7 @@ def _first_event_time(rows: pa.Table, alert: Alert) -> int | None:
 
 
 def _pattern_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
-    """Evaluates patterns in groups. If only keys with an event in the batch can change, only those keys are read."""
+    """Yields log rows for patterns. If only keys with an event in the batch can change, no other keys are read."""
     groups: dict[tuple[str, ...] | None, dict[Rule, _Scope]] = {}
     for rule in rules:
         scope = _affected_scope(rule, batch, is_new=is_new)
@@ -299,10 +305,10 @@ def _pattern_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData, *,
 def _group_changes(
     by: tuple[str, ...] | None, scopes: Mapping[Rule, _Scope], batch: Batch, stored: StoredData, *, is_new: bool
 ) -> Iterator[LogRow]:
-    """Evaluates patterns that share a key.
+    """Yields log rows for patterns that have the same key columns.
 
     Args:
-        by: the key's columns in `patterns.MATCH`; None if keys without an event in the batch can change too.
+        by: the key columns, as named in `patterns.MATCH`; None if keys without an event in the batch can change too.
     """
     since = min(scope.first_ms for scope in scopes.values())
     ids = sorted({event.id for rule in scopes for event in patterns.pattern_events(rule)})
@@ -328,7 +334,7 @@ def _group_changes(
 
 @dataclass(frozen=True)
 class _Scope:
-    """The alerts of a pattern that a batch can change; none is before `first_ms`."""
+    """The alerts of a pattern that a batch can change. `is_wanted` selects them; their times start at `first_ms`."""
 
     first_ms: int
     is_wanted: Callable[[Alert], bool]
@@ -360,12 +366,12 @@ def _affected_scope(rule: Rule, batch: Batch, *, is_new: bool) -> _Scope | None:
 
 
 def _can_time_out(rule: Rule) -> bool:
-    """Returns whether the passing of time alone can raise an alert of the pattern."""
+    """Returns True if stream time alone, without a further event, can raise an alert of the pattern."""
     return isinstance(rule.tree, Pattern) and rule.tree.kind is PatternKind.NOT_FOLLOWED
 
 
 def _passed_times(rule: Rule, batch: Batch) -> list[int]:
-    """Returns the old stream times, in ms, of topics of the rule whose stream time the batch moved."""
+    """Returns the stream times before the batch (ms) of the rule's topics whose stream time the batch changed."""
     topics = [topic for topic in batch.times_before if rule.reads_topic(topic)] if "topic" in rule.by else [None]
     times = [
         (stream_time(rule, topic, batch.times_before), stream_time(rule, topic, batch.times_after)) for topic in topics

@@ -1,4 +1,4 @@
-"""Evaluates conditions over windows: the minutes at which they start and stop to hold, for each key."""
+"""Evaluates conditions over time windows: for each key, the minutes at which a condition becomes true or false."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ _MAX_CELLS = 200_000
 
 
 def evaluate_conditions(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> dict[Alert, Evidence]:
-    """Returns the alerts of conditions at the minutes from `first` to `last`, both included.
+    """Returns the alerts that rules with windows have at the minutes `first` to `last`, both included.
 
-    A rule holds for a key if its condition is true and at least one of its windows has points. A key without points for
-    longer than the longest window is therefore not evaluated.
+    A rule is true for a key if its condition is true and at least one of its windows has points. A key without points
+    for longer than the longest window is therefore not evaluated.
 
     Args:
-        slices: everything the windows can hold: the slices that `needed_slices` names.
+        slices: all slices in the ranges that `needed_slices` returns for the rules' windows.
+        first: the first minute, counted since 1970.
+        last: the last minute, counted since 1970.
     """
     found: dict[Alert, Evidence] = {}
     for by in dict.fromkeys(rule.key_columns for rule in rules):
@@ -67,7 +69,8 @@ def needed_slices(minutes: Sequence[int], first: int, last: int) -> dict[int, li
         last: the last minute at which a window ends.
 
     Returns:
-        By slice length, ranges of slice ends in minutes: after the first number, up to and including the second.
+        For each slice length in minutes, the ranges in which the needed slices end. A range `(low, high)` stands for
+        slices that end after minute `low`, up to and including minute `high`.
     """
     parts: dict[int, list[tuple[int, int]]] = {}
     first -= 1
@@ -121,7 +124,10 @@ def _evaluate_key_kind(
 
 
 def _change_minutes(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> Int64s:
-    """Returns the minutes at which a slice enters or leaves a window, and the minute before the first."""
+    """Returns the minutes at which conditions can change: a slice enters or leaves a window, or a rule starts.
+
+    The minute before `first` is included, to compare the first minute with it.
+    """
     ends = np.unique(slices.end[slices.length == 1])
     lengths = {0, *(window.minutes for rule in rules for window in rule.windows)}
     since_minutes = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
@@ -132,13 +138,16 @@ def _change_minutes(rules: Sequence[Rule], slices: Slices, first: int, last: int
 
 
 _Series = tuple[Selection, str, int]
-"""Identifies a window's data: the selected topics and rows, the metric, and the length in minutes."""
+"""Identifies the data in a window: the topics and rows that it reads, the metric, and the length in minutes."""
 
 
 def _moving_windows(
     rules: Sequence[Rule], slices: Slices, keys: Keys, first: int, last: int
 ) -> dict[_Series, MovingWindows]:
-    """Returns one `MovingWindows` per distinct selection, metric and length, with all functions that rules need."""
+    """Returns one `MovingWindows` for all windows that read the same data over the same length.
+
+    Each computes all functions that the rules need of this data.
+    """
     functions: dict[_Series, set[Function]] = {}
     for rule in rules:
         for window in rule.windows:
@@ -159,7 +168,13 @@ def _series_of(window: Window) -> _Series:
 
 @dataclass
 class _WindowValues:
-    """The windows' contents at some minutes, computed once for all rules."""
+    """The aggregates in windows that end at some minutes. They are computed once and shared by all rules.
+
+    Attributes:
+        minutes: the minutes at which the windows end, since 1970.
+        contents: aggregates that are already computed, by the data that a window reads.
+        known: values that are already computed, by window, with True where there is a value.
+    """
 
     moving: dict[_Series, MovingWindows]
     minutes: Int64s
@@ -167,7 +182,7 @@ class _WindowValues:
     known: dict[Window, tuple[Any, Bools]] = field(default_factory=dict)
 
     def rule_holds(self, rule: Rule) -> Bools:
-        """Returns where the rule holds, as an array of shape `(minutes, keys)`."""
+        """Returns True where the rule is true, as an array of shape `(minutes, keys)`."""
         if isinstance(rule.tree, Pattern):
             raise TypeError(f"{rule.name} is a pattern, not a condition")
         found = self._is_met(rule.tree)
@@ -177,7 +192,14 @@ class _WindowValues:
         return found
 
     def values(self, rule: Rule, at: int, key: int) -> dict[str, float]:
-        """Returns the rule's aggregates that have a value, by the text that the rule has for them."""
+        """Returns the rule's aggregates for one minute and key, by their text in the rule.
+
+        Aggregates without a value are left out.
+
+        Args:
+            at: index of the minute.
+            key: index of the key.
+        """
         found = {}
         for window in rule.windows:
             value, has_value = self._value(window)

@@ -25,7 +25,7 @@ class Problem:
     Attributes:
         line: counted from 1.
         column: counted from 1.
-        rule: name of the rule, or None if it is not known.
+        rule: name of the rule; None if the text does not say it.
     """
 
     line: int
@@ -39,17 +39,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class StoredRule:
-    """A rule, and the text that `gold.rules` stores for it: all keys except the name."""
+    """A parsed rule, and its YAML text as stored in `gold.rules`: all its settings except the name."""
 
     rule: Rule
     text: str
 
 
 def read_file(text: str, declared: Declared) -> tuple[list[StoredRule], list[Problem]]:
-    """Reads a file of rules, `rules: [{name: …, when: …}, …]`.
+    """Parses the text of a file of rules, `rules: [{name: …, when: …}, …]`.
+
+    Args:
+        declared: the columns that conditions may use.
 
     Returns:
-        The valid rules, and the problems of the others.
+        The valid rules, and the problems of the invalid rules or of the whole file.
     """
     root, problems = _parse_mapping(text)
     if root is None:
@@ -66,7 +69,13 @@ def read_file(text: str, declared: Declared) -> tuple[list[StoredRule], list[Pro
 
 
 def read_text(name: str, text: str, declared: Declared) -> Rule | Problem:
-    """Reads the rule in one row of `gold.rules`."""
+    """Returns the rule that a row of `gold.rules` has, or its first problem. It never raises an exception.
+
+    Args:
+        name: the row's name.
+        text: the row's YAML text.
+        declared: the columns that conditions may use.
+    """
     try:
         root, problems = _parse_mapping(text)
         found = problems if root is None else _read_rule(root, name, declared, text)
@@ -129,7 +138,7 @@ def _value_node(node: yaml.Node, key: str) -> yaml.Node | None:
 
 
 def _problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None) -> Problem:
-    """Returns a problem placed at the deepest node of the path that the text contains."""
+    """Returns a problem with the position of the setting that the path names, or of the nearest setting that exists."""
     at, named = node, ".".join(map(str, path))
     for step in path:
         inside = (
@@ -148,7 +157,10 @@ def _problem_at(node: yaml.Node, reason: str, rule: str | None = None) -> Proble
 
 
 def _line_and_column(node: yaml.ScalarNode, at: int, text: str) -> tuple[int, int]:
-    """Returns line and column, from 1, of a position in a scalar. For folded scalars this is the scalar's start."""
+    """Returns line and column, counted from 1, of the character at index `at` of a YAML text value.
+
+    For text that YAML folds over several lines, this is the start of the value.
+    """
     line, column = node.start_mark.line, node.start_mark.column
     if node.style == "|":
         before = str(node.value)[:at].split("\n")

@@ -81,8 +81,9 @@ class Scope:
     """The names that a condition may use.
 
     Attributes:
+        declared: the columns that the configuration declares.
         default: the topics and rows that a column without a prefix is read from.
-        sources: topics and rows by the prefix that stands for them.
+        sources: for each prefix, such as `auth` in `auth.status`, the topics and rows that it stands for.
     """
 
     declared: Declared
@@ -91,7 +92,7 @@ class Scope:
 
 
 def parse(text: str, scope: Scope) -> Tree:
-    """Returns the tree of a condition.
+    """Parses the text of a condition and returns it as a tree.
 
     Raises:
         ParseError: the text is not a valid condition.
@@ -131,7 +132,7 @@ class _Parser:
         return token
 
     def _next_is(self, *words: str) -> bool:
-        """Returns whether these words come next."""
+        """Returns True if the next tokens are these words, in any case of letters."""
         return all(self._peek(i).kind != "text" and self._peek(i).text.lower() == word for i, word in enumerate(words))
 
     def _accept(self, *words: str) -> bool:
@@ -238,7 +239,7 @@ class _Parser:
         return self._field()
 
     def _quantified(self, functions: Mapping[str, Function]) -> Condition:
-        """Parses `every price over 2 h > 5` as a comparison with the minimum, and `some …` with the maximum."""
+        """Parses `every …` and `some …`: `every price over 2 h > 5` becomes `min(price) over 2 h > 5`."""
         self._next_token()
         of, metric, name = self._column(self._scope.declared.numbers, "number")
         minutes, over = self._window_length()
@@ -291,7 +292,11 @@ class _Parser:
         return sign
 
     def _column(self, known: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
-        """Parses a column. Returns its source, its name, and the text as written."""
+        """Parses a column with or without a prefix.
+
+        Returns:
+            The topics and rows that it is read from, its name without prefix, and the text as written.
+        """
         of, token = self._scope.default, self._next_token()
         written = token.text
         if self._accept("."):

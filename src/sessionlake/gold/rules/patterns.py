@@ -1,7 +1,8 @@
-"""Evaluates patterns of two events of one key.
+"""Evaluates patterns: rules about two events with the same key, such as a login that no logout follows.
 
-Events are ordered by event time, then by application. An event's pair is the event right before it. So a late event
-can only change alerts after it, within the pattern's time.
+Events are ordered by event time. Events of the same time are in the order in which they were applied. A pattern
+compares an event with the event directly before it, or with the events after it. A late event can therefore change only
+alerts that come after it, within the time that the pattern allows between its events.
 """
 
 from __future__ import annotations
@@ -49,19 +50,23 @@ MATCH = pa.schema(
     ]
     + [(VALUE, pa.string())]
 )
-"""Columns of a change that is an event: the event's id, the change, its time and order, and the value in the key."""
+"""Columns of a match, which is a change that is an event of a pattern.
+
+`event` is the event's id, `ts` the event time in ms. `life`, `position` and `ordinal` order changes of the same time.
+`value` is the value of the declared column in the rule's key.
+"""
 _MIN_INT64 = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
 class Event:
-    """A condition that rules look for in single changes. Rules that look for the same condition share it.
+    """A condition that single changes meet or not. Patterns with the same condition and key column share one event.
 
     The `repr` of this class is part of stored event ids: renaming it or a field makes all matches be searched for
     again.
 
     Attributes:
-        column: the declared column in the key, or None.
+        column: the declared column in the rule's key; None if the key has none.
     """
 
     condition: Condition
@@ -69,15 +74,16 @@ class Event:
 
     @property
     def id(self) -> str:
-        """Its name in the table of matches, a hash of its content."""
+        """The event's id in `gold.rule_matches`: a hash of its condition and column."""
         return sha256(repr(self).encode()).hexdigest()[:12]
 
     def matches(self, changes: pa.Table, declared: Declared) -> pa.Table:
-        """Returns the changes that are this event, with the columns of `MATCH`.
+        """Returns the changes that meet the condition of this event, with the columns of `MATCH`.
 
         Args:
-            changes: the columns of `MARKS`, `deleted` (whether the change deleted its row), and the declared columns
-                under the names that `Declared` gives them.
+            changes: the columns of `sources.MARKS`, `deleted` (True if the change deleted its row), and the declared
+                columns under the internal names of `text_field` and `value_field`.
+            declared: the declared columns.
         """
         of, changes = selection(self.condition), with_order(changes)
         found = map_distinct(changes["topic"], of.has_topic) & _meets(self.condition, changes, declared)
@@ -101,21 +107,28 @@ def pattern_events(rule: Rule) -> tuple[Event, Event]:
 
 
 def match_columns_of_key(rule: Rule) -> tuple[str, ...]:
-    """Returns the columns of `MATCH` that make the rule's keys."""
+    """Returns the names that the rule's key columns have in `MATCH`."""
     return tuple(VALUE if name == rule.key_column else name for name in rule.key_columns)
 
 
 def filter_by_keys(matches: pa.Table, keys: pa.Table) -> pa.Table:
-    """Drops events that cannot belong to any of the keys because a column has a value that no key has."""
+    """Returns the matches without those that have a value that no key has in the same column.
+
+    Each column is compared by itself, so some of the returned matches may still belong to none of the keys.
+
+    Args:
+        matches: rows with the columns of `MATCH`.
+        keys: one row per key.
+    """
     for name in keys.column_names:
         matches = matches.filter(pc.is_in(matches[name], value_set=pc.unique(keys[name])))
     return matches
 
 
 def events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
-    """Returns the events of all patterns, each with the earliest event time in ms at which one is needed.
+    """Returns the events of all patterns, each with the event time in ms from which its matches are needed.
 
-    An event before `since` is needed if it is within the pattern's time of it.
+    For a rule with `since`, this is `since` minus the time that the pattern allows between its events.
     """
     found: dict[Event, int] = {}
     for rule in rules:
@@ -129,12 +142,13 @@ def events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
 def evaluate_pattern(
     rule: Rule, matches: pa.Table, first_ms: int, until: dict[str, int] | int
 ) -> dict[Alert, Evidence]:
-    """Returns the alerts of a pattern at `first_ms` or later.
+    """Returns the alerts of a pattern whose event time is `first_ms` or later.
 
     Args:
-        matches: the pattern's events, with the columns of `MATCH`, from the pattern's time before `first_ms` on.
-            Repeated rows are allowed.
-        until: stream time in ms by topic, or one for all topics. It decides which `not followed by` patterns are over.
+        matches: matches of the pattern's two events, with the columns of `MATCH`. They must start as long before
+            `first_ms` as the pattern allows between its events. Repeated rows are allowed.
+        until: stream time in ms, either by topic or one number for all topics. A `not followed by` alert is raised once
+            stream time has passed its time limit.
     """
     pattern, (one, other) = rule.tree, pattern_events(rule)
     assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
@@ -155,11 +169,14 @@ def evaluate_pattern(
 
 @dataclass(frozen=True)
 class _Events:
-    """Events of two kinds, ordered by key and time. One event can be of both kinds.
+    """Matches of a pattern's two events, ordered by key and time. All arrays have one item per row.
 
     Attributes:
-        rows: one row per distinct event.
-        key: the number of the event's key.
+        rows: one row per distinct change, with the columns of `MATCH`.
+        key: a number for the key of each row.
+        ts: event times in ms.
+        is_first: True if the change is the pattern's first event.
+        is_second: True if the change is the pattern's second event. One change can be both.
     """
 
     rows: pa.Table
@@ -188,7 +205,7 @@ class _Events:
 
 
 def _order_across_sessions(matches: pa.Table) -> Int64s:
-    """Returns what orders events of different sessions at the same time."""
+    """Returns numbers that order events of different sessions at the same time: positions, but -1 under `once`."""
     life, position = (matches[name].to_numpy() for name in ("life", "position"))
     return np.where(life == NO_LIFE, position, -1)
 
@@ -196,7 +213,12 @@ def _order_across_sessions(matches: pa.Table) -> Int64s:
 def _alert_places(
     pattern: Pattern, events: _Events, until: dict[str, int] | int
 ) -> Iterator[tuple[int, int, int | None]]:
-    """Yields for each alert the event's row, the alert's time, and the start of its window, both in ms."""
+    """Yields the alerts of a pattern.
+
+    Yields:
+        The index of a row with the alert's key, the alert's time in ms, and the event time in ms from which the alert's
+        events were looked for. The last is None if the pattern has no time limit.
+    """
     within, ts = pattern.within_ms, events.ts
     if pattern.kind is PatternKind.NOT_FOLLOWED:
         assert within is not None  # noqa: S101  (NOT FOLLOWED is parsed with WITHIN only)
@@ -218,7 +240,7 @@ def _alert_places(
 
 
 def _is_followed(events: _Events, within: int) -> Bools:
-    """Returns whether a second event of the same key comes after each event, within the time."""
+    """Returns True for each row that the pattern's second event follows, with the same key, within `within` ms."""
     count = len(events.ts)
     place = np.where(events.is_second, np.arange(count), count)
     following = np.append(np.minimum.accumulate(place[::-1])[::-1][1:], count)
@@ -229,7 +251,7 @@ def _is_followed(events: _Events, within: int) -> Bools:
 
 
 def _meets(condition: Condition, changes: pa.Table, declared: Declared) -> Bools:
-    """Returns which changes meet the condition. A column that a change did not set meets no comparison."""
+    """Returns True for each change that meets the condition. A comparison with a column it did not set is false."""
     match condition:
         case AllOf(parts):
             return np.logical_and.reduce([_meets(part, changes, declared) for part in parts])
@@ -253,7 +275,7 @@ def _meets(condition: Condition, changes: pa.Table, declared: Declared) -> Bools
 
 
 def _sort_ranks(column: pa.ChunkedArray) -> Int64s:
-    """Returns numbers that sort like the column's values."""
+    """Returns integers that have the same order as the column's values."""
     if pa.types.is_integer(column.type):
         return column.to_numpy().astype(np.int64)
     code, distinct = dictionary_codes(column)

@@ -24,9 +24,9 @@ from sessionlake.gold.rules.tree import (
 from sessionlake.settings.capture import Section
 
 SERIES_KEY = ("topic", "session_id", "row_id")
-"""The key of a series. A rule without `by` is evaluated for each series."""
+"""Columns that identify one row of a session's table. A rule without `by` is evaluated for each such row."""
 VALUE = "value"
-"""Name of the key column that holds the value of the declared column a rule is grouped by."""
+"""Name of the key column with the value of the declared column, for rules with a declared column in `by`."""
 
 
 def _checked_expression(expression: str) -> str:
@@ -39,16 +39,16 @@ Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_checked_express
 
 
 class SourceSettings(Section):
-    """The topics and rows that a prefix such as `auth.` in a condition stands for."""
+    """The topics and rows that a prefix in a condition stands for, as `auth` in `auth.status`."""
 
     topics: Topics | None = None
-    """Must match a topic's whole name. None: the topics of the rule."""
+    """A regular expression that must match a topic's whole name. None: the topics of the rule."""
     rows: tuple[str, ...] = ()
     """Row ids. Empty: all rows."""
 
 
 class RuleSettings(Section):
-    """A rule as the user writes it."""
+    """A rule as the user writes it in YAML, before its condition is parsed."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
     when: str = Field(min_length=1, max_length=10_000)
@@ -70,11 +70,12 @@ class RuleSettings(Section):
 
 @dataclass(frozen=True)
 class Rule:
-    """A parsed rule, ready to be evaluated.
+    """A rule with its parsed condition.
 
     Attributes:
-        by: key columns as the rule names them, in the order of `SERIES_KEY`; a declared column comes last.
+        by: the key columns that the rule names, in the order of `SERIES_KEY`; a declared column comes last.
         selection: the topics and rows that columns without a prefix are read from.
+        tree: the parsed condition or pattern.
         since_ms: event time in ms before which the rule raises no alert; None if it has no limit.
         version: a short hash of everything that decides the rule's alerts.
     """
@@ -93,7 +94,7 @@ class Rule:
 
     @property
     def windows(self) -> list[Window]:
-        """The distinct aggregates of the condition; empty for a pattern."""
+        """The distinct aggregates over time in the condition; empty for a pattern."""
         return windows(self.tree)
 
     @property
@@ -103,12 +104,12 @@ class Rule:
 
     @property
     def key_column(self) -> str | None:
-        """The declared column in the key, or None."""
+        """The declared column in the rule's key; None if the key has none."""
         return next((name for name in self.by if name not in SERIES_KEY), None)
 
     @property
     def selections(self) -> set[Selection]:
-        """The topics and rows that the condition reads."""
+        """The topics and rows that the condition reads, one selection for each prefix that it uses."""
         return {
             side.of
             for leaf in leaves(self.tree)
@@ -122,7 +123,10 @@ class Rule:
 
 
 def compile_rule(settings: RuleSettings, declared: Declared) -> Rule:
-    """Parses a rule's condition and checks it against the rule's key.
+    """Returns a rule with its condition parsed, and checked against the rule's key.
+
+    Args:
+        declared: the columns that the condition may use.
 
     Raises:
         ParseError: the condition cannot be parsed, or does not fit the key.

@@ -1,9 +1,9 @@
-"""Sliding windows over slices, shared by all rules. A slice holds one series' points in one minute, hour or day.
+"""Computes sliding windows from slices. A slice has the aggregates of one series in one minute, hour or day.
 
-A window of `n` minutes that ends at minute `t` holds the slices that end at `t - n + 1` to `t`. Windows that overlap
-are computed together. Their common part is merged once, from hours and days where possible. The rest is added minute by
-minute, forward for slices that enter and backward for those that leave. Nothing is ever subtracted, so every aggregate
-that can be merged in any order works.
+A window of `n` minutes that ends at minute `t` consists of the one-minute slices that end at `t - n + 1` to `t`.
+Windows that overlap are computed together. The part that they share is merged once, from slices of hours and days where
+possible. The minutes after this part are added one by one, going forward in time. The minutes before it are added one
+by one, going backward. Nothing is ever subtracted, so this works for every aggregate that can be merged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sessionlake.protocol.arrow import dictionary_codes
 from sessionlake.protocol.types import Bools, Int64s
 
 MINUTE, HOUR, DAY = 1, 60, 1440
-"""Lengths of slices, in minutes."""
+"""The lengths that slices can have, in minutes."""
 # The row id comes last because only it can contain the separator.
 _SERIES = ("topic", "session_id", PARTITION, "metric", "row_id")
 _SEPARATOR = "\0"
@@ -53,15 +53,20 @@ _EMPTY_VALUES: Mapping[str, Any] = {
 
 
 def columns_for(functions: Iterable[Function]) -> tuple[str, ...]:
-    """Returns the columns of slices from which these functions are computed."""
+    """Returns the names of the slices' columns from which these functions are computed."""
     names = {name for function in functions for name in _FUNCTION_COLUMNS[function]} | {_COUNT}
     return tuple(column for name in sorted(names) for column, _ in _aggregate(name).columns(name))
 
 
 def lengths_for(minutes: int, first: int, last: int) -> tuple[int, ...]:
-    """Returns the slice lengths to use for windows of so many minutes that end at `first` to `last`.
+    """Returns the slice lengths from which windows are computed, in minutes, ascending.
 
-    Minutes are always used; hours and days only if all the windows share a slice of that length.
+    One-minute slices are always used. Hours and days are used only if all these windows contain the same hour or day.
+
+    Args:
+        minutes: length of the windows, in minutes.
+        first: the first minute at which a window ends.
+        last: the last minute at which a window ends.
     """
     shared = (
         length for length in (HOUR, DAY) if _slice_end_from(last - minutes, length) < _slice_end_until(first, length)
@@ -72,14 +77,15 @@ def lengths_for(minutes: int, first: int, last: int) -> tuple[int, ...]:
 def covering_slices(
     lengths: Sequence[int], begins: tuple[int, int], ends: tuple[int, int]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yields the slices of each length that cover windows, as ranges of ends: after the first minute, up to the second.
+    """Yields the slices that windows consist of: a slice length in minutes, and a range `(low, high)`.
 
-    The longest slices are in the middle, shorter ones at both ends.
+    The range stands for slices that end after minute `low`, up to and including minute `high`. The longest slices are
+    used in the middle of the windows, shorter ones near their start and end.
 
     Args:
-        lengths: from `lengths_for`.
-        begins: the first and the last minute at which such a window starts.
-        ends: the first and the last minute at which such a window ends.
+        lengths: the slice lengths that `lengths_for` returns.
+        begins: the first and the last minute at which one of the windows starts.
+        ends: the first and the last minute at which one of the windows ends.
     """
     for length, longer in pairwise(lengths):
         yield length, (_slice_end_from(begins[0], length), _slice_end_from(begins[1], longer))
@@ -88,23 +94,23 @@ def covering_slices(
 
 
 def _slice_end_from(minute: int, length: int) -> int:
-    """Returns the first slice end that is not before the minute."""
+    """Returns the first minute, from `minute` on, at which a slice of this length ends."""
     return -(-minute // length) * length
 
 
 def _slice_end_until(minute: int, length: int) -> int:
-    """Returns the last slice end that is not after the minute."""
+    """Returns the last minute, up to `minute`, at which a slice of this length ends."""
     return minute // length * length
 
 
 @dataclass(frozen=True)
 class Slices:
-    """Slices of some series, as columns.
+    """Slices of some series, as columns. `row`, `end`, `length` and all arrays in `columns` have one item per slice.
 
     Attributes:
         series: one row per series: topic, session_id, partition, metric, row_id.
-        row: for each slice, the row of its series.
-        end: for each slice, the minute since the epoch at which it ends.
+        row: for each slice, the index of its series in `series`.
+        end: for each slice, the minute since 1970 at which it ends.
         length: for each slice, its length in minutes.
         columns: aggregates by name, as in `gold.metrics_1m`.
     """
@@ -116,7 +122,11 @@ class Slices:
     columns: Columns
 
     def of(self, chosen: Bools) -> Slices:
-        """Returns the slices of the chosen series."""
+        """Returns the slices of some series.
+
+        Args:
+            chosen: for each row of `series`, True if its slices are returned.
+        """
         is_chosen = chosen[self.row]
         number = np.cumsum(chosen) - 1
         columns = {name: column[is_chosen] for name, column in self.columns.items()}
@@ -128,8 +138,8 @@ def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[st
     """Returns rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` as slices.
 
     Args:
-        parts: pairs of a slice length in minutes and rows.
-        columns: the aggregates to keep.
+        parts: pairs of a slice length in minutes and rows of the table with that length.
+        columns: names of the aggregates to keep.
         keys: one row per key, with columns of `Slices.series`. Slices of other keys are left out; None keeps all.
     """
     numbers: dict[str, int] = {}
@@ -160,7 +170,7 @@ def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[st
 
 
 def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """Returns the column as texts. For numbers, each distinct value is formatted once."""
+    """Returns the column's values as texts. Each distinct number is formatted only once."""
     if not pa.types.is_integer(column.type):
         return column
     code, distinct = dictionary_codes(column)
@@ -173,11 +183,11 @@ def _concatenated(parts: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Keys:
-    """Series grouped by key.
+    """The keys of a rule that series belong to.
 
     Attributes:
-        code: for each series, the number of its key.
-        table: one row per key.
+        code: for each series, the index of its key in `table`.
+        table: one row per key, with the rule's key columns.
     """
 
     code: Int64s
@@ -185,36 +195,51 @@ class Keys:
 
     @staticmethod
     def of(series: pa.Table, by: tuple[str, ...]) -> Keys:
-        """Groups series by these columns."""
+        """Returns the keys of series.
+
+        Args:
+            series: one row per series.
+            by: the rule's key columns.
+        """
         groups = Groups.of(series, by)
         return Keys(groups.codes, series.select(list(by)).take(pa.array(groups.firsts)))
 
 
 def series_in_window(series: pa.Table, of: Selection, metric: str) -> Bools:
-    """Returns which series a window reads."""
+    """Returns True for each series that a window reads.
+
+    Args:
+        series: one row per series.
+        of: the topics and rows that the window reads.
+        metric: the declared column that the window reads.
+    """
     topic = map_distinct(series["topic"], of.has_topic)
     row = map_distinct(series["row_id"], of.has_row) if of.rows else np.ones(len(topic), np.bool_)
     return topic & row & map_distinct(series["metric"], metric.__eq__)
 
 
 def map_distinct(column: pa.ChunkedArray, holds: Callable[[str], bool]) -> Bools:
-    """Returns `holds` of each text in a column without nulls. It is called once per distinct text."""
+    """Returns the result of `holds` for each text in a column without nulls. It is called once per distinct text."""
     code, distinct = dictionary_codes(column)
     return np.array([holds(value) for value in distinct.to_pylist()], np.bool_)[code]
 
 
 _Tier: TypeAlias = "tuple[Int64s, Int64s, Columns]"
-"""Slice ends in order, key numbers, and columns, with one slice per end and key."""
+"""Slices of one length, merged to one per end and key: ends in ascending order, indexes of keys, and aggregates."""
 _Tiers: TypeAlias = "dict[int, _Tier]"
+"""For each slice length in minutes, the slices of that length."""
 
 
 @dataclass(frozen=True)
 class MovingWindows:
-    """Windows of one length over the slices of one selection, for each key.
+    """Computes the aggregates in windows of one length, for each key.
 
     Attributes:
+        slices: the slices that the windows can contain.
+        keys: the key of each series in `slices`.
+        functions: the functions to compute.
         minutes: length of the windows.
-        lengths: lengths of the slices that they are computed from.
+        lengths: lengths in minutes of the slices that the windows are computed from.
     """
 
     slices: Slices
@@ -238,10 +263,10 @@ class MovingWindows:
         return [column for name, one in self._aggregates.items() for column, _ in one.columns(name)]
 
     def over(self, moments: Int64s) -> Columns:
-        """Returns what windows hold that end at these minutes: for each column an array of shape `(minutes, keys)`.
+        """Returns the aggregates in windows: for each column an array of shape `(minutes, keys)`.
 
         Args:
-            moments: minutes in ascending order.
+            moments: the minutes since 1970 at which the windows end, in ascending order.
         """
         tiers = self._tiers(int(moments[0]), int(moments[-1]))
         parts, begin = [], 0
@@ -252,7 +277,7 @@ class MovingWindows:
         return {name: np.concatenate([part[name] for part in parts]) for name in self._names}
 
     def _tiers(self, first: int, last: int) -> _Tiers:
-        """Returns, by length, the slices in windows that end at `first` to `last`."""
+        """Returns the slices that windows ending at minutes `first` to `last` can contain, by slice length."""
         slices, found = self.slices, {}
         for length in self.lengths:
             inside = (slices.end > first - self.minutes) & (slices.end <= last)
@@ -265,7 +290,7 @@ class MovingWindows:
         return found
 
     def _overlapping_windows(self, tiers: _Tiers, moments: list[int]) -> Columns:
-        """Returns what windows hold that end at these minutes and all have a minute in common."""
+        """Returns the aggregates in windows that end at these minutes. At least one minute must be in all of them."""
         heads = [self._shared_part(tiers, moments[-1] - self.minutes, moments[0])]
         for before, moment in pairwise(moments):
             heads.append(self._add_slices(tiers, heads[-1], before, moment))
@@ -287,7 +312,7 @@ class MovingWindows:
         )
 
     def _shared_part(self, tiers: _Tiers, after: int, until: int) -> Columns:
-        """Merges all slices that end after `after` and up to `until`."""
+        """Returns the aggregates of all slices that end after minute `after` and up to minute `until`, for each key."""
         ranges = covering_slices(self.lengths, (after, after), (until, until))
         parts = [_between(tiers[length], low, high) for length, (low, high) in ranges]
         key = np.concatenate([part[0] for part in parts])
@@ -295,7 +320,12 @@ class MovingWindows:
         return self._one_per_key(*self._merged_by_number(key, columns))
 
     def _one_per_key(self, key: Int64s, columns: Columns) -> Columns:
-        """Returns one entry per key. Keys without slices get values that change nothing when merged."""
+        """Returns columns with one value for each key. Keys without slices get values that change nothing when merged.
+
+        Args:
+            key: indexes of the keys that have values.
+            columns: the values of these keys.
+        """
         out = {}
         for name, column in columns.items():
             values = np.full(self.count, _EMPTY_VALUES.get(name, 0), column.dtype)
@@ -304,7 +334,7 @@ class MovingWindows:
         return out
 
     def _merged_by_number(self, number: Int64s, columns: Columns) -> tuple[Int64s, Columns]:
-        """Merges entries with the same number. The result is ordered by number."""
+        """Merges the rows that have the same number. Returns the distinct numbers, ascending, and their aggregates."""
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=_MIN_INT64))
         groups = Groups(order, np.diff(starts, append=len(order)))
@@ -319,14 +349,18 @@ class MovingWindows:
 
 
 def _between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
-    """Returns the slices that end after `after` and up to `until`."""
+    """Returns the slices that end after minute `after` and up to minute `until`: their key indexes and aggregates."""
     ends, key, columns = tier
     low, high = np.searchsorted(ends, [after, until], side="right")
     return key[low:high], {name: column[low:high] for name, column in columns.items()}
 
 
 def window_values(window: Window, contents: Columns) -> tuple[Any, Bools]:
-    """Returns a window's values, and where it has any."""
+    """Returns the values of a window's function, and True where there is a value. Both have the shape of `contents`.
+
+    Args:
+        contents: the aggregates in the window, as `MovingWindows.over` returns them.
+    """
     has_value = contents[_COUNT] > 0
     with np.errstate(invalid="ignore", divide="ignore"):
         match window.function:
@@ -340,7 +374,7 @@ def window_values(window: Window, contents: Columns) -> tuple[Any, Bools]:
 
 
 def has_points(contents: Columns) -> Bools:
-    """Returns where a window holds at least one point."""
+    """Returns True where a window contains at least one point, in the shape of `contents`."""
     found: Bools = contents[_COUNT] > 0
     return found
 

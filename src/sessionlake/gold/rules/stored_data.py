@@ -1,4 +1,4 @@
-"""The tables that rule evaluation reads, as an interface."""
+"""The interface through which rules read gold's tables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sessionlake.gold.rules.slices import Slices
 
 
 class SliceQuery(NamedTuple):
-    """A request for slices.
+    """A request for slices, which are aggregates of one series in a minute, hour or day.
 
     Attributes:
-        ends: for each slice length in minutes, ranges of slice ends: after the first minute, up to and including the
-            second.
-        topics: None for all topics.
-        keys: one row per key, with the columns that make the key; None for all keys.
-        columns: the columns to read.
+        ends: for each slice length in minutes, ranges `(low, high)`. A range stands for slices that end after minute
+            `low`, up to and including minute `high`, counted since 1970.
+        topics: the topics to read; None for all topics.
+        keys: the keys to read, one row per key, with the rule's key columns; None for all keys.
+        columns: names of the aggregates to read.
     """
 
     ends: Mapping[int, Sequence[tuple[int, int]]]
@@ -31,37 +31,50 @@ class SliceQuery(NamedTuple):
 
 
 class StoredData(ABC):
-    """What the tables hold, including the current batch."""
+    """Reads the slices, matches and logged alerts in gold's tables. They include those of the current batch."""
 
     @abstractmethod
     def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
-        """Returns the days that have slices, by the minute they start at, with the largest number of series per day.
+        """Returns how many series have slices on each day, by the day's start in minutes since 1970.
+
+        Days without slices are left out. The number may include series of other keys.
 
         Args:
-            topics: None for all topics.
-            keys: one row per key; None for all keys.
+            topics: the topics to count; None for all topics.
+            keys: the keys to count, one row per key; None for all keys.
         """
 
     @abstractmethod
     def slices(self, asked: SliceQuery) -> Slices:
-        """Returns the requested slices. The result may contain further slices of the same topics."""
+        """Returns the requested slices. The result may contain more slices of the same topics."""
 
     @abstractmethod
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
-        """Returns the matches of events, with the columns of `patterns.MATCH`.
+        """Returns the stored matches of events of patterns, with the columns of `patterns.MATCH`.
 
         Args:
-            events: event ids.
-            since_ms: earliest event time; None for all time.
+            events: ids of the events.
+            since_ms: earliest event time of a match, in ms; None for no limit.
         """
 
     def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
-        """Returns the matches that can belong to some keys, given as one row per key.
+        """Returns the stored matches that can belong to some keys.
 
-        An implementation may override it to hold no other matches in memory.
+        An implementation may override this so that it never has the matches of all keys in memory.
+
+        Args:
+            events: ids of the events.
+            since_ms: earliest event time of a match, in ms; None for no limit.
+            keys: one row per key.
         """
         return patterns.filter_by_keys(self.matches(events, since_ms), keys)
 
     @abstractmethod
     def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
-        """Yields the log's rows with times in this range, each with True if the row retracts its alert."""
+        """Yields rows of the log of alerts: the alert, and True if the row retracts it.
+
+        Args:
+            rules: names of the rules.
+            first_ms: earliest event time of an alert, in ms.
+            last_ms: latest event time of an alert, in ms, included.
+        """

@@ -1,4 +1,4 @@
-"""The parsed form of a rule. Trees are evaluated directly and never turned into SQL text.
+"""The parsed form of a rule's condition. Gold evaluates it directly and never turns it into SQL text.
 
 Rule versions and event ids are hashes of these classes' `repr`: renaming a class or a field changes stored ids.
 """
@@ -19,7 +19,7 @@ MINUTE_MS = 60_000
 
 
 class Function(StrEnum):
-    """What is computed from the numbers in a window."""
+    """The function that is computed from the numbers in a window."""
 
     COUNT = "count"
     SUM = "sum"
@@ -31,7 +31,7 @@ class Function(StrEnum):
 
     @property
     def is_zero_when_empty(self) -> bool:
-        """Whether an empty window has the value zero. The other functions then have no value."""
+        """True if an empty window has the value zero; False if it has no value."""
         return self in (Function.COUNT, Function.SUM)
 
 
@@ -43,15 +43,15 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     "=": operator.eq,
 }
-"""Comparison functions by the sign a rule writes."""
+"""The comparison function for each sign that a rule can have, such as `<=`."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The topics and rows that an expression reads.
+    """The topics and rows that a part of a condition reads.
 
     Attributes:
-        topics: a regular expression that a topic's whole name must match, valid for `check_expression`.
+        topics: a regular expression in RE2 syntax that a topic's whole name must match.
         rows: row ids; empty for all rows.
     """
 
@@ -69,7 +69,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class Window:
-    """An aggregate of a column's numbers over the last `minutes` minutes."""
+    """An aggregate of a column's numbers over the last `minutes` minutes.
+
+    Attributes:
+        of: the topics and rows that the numbers are read from.
+        metric: the declared column with the numbers.
+    """
 
     function: Function
     of: Selection
@@ -84,7 +89,7 @@ Operand: TypeAlias = "Window | float"
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison of two operands. It is false if either has no value."""
+    """A comparison of windows' values or numbers, as in `max(price) over 5 min > 10`. False if one has no value."""
 
     left: Operand
     compare: str
@@ -93,7 +98,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class FieldIs:
-    """A comparison of a number or text that a change set."""
+    """A comparison of the value that a change set in a column with a constant, as in `status = 'open'`.
+
+    Attributes:
+        of: the topics and rows whose changes can meet it.
+        compare: the sign, a key of `OPERATORS`.
+    """
 
     of: Selection
     column: str
@@ -103,7 +113,7 @@ class FieldIs:
 
 @dataclass(frozen=True)
 class Deleted:
-    """True for a change that deleted its row."""
+    """The condition that a change deleted its row, in the topics and rows of `of`."""
 
     of: Selection
 
@@ -145,10 +155,12 @@ class PatternKind(StrEnum):
 
 @dataclass(frozen=True)
 class Pattern:
-    """Two events of one key and their relation in time.
+    """Two events with the same key, and how they relate in time.
 
     Attributes:
-        within_ms: the largest time between them; None for no limit.
+        first: the condition of the first event.
+        second: the condition of the second event.
+        within_ms: the longest time between the two events, in ms; None for no limit.
     """
 
     kind: PatternKind
@@ -161,7 +173,7 @@ Tree: TypeAlias = "Condition | Pattern"
 
 
 def leaves(tree: Tree) -> Iterator[Compared | FieldIs | Deleted]:
-    """Yields the comparisons of a tree, from left to right."""
+    """Yields the parts of a condition or pattern that have no parts themselves, from left to right."""
     match tree:
         case AllOf(parts) | AnyOf(parts):
             for part in parts:
@@ -176,13 +188,13 @@ def leaves(tree: Tree) -> Iterator[Compared | FieldIs | Deleted]:
 
 
 def windows(tree: Tree) -> list[Window]:
-    """Returns the distinct windows of a tree, in order."""
+    """Returns the distinct windows of a condition, in the order of its text; empty for a pattern."""
     found = (side for leaf in leaves(tree) if isinstance(leaf, Compared) for side in (leaf.left, leaf.right))
     return list(dict.fromkeys(side for side in found if isinstance(side, Window)))
 
 
 def selection(condition: Condition) -> Selection:
-    """Returns the topics and rows of an event's condition. All its parts have the same."""
+    """Returns the topics and rows that an event's condition reads. They are the same in all parts of the condition."""
     leaf = next(leaves(condition))
     if isinstance(leaf, Compared):
         raise TypeError("an event has no windows")

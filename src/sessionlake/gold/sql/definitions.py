@@ -1,6 +1,7 @@
 """Creates gold's views and table functions for SQL, and defines `metrics_between(since, until)`.
 
-`metrics_between` returns every series over any range of time, read from the coarsest tiers that fit.
+`metrics_between` returns the metrics of every series over any range of time. It reads whole days from the table of
+metrics per day, whole hours from the one per hour, and only the rest per minute.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ _END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({funct
 def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     """Creates the table function `metrics_between(since TIMESTAMP, until TIMESTAMP)` and returns its name.
 
-    Its column `whole` is true if all buckets that the range needs exist. For a range with missing buckets,
-    `query.metrics` raises instead.
+    The function's column `whole` is true if no bucket that the range needs has expired. `query.metrics` raises an error
+    instead.
 
     Raises:
-        LakeError: The function may not be created.
+        LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
     answer = answer_product(METRICS_1M.keys, None)
     tiers = {"day": METRICS_1D, "hour": METRICS_1H, "minute": METRICS_1M}
@@ -102,12 +103,14 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
 
 
 def create_definitions(spark: SparkSession, lake: Lake) -> None:
-    """Creates gold's views and functions in a catalog, for SQL warehouses. On a laptop each session creates its own.
+    """Creates gold's views and functions in a catalog, for SQL warehouses.
 
-    Tables that they read are created if they do not exist.
+    On a laptop each Spark session creates its own.
+
+    Tables that the views and functions read are created if they do not exist.
 
     Raises:
-        LakeError: They may not be created.
+        LakeError: Spark refuses to create them, for example because a privilege is missing.
     """
     if not lake.storage.functions_persist:
         return

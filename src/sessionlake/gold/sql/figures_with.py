@@ -1,8 +1,8 @@
-"""Defines `figures_with(topic, partition, offset)`, which returns the rows of gold that a message is in.
+"""Defines `figures_with(topic, partition, offset)`, which returns the rows of gold that a message contributed to.
 
-It answers for a message what `history.explain` answers for a row. It computes the rows' keys from the message's changes
-in silver, as far as gold has read them. Only averages are looked up in their tables, since a point alone does not say
-which later averages include it.
+`history.explain` answers the opposite question: which messages a row of gold was computed from. The function computes
+the rows' keys from the message's changes in silver, as far as gold has read them. Only averages are looked up in their
+tables, since a point alone does not tell which later averages include it.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ _ENRICHED = """SELECT {columns}, count(*) AS events FROM (
 
 
 def create_figures_with(spark: SparkSession, lake: Lake) -> str:
-    """Creates the table function `figures_with` in `gold`, and returns its name.
+    """Creates the table function `figures_with` in the schema `gold`, and returns its name.
 
     Its parameters are `of_topic STRING, of_partition INT, of_offset BIGINT`. Tables of gold that do not exist yet are
     left out.
 
     Raises:
-        LakeError: The function may not be created.
+        LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
     there = [table for table in tables_of(lake.settings) if lake.exists(spark, table.table)]
     columns = ", ".join(
@@ -129,7 +129,13 @@ def _body(lake: Lake, tables: list[GoldTable], there: list[str]) -> str:
 
 
 def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
-    """Returns the SQL of the values that changes set, one row each, as `changes.events_of` computes them."""
+    """Returns the SQL that selects the values that changes set, one row each, as `changes.events_of` computes them.
+
+    Args:
+        names: Names of the declared columns to read.
+        called: Name of the result's column that holds the declared column's name.
+        sql: Spark SQL type of the values.
+    """
     structs = [
         f"named_struct('name', {sql_string(name)}, 'value', "
         f"CASE WHEN array_contains(_set, {sql_string(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
@@ -145,16 +151,21 @@ def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
 
 
 def _changes(lake: Lake, declared: tuple[str, ...] = ()) -> str:
-    """Returns the SQL of silver's changes, with internal names for the declared columns.
+    """Returns the SQL that selects silver's changes, with internal names for the declared columns.
 
-    Otherwise a declared column could have the name of the function.
+    A declared column could otherwise have the same name as the function.
     """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
     return subquery(lake.identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
 
 
 def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
-    """Returns the SQL of one table's rows."""
+    """Returns the SQL that selects the rows of one table of gold that the message contributed to.
+
+    Args:
+        table: The table of gold.
+        retained: Identifier of `ops.retained`; None if it does not exist.
+    """
     keys = ", ".join(map(quote, table.row_keys))
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([sql_string(table.table), *own])

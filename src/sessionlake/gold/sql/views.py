@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """A named query.
+    """A SQL view: a query with a description and a comment for each column.
 
     Attributes:
+        comment: The view's description.
         columns: Comments by column name.
-        reads: Tables by the names that stand for them in the query. The first one is the main table.
-        sql: The query, with the names of tables in braces.
+        reads: Two-level names of the tables that the query reads, by the placeholder that stands for each. The first is
+            the main table.
+        sql: The query, with placeholders in braces.
     """
 
     comment: str
@@ -52,7 +54,7 @@ class View:
 
     @property
     def main(self) -> str:
-        """The table that the view cannot do without."""
+        """The main table. Without it the view makes no sense."""
         return next(iter(self.reads.values()))
 
 
@@ -221,7 +223,13 @@ DEFINITIONS: dict[str, View] = {
 
 
 def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) -> None:
-    """Creates or replaces views: permanent ones in a catalog, temporary ones of the session on a laptop."""
+    """Creates or replaces views.
+
+    They are permanent in a catalog. On a laptop they are temporary views of the Spark session.
+
+    Args:
+        views: Names of the views.
+    """
     for name in views:
         view = DEFINITIONS[name]
         columns = ", ".join(f"{column} COMMENT {sql_string(said)}" for column, said in view.columns.items())
@@ -234,11 +242,11 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
 def create_quality_since(spark: SparkSession, lake: Lake) -> str:
     """Creates the table function `data_quality_since(since TIMESTAMP)` and returns its name.
 
-    It returns the view's rows from the hour of that moment on, and reads only the files of that time. A condition on
-    the view's `hour` would read all files.
+    The function returns the rows of the view `gold.data_quality` from the hour of `since` on. It reads only files with
+    rows from that time on. A condition on the view's column `hour` would read all files.
 
     Raises:
-        LakeError: The function may not be created.
+        LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
     view = DEFINITIONS[DATA_QUALITY]
     fields = spark.sql(_query(spark, lake, view, _EVER)).schema.fields
@@ -253,9 +261,10 @@ def _query(spark: SparkSession, lake: Lake, view: View, since: Mapping[str, str]
 
 
 def _relation(spark: SparkSession, lake: Lake, table: str) -> str:
-    """Returns the table for use in a query, without the declared columns. A table that does not exist yet has no rows.
+    """Returns a table as an SQL expression for use in a query, without the declared columns.
 
-    A declared column could have the name of a parameter or an alias of the query.
+    A declared column could have the name of a parameter or an alias of the query. A table that does not exist yet has
+    no rows.
     """
     own = [(name, sql) for name, sql in TABLES[table].columns if name != DECLARED]
     if not lake.exists(spark, table):

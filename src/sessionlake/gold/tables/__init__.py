@@ -1,1 +1,1 @@
-"""What gold stores about its tables."""
+"""What gold stores about its tables: in table properties, and in `ops.retained` where expired buckets end."""

@@ -1,8 +1,9 @@
-"""Removes the expired buckets of products with a retention, and keeps track of where each table begins.
+"""Removes the expired buckets of products with a retention, and stores from which time on each table is complete.
 
-Only gold removes them, between batches. It stores in `ops.retained` what it will remove before it does so. From then
-on, a batch skips rows for expired buckets: a row is complete or does not exist. Coarser tables lose nothing by that:
-they are merged from the batch itself, not from the rows of finer tables.
+That time is called the table's floor. Only gold removes buckets, between batches. Before it removes them, it stores the
+new floor in `ops.retained`. From then on, a batch skips rows for expired buckets. So a row is complete or does not
+exist. A table with longer buckets loses nothing: it is merged from the batch's changes, and not from the rows of a
+table with shorter buckets.
 """
 
 from __future__ import annotations
@@ -42,37 +43,42 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 Floors = Mapping[str, int]
-"""Where a table begins, by topic: the first event time whose bucket has not expired, in ms. A topic that is missing has
-lost nothing."""
+"""By topic, the first event time of a table whose bucket has not expired, in ms: the table's floor.
+
+A topic that is missing has no expired buckets.
+"""
 
 # Buckets are removed once the oldest is overdue by this fraction of the retention: not at every batch.
 _STEPS = 24
 
 
 def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
-    """Reads where tables begin; tables that have lost nothing are left out."""
+    """Reads the floors of tables, by table name. Tables without expired buckets are left out."""
     known = read_retained(reader, tables)
     return {table: _floors_of(known[table]) for table in tables if table in known}
 
 
 def slices_begin(reader: TableReader) -> Floors:
-    """Returns where the time slices that rules read begin: the latest floor of all tiers."""
+    """Returns, by topic, the time in ms from which the tables of metrics that rules read are complete.
+
+    It is the latest floor of the tables of metrics per minute, hour and day.
+    """
     return _latest_floors(read_floors(reader, [tier.table for tier in TIERS]).values())
 
 
 def describe_floors(table: str, floors: Floors) -> str:
-    """Describes where a table begins, as a sentence for users."""
+    """Returns a sentence for users that says which buckets of a table have expired."""
     ends = sorted({f"{nearest_time(ms):%Y-%m-%d %H:%M:%SZ}" for ms in floors.values()})
     until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
     return f"{table} has a retention: buckets before {until} are gone"
 
 
 def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
-    """Filters rows to those whose bucket has expired in none of several tables.
+    """Filters rows to those whose bucket has not expired in any of several tables.
 
     Args:
         rows: Rows with `topic` and `window_start`.
-        floors: Where each of the tables begins.
+        floors: The floors of each table.
     """
     from pyspark.sql import functions as F
 
@@ -82,7 +88,12 @@ def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
 
 
 def without_expired_rows(rows: pa.Table, *floors: Floors) -> pa.Table:
-    """Filters an Arrow table as `without_expired` filters a DataFrame; without floors, `window_start` is not needed."""
+    """Filters the rows of an Arrow table to those whose bucket has not expired in any of several tables.
+
+    Args:
+        rows: Rows with `topic`. The column `window_start` is needed only if there are floors.
+        floors: The floors of each table.
+    """
     floors = tuple(filter(None, floors))
     if not rows.num_rows or not floors:
         return rows
@@ -93,9 +104,12 @@ def without_expired_rows(rows: pa.Table, *floors: Floors) -> pa.Table:
 
 
 def due_floors(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
-    """Returns where a product should begin at these stream times, in ms by topic.
+    """Returns the floors that a product should have at these stream times, in ms by topic.
 
     Stream time counts only up to this machine's clock. Otherwise a producer whose clock is ahead would expire too much.
+
+    Args:
+        times: Stream time by topic, in ms.
     """
     if product.retention_ms is None or product.bucket_ms is None:
         return {}
@@ -107,6 +121,10 @@ def due_floors(product: Product | FinalTable, times: Mapping[str, int]) -> dict[
 
 def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
     """Stores the same floors for several tables whose rows are being rewritten.
+
+    Args:
+        tables: Names of the tables.
+        floors: The floors. Floors of other topics are deleted.
 
     Raises:
         ClaimedError: Another process is removing rows.
@@ -121,10 +139,11 @@ def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floor
 
 
 def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
-    """Removes what is due, or was about to be removed when a process died. Returns where these tables then begin.
+    """Returns an `Expiry` for these tables, after it has removed the buckets that a process was removing when it died.
 
     Args:
-        is_new: Whether gold starts with empty tables.
+        tables: The tables that gold maintains.
+        is_new: True if gold starts with empty tables. Then all stored floors are deleted.
     """
     if is_new:
         store_floors(spark, lake, [one.table for one in with_finals(products_of(lake.settings))], {})
@@ -135,7 +154,7 @@ def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *
 
 
 class Expiry:
-    """Keeps track, for the one gold process that writes, of where its products begin."""
+    """Removes expired buckets, and knows the floors of all products. Only the gold process that writes has one."""
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
@@ -146,19 +165,22 @@ class Expiry:
         self._pending = {one.table for one in self._products if one.table in known and known[one.table].pending}
 
     def floors(self, table: str) -> Floors:
-        """Returns where a table begins."""
+        """Returns, by topic, the first event time in ms of a table that has not expired.
+
+        Empty if nothing has expired.
+        """
         return self._floors.get(table, {})
 
     @property
     def slices_begin(self) -> Floors:
-        """Where the time slices that rules read begin."""
+        """By topic, the time in ms from which the tables of metrics that rules read are complete."""
         return _latest_floors(self.floors(tier.table) for tier in TIERS)
 
     def remove(self, spark: SparkSession, times: Mapping[str, int]) -> None:
-        """Removes the buckets that are due. If another process is removing rows, they wait for a later call.
+        """Removes the buckets that have expired. If another process is removing rows, a later call removes them.
 
         Args:
-            times: Stream times by topic, in ms.
+            times: Stream time by topic, in ms.
         """
         for product in self._products:
             looked, step = self._looked.setdefault(product.table, {}), (product.retention_ms or 0) // _STEPS

@@ -18,23 +18,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=GoldTable)
 LOGIC = "sessionlake.logic"
-"""Property of a table: hash of the declaration that its rows were computed by. It is set once the table is complete,
-that is, has everything that gold has read."""
+"""Property of a table: the hash of the declaration that its rows were computed by.
+
+It is set once the table is complete. A table is complete if it includes everything that gold has read.
+"""
 _SHARDS = "sessionlake.goldShards"
 MAINTAINED = "sessionlake.products"
 """Property of `gold.rolling_average`: names of the tables that gold maintains, without `gold.`.
 
-From the emptying of gold until its next start, it names all tables that were maintained before.
+When gold is emptied, it still names all tables that were maintained before. Gold's next start stores the new names.
 """
 
 
 def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
-    """Stores the number of shards at the first start, and checks it at every later one.
+    """Stores the number of shards at gold's first start, and checks it at every later start.
 
-    With another number, series would not find their states.
+    With another number of shards, series would not find their states.
 
     Raises:
-        LakeError: Gold was built with another number.
+        LakeError: Gold's states were written for another number of shards.
     """
     found = stored_shards(spark, lake)
     if found is None:
@@ -60,7 +62,7 @@ def store_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
 
 
 def skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Returns the tables that gold did not maintain in its last run, and that therefore miss batches."""
+    """Returns the given tables that gold did not maintain in its last run. They lack the batches of that run."""
     noted = maintained_names(spark, lake)
     if noted is None:
         return []
@@ -70,11 +72,12 @@ def skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> li
 def tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     """Returns the tables that must be rebuilt because they are missing or incomplete.
 
-    A table is incomplete if gold died while it rebuilt it, or if the configuration left the table out for a while.
+    A table is incomplete if gold died while it rebuilt the table, or if the configuration left the table out for a
+    while.
 
     Raises:
-        LakeError: A table was computed by another declaration than its present one, or would begin later after a
-            rebuild.
+        LakeError: A table was computed by another declaration than its present one. Or a rebuilt table would begin
+            later, because retention has removed changes.
     """
     for product in products:
         found = _stored_logic(spark, lake, product)
@@ -90,7 +93,11 @@ def tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) ->
 
 
 def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Checks that a rebuild of a table would not lose any of the changes that it was computed from."""
+    """Checks that all changes that a table was computed from still exist, so that a rebuild would lose nothing.
+
+    Raises:
+        LakeError: Retention has removed changes.
+    """
     if _stored_logic(spark, lake, product) is None or not lake.reader(spark).any(product.table):
         return
     try:
@@ -105,12 +112,12 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
 
 
 def store_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Stores which tables take part in gold's next batches."""
+    """Stores which tables gold maintains from its next batch on."""
     store_maintained_names(spark, lake, (product.name for product in products))
 
 
 def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
-    """Switches the tables' change data feeds on or off, as configured."""
+    """Switches the change data feed of each table on or off, as `gold.change_feed` says."""
     for table in with_finals(products):
         wanted = table.name in settings.gold.change_feed
         if wanted != (lake.storage.properties(spark, table.table).get(CHANGE_FEED) == "true"):
@@ -118,9 +125,10 @@ def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, produc
 
 
 def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Sets the tables' change data feeds, and makes tables of final rows append-only.
+    """Switches the tables' change data feeds on or off, and makes tables of final rows append-only.
 
-    Forgetting a session makes the latter writable, so they are set again here. Those with a retention stay writable.
+    Forgetting a session makes tables of final rows writable, so the property is set again here. Tables of final rows
+    with a retention stay writable.
     """
     set_change_feeds(spark, lake, lake.settings, products)
     for final in finals_of(products):
@@ -129,10 +137,12 @@ def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[Gol
 
 
 def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Checks that these are all tables that gold maintains. The states of any other table could not be moved.
+    """Checks that the given tables are all tables that gold maintains.
+
+    The caller moves the states of the given tables. The states of another maintained table would be left behind.
 
     Raises:
-        LakeError: A maintained table is missing, or is incomplete.
+        LakeError: A maintained table is not among the given ones, or a given table is incomplete.
     """
     names = {product.name for product in complete_tables(spark, lake, products)}
     lacking = sorted({*(maintained_names(spark, lake) or ())} - names)
@@ -145,12 +155,15 @@ def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldT
 
 
 def complete_tables(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
-    """Returns the tables that have everything that gold has read, computed by their present declaration."""
+    """Returns the given tables that are complete.
+
+    A complete table was computed by its present declaration from everything that gold has read.
+    """
     return [product for product in products if _stored_logic(spark, lake, product) == product.logic]
 
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
-    """Marks a table as incomplete, so that an interrupted rebuild is repeated at the next start."""
+    """Marks a table as incomplete. If its rebuild is interrupted, the next start rebuilds it."""
     if _stored_logic(spark, lake, product) is not None:
         lake.set_property(spark, product.table, LOGIC, "")
 
@@ -168,7 +181,7 @@ def maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
 
 
 def store_maintained_names(spark: SparkSession, lake: Lake, names: Iterable[str]) -> None:
-    """Stores the names of the tables that take part in gold's next batches."""
+    """Stores the names of the tables that gold maintains from its next batch on."""
     wanted = sorted(names)
     if maintained_names(spark, lake) != wanted:
         lake.set_property(spark, AVERAGES, MAINTAINED, ",".join(wanted))

@@ -1,1 +1,1 @@
-"""Compares every table of gold with a recomputation by plain Spark SQL, or checks it for consistency."""
+"""Verifies gold: recomputes its tables by plain Spark SQL and compares them, or checks them for consistency."""

@@ -1,8 +1,12 @@
-"""Checks how averages came about: `revision` and `pane` of each row against its rows in `gold.restatements`.
+"""Checks `revision` and `pane` of each average against its restatements, which are its rows in `gold.restatements`.
 
-Which figures were published and later restated depends on gold's batches, so it cannot be recomputed. It can be
-checked: a row's restatements lead without a gap to the figure that it shows, and their number is its revision. Each
-names messages that brought points of the row's series. Panes agree with event times.
+A restatement records that a late point has changed a published average. Which averages were published first depends on
+gold's batches, so restatements cannot be recomputed. The following can be checked:
+
+- A row's restatements lead from one average to the next without a gap, and the last one leads to the current average.
+- The row's `revision` is the number of its restatements.
+- Each restatement names messages that really have points of the row's series.
+- `pane` (early, on time or late) agrees with the event times.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     Check = tuple[Column, str, Sequence[Any]]
-    """A condition that must hold, and the text for rows where it does not: a format and its columns."""
+    """A condition that must be true for each row, a format string for rows where it is false, and its columns."""
 
 _EARLY, _ON_TIME, _LATE = "early", "on_time", "late"
 # Wide enough for the sum of any two event times, so that comparisons never overflow.
@@ -35,10 +39,15 @@ _FIRST_TIME, _LAST_TIME = -(2**63), 2**63 - 1
 def verify_restatements(
     spark: SparkSession, lake: Lake, averages: Sequence[RollingAverage], points: DataFrame
 ) -> Compared:
-    """Checks tables of averages against their restatements since each was built, and against silver's points.
+    """Checks tables of averages against their restatements and against the numbers in silver's changes.
+
+    Only restatements from after a table was built are checked.
 
     Args:
         points: all numbers that changes set, as `gold.changes.events_of` returns them, with `partition` and `offset`.
+
+    Returns:
+        The number of checked rows and of wrong rows, with an example.
     """
     from pyspark.sql import functions as F
 
@@ -59,13 +68,13 @@ def inconsistencies(series: RollingAverage, table: DataFrame, restatements: Data
     """Returns the rows whose average and restatements contradict each other.
 
     Args:
-        table: the averages.
+        table: the rows of the table of averages.
         restatements: all restatements since the table was built.
         points: all numbers that changes set, with `partition` and `offset`.
 
     Returns:
-        `row_keys`, and `what`: a text that says what is wrong. It has the first problem of each restatement and of each
-        row.
+        The columns in `row_keys`, and `what`, a text that describes the problem. If a restatement or an average fails
+        several conditions, the text describes the first one.
     """
     chain = gathered(_with_predecessors(series, restatements))
     found = [
@@ -86,9 +95,9 @@ def _rows_breaking(series: RollingAverage, rows: DataFrame, rules: Sequence[Chec
 
 
 def _with_predecessors(series: RollingAverage, restatements: DataFrame) -> DataFrame:
-    """Returns restatements with the one before each, and `newest`.
+    """Returns restatements with columns about the previous restatement of the same row, and with `newest`.
 
-    `newest` is the event time of the newest point that the series had at that time.
+    `newest` is the highest event time that the series had when the restatement was made, in ms.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -108,7 +117,7 @@ def _with_predecessors(series: RollingAverage, restatements: DataFrame) -> DataF
 
 
 def _restatement_checks(series: RollingAverage) -> list[Check]:
-    """Returns the conditions that each restatement must meet."""
+    """Returns the conditions that must be true for each restatement."""
     from pyspark.sql import functions as F
 
     number, causes, pane = F.col("number"), F.col("because.ts"), F.col("pane")
@@ -142,7 +151,12 @@ def _restatement_checks(series: RollingAverage) -> list[Check]:
 
 
 def _unfounded_restatements(series: RollingAverage, chain: DataFrame, points: DataFrame) -> list[DataFrame]:
-    """Returns restatements that name messages without a point of the series, or are late after a missing point."""
+    """Finds restatements whose points do not exist in silver's changes.
+
+    Returns:
+        Two frames: restatements that name a message without a point of the series, and restatements whose newest
+        point of the series does not exist.
+    """
     from pyspark.sql import functions as F
 
     row, keys, parts = [*map(quote, series.row_keys)], [*map(quote, series.keys)], ("partition", "offset", "ts")
@@ -165,7 +179,10 @@ def _unfounded_restatements(series: RollingAverage, chain: DataFrame, points: Da
 def _rows_with_last_restatement(
     series: RollingAverage, table: DataFrame, chain: DataFrame, points: DataFrame
 ) -> DataFrame:
-    """Returns each row with the newest point of its series and its last restatement."""
+    """Returns each average with the highest event time of its series (`newest`) and its last restatement.
+
+    A restatement whose row is not in the table is included, with null in `in_table`.
+    """
     from pyspark.sql import functions as F
 
     row, keys = [*map(quote, series.row_keys)], [*map(quote, series.keys)]
@@ -178,13 +195,13 @@ def _rows_with_last_restatement(
 
 
 def _row_checks(series: RollingAverage) -> list[Check]:
-    """Returns the conditions that each row of the table must meet."""
+    """Returns the conditions that must be true for each row of the table of averages."""
     from pyspark.sql import functions as F
 
     pane, last_pane, ts = F.col("pane"), F.col("last_pane"), F.col("ts")
     watermark, alone = _watermark(series, "newest"), F.col("number") == 0
-    # If rows are visible at once, a change of a row's figure restates it. A row without restatements is then late only
-    # if the watermark was after its point; at the watermark it was on time.
+    # If averages are published at once, every later change of one is a restatement. A row without restatements is then
+    # late only if the watermark was after its event time. If it was equal, the row was on time.
     seen = series.early and series.least == 1
     late = ts < watermark if seen else ts <= watermark
     return [
@@ -215,7 +232,11 @@ def _row_checks(series: RollingAverage) -> list[Check]:
 
 
 def _watermark(series: RollingAverage, newest: str) -> Column:
-    """Returns the watermark in ms, limited to the smallest event time."""
+    """Returns the watermark of a series in ms. It is at least the smallest possible event time.
+
+    Args:
+        newest: name of the column with the highest event time of the series, in ms.
+    """
     from pyspark.sql import functions as F
 
     behind = F.col(newest) - F.lit(series.watermark_ms).cast(_WIDE)

@@ -1,4 +1,4 @@
-"""Compares enriched tables and applied reference rows with the tables that they come from."""
+"""Verifies enriched tables and gold's copies of reference tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ _FROM, _TO = internal("from"), internal("to")
 
 
 def verify_references(spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[object]) -> list[Compared]:
-    """Compares the reference tables that these tables join with the applied rows. Keys with a fault are skipped."""
+    """Compares each reference table that enriched tables join with gold's copy of it.
+
+    Keys with a fault are left out.
+
+    Args:
+        tables: tables of gold. Only reference tables that these join are compared.
+    """
     used = {join.reference.name for table in tables if isinstance(table, EnrichedTable) for join in table.joins}
     reader, found = lake.reader(spark), []
     for one in references_of(settings):
@@ -44,7 +50,7 @@ def verify_references(spark: SparkSession, lake: Lake, settings: Settings, table
 
 
 def expected_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
-    """Returns the table's rows, computed by plain Spark SQL.
+    """Returns the rows that an enriched table should have, computed by plain Spark SQL.
 
     Args:
         changes: rows with the columns of `silver.session_changes`.
@@ -83,5 +89,5 @@ def _moment(timestamp: Column) -> Column:
 
 
 def _micros(number: Column) -> Column:
-    """Casts to a type that holds a thousand times any event time."""
+    """Converts ms to microseconds in a type that is wide enough for every event time."""
     return number.cast("decimal(24,0)")

@@ -1,4 +1,4 @@
-"""Conditions and events as Spark columns, used only to verify what was evaluated on arrays."""
+"""Rules as Spark columns. Gold evaluates rules on arrays; these columns are only used to verify the result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ _ADDITIVE = (Function.SUM, Function.AVG)
 
 
 def minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Column]:
-    """Returns the aggregates of one minute's events, for each window."""
+    """Returns aggregates of the numbers in one minute, seven for each window, for use in a `groupBy` by minute.
+
+    Args:
+        windows: the windows of a rule.
+        topics: all topics with changes.
+    """
     from pyspark.sql import functions as F
 
     found: list[Column] = []
@@ -51,10 +56,13 @@ def minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Col
 
 
 def moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
-    """Returns what the windows hold that end at a row's `end`: `points`, `value` and `size`, named by window.
+    """Returns three columns for each window that ends at minute `end` of a row: `points`, `value` and `size`.
+
+    `points` is the number of points in the window, `value` the value of its function. `size` is the sum of absolute
+    numbers, by which rounding errors of `value` are judged. The column names also name the window.
 
     Args:
-        line: a key's minutes in order.
+        line: orders the minutes of a key.
     """
     from pyspark.sql import functions as F
 
@@ -79,14 +87,14 @@ def moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
 
 
 def has_points(windows: Sequence[Window]) -> Column:
-    """Returns whether at least one window holds a point."""
+    """Returns a column that is true if at least one window contains a point."""
     from pyspark.sql import functions as F
 
     return reduce(lambda a, b: a | b, (F.col(_quoted_name("points", window)) > 0 for window in windows))
 
 
 def condition(tree: Tree) -> tuple[Column, Column]:
-    """Returns whether the condition is true, and whether rounding could decide a comparison in it."""
+    """Returns two columns: whether the condition is true, and whether rounding errors could change the answer."""
     from pyspark.sql import functions as F
 
     match tree:
@@ -107,7 +115,13 @@ def condition(tree: Tree) -> tuple[Column, Column]:
 
 
 def event(tree: Tree, topics: Sequence[str], declared: Declared) -> Column:
-    """Returns whether a change is the event."""
+    """Returns a column that is true for changes that meet the condition of an event.
+
+    Args:
+        tree: the condition.
+        topics: all topics with changes.
+        declared: the declared columns.
+    """
     from pyspark.sql import functions as F
 
     match tree:
@@ -130,7 +144,7 @@ def event(tree: Tree, topics: Sequence[str], declared: Declared) -> Column:
 
 
 def _is_selected_by(tree: Tree, topics: Sequence[str]) -> Column:
-    """Returns whether a change is of the topics and rows that the event reads."""
+    """Returns a column that is true for changes in the topics and rows that an event reads."""
     if isinstance(tree, Pattern):
         raise TypeError(f"{tree} is not an event")
     return _is_selected(selection(tree), topics)
@@ -144,7 +158,7 @@ def _is_selected(of: Selection, topics: Sequence[str]) -> Column:
 
 
 def _false_if_null(met: Column) -> Column:
-    """Returns false for null: a comparison with a missing value is not met."""
+    """Returns the column with false instead of null, because a comparison with a missing value is false."""
     from pyspark.sql import functions as F
 
     return F.coalesce(met, F.lit(False))

@@ -1,7 +1,7 @@
-"""Compares the log of alerts with a recomputation by plain Spark SQL, which shares only the parsed rules with gold.
+"""Recomputes all alerts by plain Spark SQL and compares them with the log. Only the parser is shared with gold.
 
-The last digits of a sum of doubles depend on the order of adding. If that could decide a comparison, the alert is
-doubtful and not compared.
+The last digits of a sum of doubles depend on the order in which they are added. If they could decide whether an alert
+is raised, the alert is called doubtful and is not compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sessionlake.spark.frames import gathered
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Rules whose alerts are recomputed by one job.
+# How many rules one Spark job recomputes.
 _RULES_PER_JOB = 16
 _IDENTITY = ("rule", *KEY, "at", "what")
 
@@ -83,7 +83,13 @@ def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], beg
 
 
 def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
-    """Returns whether the rule's alert is decidable, as a column; true for other rules' alerts and for patterns."""
+    """Returns a column that is false for the rule's alerts that cannot be compared, because their slices have expired.
+
+    It is true for alerts of other rules.
+
+    Args:
+        begins: for topics with expired slices, the event time in ms from which slices exist.
+    """
     from pyspark.sql import functions as F
 
     if isinstance(rule.tree, Pattern) or not begins:
@@ -97,7 +103,11 @@ def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
 
 
 def _logged_alerts(events: DataFrame) -> DataFrame:
-    """Returns the alerts that the log holds, and how often."""
+    """Returns the alerts in the log that are not retracted. `times` says how often each is there and should be 1.
+
+    Args:
+        events: the rows of `gold.rule_events`.
+    """
     from pyspark.sql import functions as F
 
     once = F.when(F.col("event") == RETRACTED, -1).otherwise(1)
@@ -116,11 +126,14 @@ def _non_null_texts(columns: Sequence[str]) -> list[Column]:
 
 @dataclass(frozen=True)
 class _ExpectedAlerts:
-    """The alerts that follow from all changes.
+    """Computes the alerts that the log should have, from all changes that gold has read.
 
     Attributes:
         numbers: the numbers that changes set, as `gold.changes.events_of` returns them.
+        changes: the changes themselves, for patterns.
         times: stream time of each topic, in ms.
+        topics: all topics with changes.
+        declared: the declared columns.
     """
 
     numbers: DataFrame
@@ -130,7 +143,12 @@ class _ExpectedAlerts:
     declared: Declared
 
     def alerts(self, rule: Rule) -> DataFrame:
-        """Returns the alerts of one rule: `rule`, `KEY`, `at`, `what`, `doubtful`, `times`."""
+        """Returns the alerts that one rule should have.
+
+        Returns:
+            `rule`, the columns of `KEY`, `at` (event time in ms), `what` (raised or cleared), `doubtful` (true if
+            rounding could decide the alert), and `times`, which is always 1.
+        """
         from pyspark.sql import functions as F
 
         rows = self._pattern(rule) if isinstance(rule.tree, Pattern) else self._condition(rule)
@@ -141,7 +159,7 @@ class _ExpectedAlerts:
         return rows.select("rule", *_non_null_texts(KEY), "at", "what", "doubtful", "times")
 
     def _until(self, rule: Rule) -> Column:
-        """Returns the stream time of a row's key, in ms."""
+        """Returns a column with the stream time that applies to a row's key, in ms."""
         from pyspark.sql import functions as F
 
         if "topic" not in rule.by:
@@ -150,7 +168,10 @@ class _ExpectedAlerts:
         return F.element_at(F.create_map(*pairs), F.col("topic"))
 
     def _condition(self, rule: Rule) -> DataFrame:
-        """Returns where the condition starts and stops to hold: wherever a point enters or leaves a window."""
+        """Returns the minutes at which a rule with windows becomes true or false, for each key.
+
+        The rule is evaluated at each minute at which a point enters or leaves a window.
+        """
         from pyspark.sql import Window as Over
         from pyspark.sql import functions as F
 

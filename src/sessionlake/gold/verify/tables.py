@@ -1,4 +1,4 @@
-"""Compares gold with a recomputation by plain Spark SQL, which shares no code with the aggregates that gold uses."""
+"""Recomputes gold's tables by plain Spark SQL and compares them. No code is shared with gold's own aggregates."""
 
 from __future__ import annotations
 
@@ -40,10 +40,13 @@ _TIME = internal("time")
 
 
 def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[Compared]:
-    """Compares tables with a recomputation from the changes that gold has read, without rows that have expired.
+    """Compares tables of gold with a recomputation from all changes that gold has read.
+
+    Rows that have expired are not compared.
 
     Raises:
-        LakeError: gold stopped in the middle of a version of silver's table, or retention has removed rows of it.
+        LakeError: gold has read only a part of a commit to `silver.session_changes`, or retention has removed rows
+            of that table.
     """
     lake, declared = Lake(settings), declared_in(settings)
     require_all_changes(lake, spark)
@@ -87,7 +90,10 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
 
 
 def expected_rows(events: DataFrame, product: Product) -> DataFrame:
-    """Returns the product's results, computed by Spark SQL. For sums it adds the column `magnitude_column`."""
+    """Returns the rows that a product's table should have, computed by Spark SQL.
+
+    For each sum it adds the column that `magnitude_column` names. By it the comparison allows for rounding errors.
+    """
     from pyspark.sql import functions as F
 
     if product.bucket_ms is not None:
@@ -106,7 +112,12 @@ def expected_rows(events: DataFrame, product: Product) -> DataFrame:
 
 
 def _expected_final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
-    """Returns the product's rows that are final after all changes that gold has read."""
+    """Returns the rows of a product that should be in its table of final rows.
+
+    Args:
+        rows: the rows that the product's own table should have.
+        changes: all changes that gold has read. Their stream time decides which rows are final.
+    """
     from pyspark.sql import functions as F
 
     times = changes.groupBy("topic", "partition").agg(F.max(APPLIED).alias(_TIME))
@@ -135,7 +146,7 @@ def _expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
     line = all_points.orderBy(*map(quote, series.sorted_by))
     last = line.rowsBetween(1 - series.last, Window.currentRow)
     size = F.count("value").over(last)
-    # Limited to the smallest event time.
+    # The watermark is at least the smallest possible event time.
     watermark = F.coalesce(F.try_subtract(F.max("ts").over(all_points), F.lit(series.watermark_ms)), F.lit(-(2**63)))
     shown = (size >= series.least) & (F.lit(series.early) | (F.col("ts") <= watermark))
     average = F.when(shown, F.avg("value").over(last))

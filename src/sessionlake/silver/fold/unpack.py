@@ -13,7 +13,7 @@ from sessionlake.protocol.chunk import read_ipc
 
 @dataclass(frozen=True)
 class Unpack:
-    """Takes record batches `payload binary`, each payload an Arrow IPC stream, and gives the rows in them.
+    """A `mapInArrow` function: takes record batches `payload binary`, and yields the rows in the payloads.
 
     Attributes:
         batch: The value of the last column, `_batch`. As a literal in the query, it would make Spark compile the query
@@ -23,7 +23,7 @@ class Unpack:
     batch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Unpacks the task's payloads."""
+        """Yields the rows in the task's payloads."""
         for batch in batches:
             for payload in batch.column("payload"):
                 yield from unpack_rows([payload.as_buffer()], self.batch).to_batches()
