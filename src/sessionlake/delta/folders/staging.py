@@ -133,7 +133,10 @@ def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator
     writer = table.writer()
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
-            raise LakeError(f"{place.folder}: the rows have columns that the table lacks: {', '.join(sorted(unknown))}")
+            raise LakeError(
+                f"{place.folder}: the rows have columns that the table lacks: {', '.join(sorted(unknown))}",
+                fix="Remove them from the rows, or add them to the table",
+            )
         files = writer.files(rows.to_batches())
     elif isinstance(rows, Mapped):
         files = write_with_arrow(rows, writer)
