@@ -164,7 +164,10 @@ class _Sides:
         try:
             return hashed(to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
-            raise BrokerError(f"Kafka's messages could not be read: {parse_failure(error)}") from error
+            raise BrokerError(
+                f"Kafka's messages could not be read: {parse_failure(error)}",
+                fix="Check that the brokers of kafka.bootstrap_servers are reachable, and run the command again",
+            ) from error
 
     def _complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
         """Returns the offset from which Kafka still has every message, by topic-partition."""

@@ -61,7 +61,8 @@ def decode(values: Iterable[bytes]) -> Iterator[Silence]:
             yield from _decoder.decode(value).silences
         except msgspec.MsgspecError as error:
             raise LakeError(
-                f"bronze.messages has a row without a topic that is not a silence ({error})",
+                f"bronze.messages has a row without a topic, and its value is not a silence ({error})",
                 why="Only bronze may write to this table",
-                fix="Restore the table to a version before that row (Delta's time travel: RESTORE TABLE)",
+                fix="Stop all layers and restore the table to the version before that row (RESTORE TABLE). Their next "
+                "start says what bronze must read again",
             ) from None
