@@ -241,7 +241,8 @@ class StateCodec:
             error_text = f"{type(error).__name__}: {error}"
             if version == wanted:
                 raise LakeError(
-                    f"{whose}, as the class, but cannot be read as {self._processor.state.__name__} ({error_text})",
+                    f"{whose}, which is the version of the class, but its fields are not those of "
+                    f"{self._processor.state.__name__} ({error_text})",
                     fix=f"Raise `version` to {wanted + 1} and write migrate(), or give new fields defaults",
                 ) from error
             raise LakeError(
