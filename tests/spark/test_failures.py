@@ -82,7 +82,9 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "trace": (lambda spark, own: trace(Lake(own).reader(spark), own, "capture.depth-00", 0, 0), True, True),
     "report": (lambda spark, own: write_report(Lake(own).reader(spark), own), True, True),
     "session as-of": (
-        lambda spark, own: session.show_session_as_of(_reader(spark, own), own, "x", None, parse_moment(None, 1, None), FORM),
+        lambda spark, own: session.show_session_as_of(
+            _reader(spark, own), own, "x", None, parse_moment(None, 1, None), FORM
+        ),
         True, True,
     ),
     "metrics": (lambda spark, own: metrics(own, BEGIN, END, spark=spark), True, True),
@@ -91,8 +93,8 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
 }  # fmt: skip
 # Commands that write from Kafka or to it, a file or a workspace. Other tests have them.
 OTHERS = {
-    "run bronze", "verify bronze", "bronze skip", "recover bronze", "publish", "reference load", "reference list", "resolve",
-    "types", "rules check", "rules test", "doctor", "broker", "remote", "demo", "simulate",
+    "run bronze", "verify bronze", "bronze skip", "recover bronze", "publish", "reference load", "reference list",
+    "resolve", "types", "rules check", "rules test", "doctor", "broker", "remote", "demo", "simulate",
 }  # fmt: skip
 
 

@@ -15,31 +15,21 @@ from typing import Any, Final
 
 import msgspec
 
+from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError, UnusualError
 from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import EventLists
-from sessionlake.feeds.paths import MISSING, Access, Constant, Each, Field, Index, Path, Slice, Start
+from sessionlake.feeds.paths import MISSING, Access, Constant, Each, Path, Start
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
 from sessionlake.feeds.values import FeedColumn, milliseconds_of, row_id_of, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
 
-_REMEMBERED = 100_000
-"""Most entries of each cache. The caches keep session ids, row ids and converted values, which recur often."""
 _OF_EVENT = (
     "message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows",
 )  # fmt: skip
 _OF_ROW = ("deletes", "row_id", "rescued", "expect")
 _SAFE_MS: Final = 2**53
-_INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-
-
-class _UnusualError(Exception):
-    """Raised in the generated code for a message that the interpreter must read."""
-
-
-class _CannotError(Exception):
-    """No code can be generated for the feed, so the interpreter must read all its messages."""
 
 
 @dataclass
@@ -63,7 +53,7 @@ class Compiled:
         try:
             writer = _Writer(feed)
             source = writer.function()
-        except _CannotError:
+        except NoCodeError:
             return cls(feed, None, None)
         names = writer.names
         exec(compile(source, f"<feed {feed.name}>", "exec"), names)  # noqa: S102 - users' texts enter only by `repr`
@@ -81,7 +71,7 @@ class Compiled:
         return out
 
 
-class _Writer:
+class _Writer(CodeWriter):
     """Generates the function of one feed, line by line. Methods append lines and return the names of variables.
 
     Attributes:
@@ -90,21 +80,19 @@ class _Writer:
 
     def __init__(self, feed: Feed) -> None:
         if feed.needs_digits:
-            raise _CannotError
+            raise NoCodeError
         self._feed = feed
         exact = any(_is_exact(column) for column in feed.columns.values()) or any(
             part.rescue for rule in feed.rules for part in rule.rows
         )
         exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
         decoder = msgspec.json.Decoder(float_hook=Decimal) if exact else msgspec.json.Decoder()
-        self.names: dict[str, Any] = {
-            "Decimal": Decimal, "M": MISSING, "Unusual": _UnusualError, "is_too_deep": is_too_deep,
+        super().__init__(feed.unavailable)
+        self.names |= {
+            "Decimal": Decimal, "M": MISSING, "Unusual": UnusualError, "is_too_deep": is_too_deep,
             "loads": decoder.decode, "milliseconds_of": milliseconds_of, "row_id_of": row_id_of,
             "session_of": session_of,
         }  # fmt: skip
-        self._lines: list[str] = []
-        self._depth = 0
-        self._temporary = 0
 
     def function(self) -> str:
         """Returns the code of `read_all(records, max_bytes, out, unusual)`; it adds indices of records to `unusual`."""
@@ -135,18 +123,6 @@ class _Writer:
         self._line("for one in per_row: del one[n_rows:]")
         self._line("unusual.append(number)")
         return "\n".join(self._lines) + "\n"
-
-    def _line(self, text: str) -> None:
-        self._lines.append("    " * self._depth + text)
-
-    def _name(self) -> str:
-        self._temporary += 1
-        return f"v{self._temporary}"
-
-    def _constant(self, value: Any) -> str:
-        name = f"k{len(self.names)}"
-        self.names[name] = value
-        return name
 
     # -- rules
 
@@ -221,7 +197,7 @@ class _Writer:
         self._line(f"parts = ({''.join(f'{part}, ' for part in parts)})")
         self._line("session = sessions.get(parts)")
         self._line("if session is None:")
-        self._line(f"    if len(sessions) > {_REMEMBERED}: sessions.clear()")
+        self._line(f"    if len(sessions) > {CACHED}: sessions.clear()")
         self._line("    session = sessions[parts] = session_of(parts)")
         self._line("    if session is None: raise Unusual")
 
@@ -279,9 +255,9 @@ class _Writer:
     def _each(self, part: Rows, source: Path) -> None:
         """Adds a loop that reads a row from each element at a path."""
         if len(source.alternatives) != 1 or not isinstance(one := source.alternatives[0], Access):
-            raise _CannotError
+            raise NoCodeError
         if one.entries or one.start is not Start.MESSAGE or _uses_parent(part):
-            raise _CannotError
+            raise NoCodeError
         depth, value, steps = self._depth, "d", list(one.steps)
         while steps:
             step = steps.pop(0)
@@ -355,7 +331,7 @@ class _Writer:
         self._line(f"key = ({''.join(f'{value}, ' for value in values)})")
         self._line("row_id = row_ids.get(key)")
         self._line("if row_id is None:")
-        self._line(f"    if len(row_ids) > {_REMEMBERED}: row_ids.clear()")
+        self._line(f"    if len(row_ids) > {CACHED}: row_ids.clear()")
         self._line("    row_id = row_ids[key] = row_id_of(key)")
         self._line(f"    if len(row_id) > {MAX_ID_BYTES // 4}: raise Unusual")
 
@@ -364,111 +340,8 @@ class _Writer:
         if len(path.alternatives) == 1 and isinstance(one := path.alternatives[0], Constant):
             return self._constant(typed_constant(one, column))
         if any(isinstance(one, Constant) for one in path.alternatives):
-            raise _CannotError
+            raise NoCodeError
         return self._converted(column, self._find(path, element))
-
-    def _converted(self, column: FeedColumn, raw: str) -> str:
-        """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result."""
-        if self._feed.unavailable:
-            wanted = self._constant(tuple(self._feed.unavailable))
-            self._line(f"if {raw} is None or type({raw}) in (str, int, float, Decimal, bool) and {raw} in {wanted}:")
-            self._line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
-        name, base = self._name(), column.sql
-        if base == "string":
-            self._line(f"if type({raw}) is not str and {raw} is not M and {raw} is not None: raise Unusual")
-            return raw
-        if base == "boolean":
-            self._line(f"if type({raw}) is not bool and {raw} is not M and {raw} is not None: raise Unusual")
-            return raw
-        if base in _INTEGERS and column.how is None:
-            top = 2 ** (_INTEGERS[base] - 1)
-            self._line(f"if type({raw}) is int:")
-            self._line(f"    if not {-top} <= {raw} < {top}: raise Unusual")
-            self._line(f"elif {raw} is not M and {raw} is not None: raise Unusual")
-            return raw
-        if base == "double" and column.how is None:
-            self._line(f"if type({raw}) is float or {raw} is M or {raw} is None: {name} = {raw}")
-            self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
-            return name
-        self._line(f"if {raw} is M or {raw} is None: {name} = {raw}")
-        if column.how == "text":
-            memory = self._constant({})
-            self._line(f"elif type({raw}) is not str: raise Unusual")
-            self._line("else:")
-            self._line(f"    {name} = {memory}.get({raw})")
-            self._line(f"    if {name} is None:")
-            self._line(f"        if len({memory}) > {_REMEMBERED}: {memory}.clear()")
-            self._line(f"        {name} = {memory}[{raw}] = {self._constant(column.convert)}({raw})")
-        else:
-            self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
-        return name
-
-    # -- paths
-
-    def _find(self, path: Path, element: str | None) -> str:
-        """Adds lines that find the value at a path, from the variable `element` if the path starts there.
-
-        Returns:
-            The variable that has the value.
-        """
-        found = self._name()
-        for number, one in enumerate(path.alternatives):
-            if isinstance(one, Constant) or one.entries:
-                raise _CannotError
-            if number:
-                self._line(f"if {found} is M:")
-                self._depth += 1
-            value = self._begin(one, element)
-            steps = one.steps[1:] if one.start is Start.HEADERS else one.steps
-            for step in steps:
-                value = self._step(value, step)
-            if one.separator is not None:
-                value = self._split(value, one.separator, one.part)
-            self._line(f"{found} = {value}")
-            self._depth -= bool(number)
-        return found
-
-    def _begin(self, one: Access, element: str | None) -> str:
-        match one.start:
-            case Start.MESSAGE:
-                return "d"
-            case Start.ELEMENT if element is not None:
-                return element
-            case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
-                return f"record.{one.start.value}"
-            case Start.KEY if not one.steps:
-                name = self._name()
-                self._line(f"{name} = M if record.key is None else record.key.decode(errors='replace')")
-                return name
-            case Start.HEADERS if isinstance(one.steps[0], Field):
-                name = self._name()
-                self._line(f"{name} = record.headers.get({one.steps[0].name!r}, M)")
-                self._line(f"{name} = {name} if {name} is M else ({name} or b'').decode(errors='replace')")
-                return name
-            case _:
-                raise _CannotError
-
-    def _step(self, value: str, step: Field | Index | Slice | Each) -> str:
-        name = self._name()
-        match step:
-            case Field(field):
-                self._line(f"{name} = {value}.get({field!r}, M) if type({value}) is dict else M")
-            case Index(number):
-                has = f"len({value}) > {number}" if number >= 0 else f"len({value}) >= {-number}"
-                self._line(f"{name} = {value}[{number}] if type({value}) is list and {has} else M")
-            case Slice(first, end):
-                self._line(f"{name} = {value}[{'' if first is None else first}:{'' if end is None else end}]"
-                           f" if type({value}) is list else M")  # fmt: skip
-            case _:
-                raise _CannotError
-        return name
-
-    def _split(self, value: str, separator: str, part: int) -> str:
-        name = self._name()
-        self._line(f"{name} = {value}.split({separator!r}) if type({value}) is str else []")
-        has = f"len({name}) > {part}" if part >= 0 else f"len({name}) >= {-part}"
-        self._line(f"{name} = {name}[{part}] if {has} else M")
-        return name
 
 
 def _wanted(feed: Feed) -> list[Any]:

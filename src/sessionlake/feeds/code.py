@@ -1,0 +1,152 @@
+"""Generates Python code that finds values at paths and converts them: parts of a feed's reader in `feeds.compiled`."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from sessionlake.feeds.paths import MISSING, Access, Constant, Each, Field, Index, Path, Slice, Start
+from sessionlake.feeds.values import FeedColumn
+
+CACHED = 100_000
+"""Most entries of each cache. The caches keep session ids, row ids and converted values, which recur often."""
+_INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+class UnusualError(Exception):
+    """Raised in the generated code for a message that the interpreter must read."""
+
+
+class NoCodeError(Exception):
+    """No code can be generated for the feed, so the interpreter must read all its messages."""
+
+
+class CodeWriter:
+    """Generates code line by line. Methods append lines and return the names of variables.
+
+    Args:
+        unavailable: Values that stand for "not sent".
+
+    Attributes:
+        names: Objects that the generated code uses, by their names in the code.
+    """
+
+    def __init__(self, unavailable: tuple[Any, ...]) -> None:
+        self._unavailable = unavailable
+        self.names: dict[str, Any] = {"Decimal": Decimal, "M": MISSING, "Unusual": UnusualError}
+        self._lines: list[str] = []
+        self._depth = 0
+        self._temporary = 0
+
+    def _line(self, text: str) -> None:
+        self._lines.append("    " * self._depth + text)
+
+    def _name(self) -> str:
+        self._temporary += 1
+        return f"v{self._temporary}"
+
+    def _constant(self, value: Any) -> str:
+        name = f"k{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def _converted(self, column: FeedColumn, raw: str) -> str:
+        """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result."""
+        if self._unavailable:
+            wanted = self._constant(tuple(self._unavailable))
+            self._line(f"if {raw} is None or type({raw}) in (str, int, float, Decimal, bool) and {raw} in {wanted}:")
+            self._line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
+        name, base = self._name(), column.sql
+        if base == "string":
+            self._line(f"if type({raw}) is not str and {raw} is not M and {raw} is not None: raise Unusual")
+            return raw
+        if base == "boolean":
+            self._line(f"if type({raw}) is not bool and {raw} is not M and {raw} is not None: raise Unusual")
+            return raw
+        if base in _INTEGERS and column.how is None:
+            top = 2 ** (_INTEGERS[base] - 1)
+            self._line(f"if type({raw}) is int:")
+            self._line(f"    if not {-top} <= {raw} < {top}: raise Unusual")
+            self._line(f"elif {raw} is not M and {raw} is not None: raise Unusual")
+            return raw
+        if base == "double" and column.how is None:
+            self._line(f"if type({raw}) is float or {raw} is M or {raw} is None: {name} = {raw}")
+            self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
+            return name
+        self._line(f"if {raw} is M or {raw} is None: {name} = {raw}")
+        if column.how == "text":
+            memory = self._constant({})
+            self._line(f"elif type({raw}) is not str: raise Unusual")
+            self._line("else:")
+            self._line(f"    {name} = {memory}.get({raw})")
+            self._line(f"    if {name} is None:")
+            self._line(f"        if len({memory}) > {CACHED}: {memory}.clear()")
+            self._line(f"        {name} = {memory}[{raw}] = {self._constant(column.convert)}({raw})")
+        else:
+            self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
+        return name
+
+    def _find(self, path: Path, element: str | None) -> str:
+        """Adds lines that find the value at a path, from the variable `element` if the path starts there.
+
+        Returns:
+            The variable that has the value.
+        """
+        found = self._name()
+        for number, one in enumerate(path.alternatives):
+            if isinstance(one, Constant) or one.entries:
+                raise NoCodeError
+            if number:
+                self._line(f"if {found} is M:")
+                self._depth += 1
+            value = self._begin(one, element)
+            steps = one.steps[1:] if one.start is Start.HEADERS else one.steps
+            for step in steps:
+                value = self._step(value, step)
+            if one.separator is not None:
+                value = self._split(value, one.separator, one.part)
+            self._line(f"{found} = {value}")
+            self._depth -= bool(number)
+        return found
+
+    def _begin(self, one: Access, element: str | None) -> str:
+        match one.start:
+            case Start.MESSAGE:
+                return "d"
+            case Start.ELEMENT if element is not None:
+                return element
+            case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
+                return f"record.{one.start.value}"
+            case Start.KEY if not one.steps:
+                name = self._name()
+                self._line(f"{name} = M if record.key is None else record.key.decode(errors='replace')")
+                return name
+            case Start.HEADERS if isinstance(one.steps[0], Field):
+                name = self._name()
+                self._line(f"{name} = record.headers.get({one.steps[0].name!r}, M)")
+                self._line(f"{name} = {name} if {name} is M else ({name} or b'').decode(errors='replace')")
+                return name
+            case _:
+                raise NoCodeError
+
+    def _step(self, value: str, step: Field | Index | Slice | Each) -> str:
+        name = self._name()
+        match step:
+            case Field(field):
+                self._line(f"{name} = {value}.get({field!r}, M) if type({value}) is dict else M")
+            case Index(number):
+                has = f"len({value}) > {number}" if number >= 0 else f"len({value}) >= {-number}"
+                self._line(f"{name} = {value}[{number}] if type({value}) is list and {has} else M")
+            case Slice(first, end):
+                self._line(f"{name} = {value}[{'' if first is None else first}:{'' if end is None else end}]"
+                           f" if type({value}) is list else M")  # fmt: skip
+            case _:
+                raise NoCodeError
+        return name
+
+    def _split(self, value: str, separator: str, part: int) -> str:
+        name = self._name()
+        self._line(f"{name} = {value}.split({separator!r}) if type({value}) is str else []")
+        has = f"len({name}) > {part}" if part >= 0 else f"len({name}) >= {-part}"
+        self._line(f"{name} = {name}[{part}] if {has} else M")
+        return name
