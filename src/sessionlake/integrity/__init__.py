@@ -1,1 +1,1 @@
-"""Judges the messages of sessions: applied, duplicate, held back or quarantined. Pure: no Spark, no clock, no I/O."""
+"""Judges the messages of sessions: each is applied, a duplicate, held back or quarantined. No Spark, clock or I/O."""

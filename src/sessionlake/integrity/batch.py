@@ -1,13 +1,12 @@
-"""Judges a shard's batch: whole sessions at once where nothing is wrong, run by run elsewhere.
+"""Judges a shard's batch: simple sessions all at once with array operations, all other sessions run by run.
 
-A *run* is a stretch of a session's messages in offset order. Within a run each message continues
-the one before without a gap (under `none`: they may have any seqs). None restarts the order, follows an end, or arrives
-after the session has expired.
+A *run* is a series of a session's messages in offset order, in which each message continues the one before without a
+gap. Under class `none`, the messages of a run may have any seqs. A new run starts at a message that restarts the order,
+comes after an `end`, or arrives after the session has expired.
 
 If the first message of a run is applied as the session's latest and the session stays open, the rest of the run is
 applied too. So only two kinds of message are judged one by one: the first of each run, and those at which the session's
-table is cut. A session with a single run that continues its cursor needs not even that: all such sessions are updated
-together with array operations.
+table is cut. A session is simple if it has a single run that continues its cursor: then no message is judged alone.
 """
 
 from __future__ import annotations
@@ -48,11 +47,12 @@ _CLASSES = list(Integrity)
 
 
 def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
-    """Judges a shard's batch and updates its cursors, with array operations where they apply.
+    """Judges a shard's batch, updates the cursors of its sessions, and returns the verdicts, events and cuts.
 
     Args:
-        batch: The messages and sessions; cursors and memories are updated in place.
-        bulk: False judges every message one by one. The result is the same.
+        batch: The messages and sessions; their cursors and memories are updated in place.
+        bulk: True judges simple sessions with array operations; False judges every message one by one. The result is
+            the same.
     """
     out = Outcome(len(batch.held.seq) + len(batch.stream.seq))
     busy = len(batch.stream.starts)
@@ -73,12 +73,12 @@ def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
 
 
 def _per_session(batch: ShardBatch, value: Callable[[Rules], int]) -> Int64s:
-    """Returns one value of the rules for every session that has messages."""
+    """Returns `value(rules)` for every session that has messages in the batch."""
     return np.array([value(rules) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
 
 
 def _breaks(batch: ShardBatch) -> Bools:
-    """Returns True at each message that starts a new run."""
+    """Returns a boolean for each message: True if it starts a new run."""
     stream = batch.stream
     lengths = stream.ends - stream.starts
     timeout = np.repeat(_per_session(batch, lambda r: r.session_timeout), lengths)[1:]
@@ -93,7 +93,7 @@ def _breaks(batch: ShardBatch) -> Bools:
 
 
 def _follows(stream: Stream, places: Int64s | slice, last: Int64s) -> Bools:
-    """Returns True for the messages at these places that come next after seq `last`, without a gap."""
+    """Returns a boolean for each message at the indices `places`: True if it follows seq `last` without a gap."""
     seq, after, link = stream.seq[places], stream.after[places], stream.link[places]
     continues = np.where(link == Link.LINK, after == last, after <= last)
     found: Bools = (seq > last) & continues & (link != Link.RESTART)
@@ -101,7 +101,11 @@ def _follows(stream: Stream, places: Int64s | slice, last: Int64s) -> Bools:
 
 
 def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
-    """Returns True for sessions with a single run that continues the cursor or validly starts the session."""
+    """Returns a boolean for each session with messages: True if all of them can be applied without judging each one.
+
+    This needs a single run that continues the cursor or validly starts the session. The session must also have no held
+    messages, no gaps and no operator's decision, and its class must not be `window`.
+    """
     stream, busy = batch.stream, len(batch.stream.starts)
     cursors, first = batch.cursors[:busy], batch.stream.starts
     integrity = _per_session(batch, lambda r: _CLASSES.index(r.integrity))
@@ -125,7 +129,7 @@ def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
 
 
 def _advance(batch: ShardBatch, is_fast: Bools, out: Outcome) -> None:
-    """Applies all messages of the sessions in `is_fast` and updates their cursors."""
+    """Applies all messages of the sessions in `is_fast`: sets their outcome and updates the cursors."""
     if not is_fast.any():
         return
     stream = batch.stream
@@ -147,7 +151,7 @@ def _advance(batch: ShardBatch, is_fast: Bools, out: Outcome) -> None:
 
 
 def _update_arrived(batch: ShardBatch, is_fast: Bools, moved: Cursors) -> None:
-    """Updates the fields of the cursors that depend only on which messages arrived."""
+    """Updates the cursor fields that depend on which messages arrived, whatever the verdict on them."""
     stream, first, last = batch.stream, batch.stream.starts[is_fast], batch.stream.ends[is_fast] - 1
     moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
     moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
@@ -157,7 +161,7 @@ def _update_arrived(batch: ShardBatch, is_fast: Bools, moved: Cursors) -> None:
 def _set_applied(
     batch: ShardBatch, is_fast: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: Outcome
 ) -> None:
-    """Sets the outcome of the applied messages, which have the indices `inside` in the stream."""
+    """Sets the outcome of the applied messages; `inside` has their indices in the batch's stream."""
     stream, places = batch.stream, len(batch.held.seq) + inside
     out.verdict[places] = Verdict.APPLIED
     out.epoch[places] = epochs[inside]
@@ -167,7 +171,7 @@ def _set_applied(
 
 
 def _update_taken(batch: ShardBatch, is_fast: Bools, run: Run, moved: Cursors) -> None:
-    """Updates the taken seqs and the highest snapshot in cursors of class `once`."""
+    """Updates the cursors of class `once`: lowest and highest taken seq, and the seq of the highest snapshot."""
     first, last = batch.stream.starts[is_fast], batch.stream.ends[is_fast] - 1
     seq = batch.stream.seq
     snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)
@@ -178,7 +182,11 @@ def _update_taken(batch: ShardBatch, is_fast: Bools, run: Run, moved: Cursors) -
 
 
 def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: Outcome) -> ChangesSinceCut:
-    """Cuts the tables where that is due within the batch; returns what changed in them since their last cut."""
+    """Records the cuts of tables that are due within the batch.
+
+    Returns:
+        For each session in `is_fast`, what changed in its table since its last cut.
+    """
     stream = batch.stream
     owner = np.repeat(np.arange(int(is_fast.sum())), (stream.ends - stream.starts)[is_fast])
     now, offset = stream.now[inside], stream.offset[inside]
@@ -192,7 +200,7 @@ def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: Outcome)
 
 
 def _epochs(stream: Stream, before: Int64s) -> Int64s:
-    """Returns the offset of the last snapshot up to each message of its session, or else the session's epoch before."""
+    """Returns each message's epoch: the offset of its session's last snapshot so far, else the epoch in `before`."""
     index = np.arange(len(stream.seq))
     latest = np.maximum.accumulate(np.where(stream.type == MessageType.SNAPSHOT, index, -1))
     lengths = stream.ends - stream.starts
@@ -201,7 +209,7 @@ def _epochs(stream: Stream, before: Int64s) -> Int64s:
 
 
 def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Outcome) -> None:
-    """Judges one session run by run, then what is due for it at the end of the batch."""
+    """Judges the messages of one session run by run, then the gaps, cuts and expiry due by the end of the batch."""
     rules, stream, base = batch.rules[number], batch.stream, len(batch.held.seq)
     cursor = Cursor.of(batch.cursors[number], decode_memory(batch.memories[number]))
     if rules.integrity in REMEMBERS_SEQS:
@@ -242,13 +250,13 @@ def _judge_run(judge: Judge, cursor: Cursor, run: tuple[int, int], stream: Strea
 
 
 def _before(stream: Stream, index: int, past: int, due: int) -> int:
-    """Returns the index of the first message that arrives after stream time `due`, or `past` if there is none."""
+    """Returns the index of the first message that arrives after stream time `due` (ms); `past` if there is none."""
     late = np.flatnonzero(stream.now[index:past] > due)
     return index + int(late[0]) if len(late) else past
 
 
 def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int, judge: Judge) -> None:
-    """Applies messages that follow an applied one in the same run, each as the session's latest."""
+    """Applies the messages from index `start` to before `end`. They follow an applied message in the same run."""
     if start == end:
         return
     out = judge.outcome
@@ -277,7 +285,12 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
 
 
 def positions(before: int, releasing: Int64s) -> Int64s:
-    """Returns the position of each message: the offset of the message that had it applied, or the next free number."""
+    """Returns each applied message's position: the offset in `releasing`, or the next free number if that is higher.
+
+    Args:
+        before: The session's last position.
+        releasing: For each message, the offset of the message whose arrival had it applied.
+    """
     place = np.arange(len(releasing))
     found: Int64s = np.maximum.accumulate(np.maximum(releasing - place, before + 1)) + place
     return found

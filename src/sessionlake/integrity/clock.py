@@ -1,14 +1,14 @@
 """Stream time: the highest Kafka timestamp of a topic-partition so far, at each message.
 
-It must not depend on how messages are split, though a shard sees only some messages of a topic-partition and a task
-packs only some stretch of its offsets. So each task cuts its messages into runs of consecutive offsets and sends a
-description of their timestamps (`Segments`) to every shard. A shard combines all segments of a batch (`Clock.advance`)
-into the stream time at each of its messages. It remembers only the topic-partitions in which it has sessions.
+It must not depend on how messages are split among shards and tasks. But a shard sees only some messages of a
+topic-partition, and a task packs only some of its offsets. So each task cuts its messages into segments of consecutive
+offsets and sends their timestamps (`Segments`) to every shard. A shard combines all segments of a batch
+(`Clock.advance`) into the stream time at each of its messages. It remembers only topic-partitions that have sessions.
 
 A silence (`protocol.silence`) also moves the clock, for everything after its offset.
 
 A topic-partition has no stream time (`NO_TIME`) until a message or a silence gives one. That first time also counts for
-the messages before it: `Clock.first_times` says for which topic-partitions the batch gave it.
+the messages before it: `Clock.first_times` has it for each topic-partition that got it with the batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SILENT = ("silent", "behind", "until")
 
 
 class LaneTime(msgspec.Struct, array_like=True):
-    """The stream time of a topic-partition in ms (`NO_TIME`: none yet), and its last offset."""
+    """The stream time of a topic-partition in ms (`NO_TIME`: none yet), and its last offset seen."""
 
     topic: str
     partition: int
@@ -49,25 +49,25 @@ class LaneTime(msgspec.Struct, array_like=True):
 
 
 class TimesBefore(Protocol):
-    """A lookup of stream times from before a batch. Picklable, because Spark sends it to its workers."""
+    """Looks up the stream times from before a batch. Picklable, because Spark sends it to its workers."""
 
     def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
-        """Returns the stream times before the given offsets.
+        """Returns the stream time of each topic-partition before a given offset.
 
         Args:
             names: Topic-partitions, each once.
-            first: The offset for each of them.
+            first: For each topic-partition, the offset before which its stream time is wanted.
 
         Returns:
-            For each, the stream time (ms) left by earlier batches, and the last offset of these batches. Where there
-            are none, `NO_TIME` and `BEGINNING`.
+            Two arrays with a value for each topic-partition: the stream time (ms) that earlier batches left, and the
+            last offset of these batches. `NO_TIME` and `BEGINNING` if there are no earlier batches.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of consecutive offsets, each in one topic-partition. Column-wise, as there can be as many as messages.
+    """Segments: messages with consecutive offsets in one topic-partition. Column-wise, as there can be very many.
 
     Attributes:
         names: The topic-partitions.
@@ -97,7 +97,7 @@ class Segments:
 
     @property
     def silences(self) -> list[LaneTime]:
-        """Stream time and offset of the topic-partition after each silence."""
+        """For each silence, its topic-partition, the stream time after it, and the offset of the message before it."""
         time = np.maximum(self.until, self.before[self.silent])
         names = (self.names[place] for place in self.silent.tolist())
         stands = zip(names, time.tolist(), self.behind.tolist(), strict=True)
@@ -117,7 +117,7 @@ _decoder = msgspec.msgpack.Decoder(_EncodedSegments)
 
 
 def encode_segments(segments: Segments) -> bytes:
-    """Encodes segments in a few bytes each: there are many where offsets are missing (transactions, compaction)."""
+    """Encodes segments in a few bytes each: missing offsets (transactions, compaction) make many segments."""
     columns = np.stack([getattr(segments, name) for name in _FIELDS])
     known = np.stack([segments.before, segments.since])
     silent = np.stack([getattr(segments, name) for name in _SILENT])
@@ -134,7 +134,7 @@ def decode_segments(payload: bytes) -> Segments:
 
 
 def _packed(columns: Int64s) -> bytes:
-    """Compresses rows of numbers: their differences, with bytes of equal significance next to each other."""
+    """Compresses rows of integers: their differences, with bytes of equal significance next to each other."""
     steps = np.diff(columns, axis=1, prepend=0)
     planes = np.ascontiguousarray(steps.view(np.uint8).reshape(*steps.shape, 8).transpose(0, 2, 1))
     packed: bytes = pa.compress(planes.tobytes(), codec=_CODEC, asbytes=True)
@@ -165,7 +165,7 @@ def segments_of(
         timestamps: The timestamp of each message, ms; `NO_TIME` where it has none.
 
     Returns:
-        The segments, and for each message the highest timestamp in its segment up to this message.
+        The segments, and for each message the highest timestamp (ms) in its segment up to this message.
     """
     order = np.lexsort((offset, lane))
     lanes, offsets, at = lane[order], offset[order], timestamps[order]
@@ -191,13 +191,14 @@ def segments_of(
 
 @dataclass(frozen=True)
 class StretchTimes:
-    """The stream time before each stretch of a batch. Empty if it is never higher than what the messages say.
+    """The stream time before each stretch: the offsets from one segment's first offset to the next segment's.
 
     Attributes:
         lane: For each stretch, the index of its topic-partition in `Clock.lanes`; ascending.
         first: First offset of each stretch; ascending within a lane.
-        before: Stream time before each stretch, ms.
-        silences: The same for the stretches after silences, each of which reaches to the end of its lane.
+        before: Stream time before each stretch, ms. No stretches if it is never above the messages' own timestamps.
+        silences: Stretches after silences, each from a silence to the end of its lane; `before` is the time after the
+            silence. None if the batch has no silences.
     """
 
     lane: Int64s
@@ -206,16 +207,16 @@ class StretchTimes:
     silences: StretchTimes | None = None
 
     def times(self, lane: Int64s, offset: Int64s, within: Int64s) -> Int64s:
-        """Returns the stream time at each message of the batch.
+        """Returns the stream time at each message of the batch, ms.
 
         Args:
-            within: The highest timestamp in each message's segment up to the message.
+            within: The highest timestamp in each message's segment up to the message, ms.
         """
         times = np.maximum(within, self._before(lane, offset)) if len(self.first) and len(lane) else within
         return times if self.silences is None else self.silences.times(lane, offset, times)
 
     def _before(self, lane: Int64s, offset: Int64s) -> Int64s:
-        """Returns the stream time before the stretch of each message; `NO_TIME` if the message is in none."""
+        """Returns the stream time before the stretch of each message, ms; `NO_TIME` if the message is in no stretch."""
         stretches = len(self.first)
         # Sorted together, a message comes directly after the start of its stretch and the messages before it.
         is_message = np.repeat([False, True], [stretches, len(lane)])
@@ -232,7 +233,7 @@ NO_STRETCHES = StretchTimes(_NONE, _NONE, _NONE)
 
 
 class FirstTime(NamedTuple):
-    """The first known stream time of a topic-partition in ms, and the first offset at which it was known."""
+    """The first stream time of a topic-partition, ms, and the offset of the message or silence that gave it."""
 
     time: int
     offset: int
@@ -243,7 +244,8 @@ class Clock:
     """The stream times of a shard's topic-partitions.
 
     Attributes:
-        lanes: Stream time and offset of each topic-partition. Its index here is its *lane*, which cursors store.
+        lanes: Stream time and offset of each topic-partition. Its index in this list is its *lane*, which cursors
+            store.
         since: For each topic-partition with messages in the batch, its last offset before the batch.
         first_times: For each lane whose stream time became known with the batch, that first time.
     """
@@ -256,11 +258,11 @@ class Clock:
         self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.lanes)}
 
     def index(self, lane: TopicPartition) -> int:
-        """Returns the lane of a topic-partition."""
+        """Returns the lane of a topic-partition: its index in `lanes`."""
         return self._index[lane]
 
     def add(self, lane: LaneTime) -> int:
-        """Returns the lane of a topic-partition, which is appended if the clock does not have it yet."""
+        """Returns the lane (index in `lanes`) of `lane`'s topic-partition, after appending it if it is new."""
         place = self._index.setdefault((lane.topic, lane.partition), len(self.lanes))
         if place == len(self.lanes):
             self.lanes.append(lane)
@@ -268,12 +270,12 @@ class Clock:
 
     @property
     def now(self) -> dict[TopicPartition, int]:
-        """The stream time of every topic-partition, `NO_KAFKA_TIME` where it has none."""
+        """The stream time (ms) of every topic-partition, `NO_KAFKA_TIME` where it has none."""
         return {(lane.topic, lane.partition): lane.now for lane in self.lanes}
 
     @property
     def times(self) -> Int64s:
-        """The stream time of every lane, `NO_KAFKA_TIME` where it has none."""
+        """The stream time (ms) of every lane (index in `lanes`), `NO_KAFKA_TIME` where there is none."""
         return np.array([lane.now for lane in self.lanes], np.int64)
 
     @property
@@ -284,21 +286,21 @@ class Clock:
 
     @property
     def first_timed_offsets(self) -> Int64s:
-        """For every lane, the first offset in the batch at which its time was known; `NEVER` if it is still unknown."""
+        """For every lane, the first offset in the batch at which its stream time was known; `NEVER` if none was."""
         found = np.array([NEVER if lane.time == NO_TIME else BEGINNING for lane in self.lanes], np.int64)
         found[[*self.first_times]] = [known.offset for known in self.first_times.values()]
         return found
 
     @property
     def has_untimed(self) -> bool:
-        """True if the batch may have messages from before the stream time of their topic-partition was known."""
+        """True if the batch may have messages that arrived before their topic-partition had a stream time."""
         return bool(self.first_times) or any(lane.time == NO_TIME for lane in self.lanes)
 
     def with_first_time(self, lane: Int64s, now: Int64s) -> Int64s:
-        """Returns stream times with `NO_TIME` replaced by the lane's first known time, or else by `NO_KAFKA_TIME`.
+        """Returns `now` with `NO_TIME` replaced by the lane's first known time, or by `NO_KAFKA_TIME` if it has none.
 
         Args:
-            lane: The lane of each message.
+            lane: The lane of each message: the index of its topic-partition in `lanes`.
             now: Stream time at each message's arrival, ms; `NO_TIME` where it was not known.
         """
         if not self.has_untimed:
@@ -309,11 +311,11 @@ class Clock:
 
     @property
     def offsets(self) -> Int64s:
-        """The last offset of every lane."""
+        """The last offset of every lane (index in `lanes`)."""
         return np.array([lane.offset for lane in self.lanes], np.int64)
 
     def advance(self, batch_segments: Sequence[Segments], batch_partitions: Collection[TopicPartition]) -> StretchTimes:
-        """Moves the clock over the segments of a batch; returns the stream time before each stretch.
+        """Moves the clock over the segments and silences of a batch; returns the stream times for its messages.
 
         Args:
             batch_segments: The segments sent by all tasks.
@@ -330,7 +332,7 @@ class Clock:
         return stretches if silent_stretches is None else replace(stretches, silences=silent_stretches)
 
     def _note_first_times(self, waiting: Collection[int], segments: Int64s, silences: Int64s) -> None:
-        """Notes the first time of lanes that had none: from an earlier batch, a silence or a message of this batch."""
+        """Sets `first_times` of lanes without a time, from an earlier batch, or a silence or message of this one."""
         known = (place for place in waiting if self.lanes[place].time != NO_TIME)
         self.first_times = {place: FirstTime(self.lanes[place].time, BEGINNING) for place in known}
         untimed = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
@@ -365,7 +367,7 @@ class Clock:
         return StretchTimes(lane, first, before) if (before > start).any() else NO_STRETCHES
 
     def _advance_silences(self, silences: Int64s) -> StretchTimes | None:
-        """Moves the lanes over silences; returns the stream times after them, None if there are no silences."""
+        """Moves the clock over silences; returns the stream times after them, None if there are no silences."""
         if not silences.shape[1]:
             return None
         silences = silences[:, np.lexsort((silences[1], silences[0]))]
@@ -393,6 +395,6 @@ class Clock:
 
 
 def _renumbered(places: Int64s, columns: Sequence[Int64s]) -> Int64s:
-    """Returns columns whose first one, an index of names, is replaced by the lane; drops entries without a lane."""
+    """Returns columns whose first one, an index of names, is replaced by the lane `places[index]`; -1 is dropped."""
     place = places[columns[0]]
     return np.stack([place, *columns[1:]])[:, place >= 0]

@@ -1,4 +1,4 @@
-"""The cursor of a session: what judging must remember about it between messages.
+"""The cursor of a session: what judging must remember about the session from one message to the next.
 
 A seq is called *taken* once its message was applied or held back.
 """
@@ -26,11 +26,11 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 class Status(IntEnum):
-    """The status of a session. The numbers are stored: add new ones at the end."""
+    """The status of a session. The integer values are stored: add new ones at the end."""
 
     OPEN = 0
     ENDED = 1
-    EXPIRED = 2  # only shown, for a session that is `marked`: its cursor keeps the status from before
+    EXPIRED = 2  # never stored: reported for a session that is `marked`, whose cursor keeps its earlier status
     BROKEN = 3
 
 
@@ -39,10 +39,10 @@ CURSOR = np.dtype(
         ("lane", np.int32),  # topic-partition of its last message: index in the shard's clock
         ("partition", np.int32),
         ("status", np.int8),
-        ("marked", np.int8),  # 1: expired, until a message proves that wrong
+        ("marked", np.int8),  # 1: expired by stream time; a message with an earlier timestamp can revert this
         ("epoch", np.int64),  # offset of the last applied snapshot (`once`: the one with the highest seq)
         ("last_seq", np.int64),  # highest applied seq; its successor could overflow
-        ("messages", np.int64),  # applied messages
+        ("messages", np.int64),  # number of applied messages
         ("duplicates", np.int64),
         ("gaps", np.int64),
         ("late", np.int64),
@@ -57,12 +57,12 @@ CURSOR = np.dtype(
         ("taken_to", np.int64),
         ("epoch_seq", np.int64),  # seq of the snapshot that `epoch` identifies
         ("highest_ts", np.int64),  # highest event time that has arrived, ms
-        ("due", np.int64),  # stream time after which the next gap is a violation
-        ("held", np.int32),  # messages held back
+        ("due", np.int64),  # stream time after which the earliest gap is a violation
+        ("held", np.int32),  # number of messages held back
         ("changed_at", np.int64),  # stream time of the table's first change since its last cut
         ("cut_position", np.int64),  # last position contained in a cut at expiry
         ("end_seq", np.int64),  # seq of the end, if it has one
-        ("changes", np.int64),  # changes applied since the last cut
+        ("changes", np.int64),  # number of changes applied since the last cut
     ]
 )
 FIELDS = CURSOR.names or ()
@@ -88,7 +88,7 @@ INITIAL: dict[str, int] = {
 
 
 def new_cursors(count: int) -> Cursors:
-    """Returns cursors of new sessions."""
+    """Returns `count` cursors with the values of a session that has no message yet."""
     cursors = np.zeros(count, CURSOR)
     for name, value in INITIAL.items():
         cursors[name] = value
@@ -98,10 +98,13 @@ def new_cursors(count: int) -> Cursors:
 class Hole(msgspec.Struct, array_like=True):
     """A gap under class `once`: the missing seqs from `start` up to but not including `end`.
 
-    Offset, timestamp and partition are those of the message that revealed the gap.
-
     Attributes:
+        start: The first missing seq.
+        end: The seq after the last missing one.
         due: Stream time in ms after which the gap is a violation.
+        offset: Kafka offset of the message that revealed the gap.
+        kafka_ts: Kafka timestamp of that message, ms.
+        partition: Kafka partition of that message.
     """
 
     start: int
@@ -113,10 +116,10 @@ class Hole(msgspec.Struct, array_like=True):
 
 
 class SeqMemory(msgspec.Struct, array_like=True):
-    """The part of a cursor that does not fit its record: kept only for sessions with gaps in their taken seqs.
+    """The variable-length part of a cursor: kept only for sessions with gaps in their taken seqs.
 
     Attributes:
-        taken: Bounds of the intervals of taken seqs, as `SeqSet.bounds`.
+        taken: First and last seq of each interval of taken seqs, alternating, as `SeqSet.bounds`.
         snapshots: `[seq, offset]` of the last applied snapshot in each interval that has one, ascending (`once`).
         holes: The open gaps, in the order in which messages revealed them.
     """
@@ -130,17 +133,17 @@ _memories = msgspec.msgpack.Decoder(SeqMemory)
 
 
 def encode_memory(memory: SeqMemory | None) -> bytes | None:
-    """Encodes a memory for the stored state."""
+    """Encodes the variable-length part of a cursor for the stored state; None stays None."""
     return None if memory is None else msgspec.msgpack.encode(memory)
 
 
 def decode_memory(stored: bytes | None) -> SeqMemory | None:
-    """Decodes a memory that `encode_memory` wrote."""
+    """Decodes the variable-length part of a cursor, which `encode_memory` wrote; None stays None."""
     return None if stored is None else _memories.decode(stored)
 
 
 def postpone_gaps(stored: bytes | None, by: int) -> bytes | None:
-    """Returns a stored memory in which every gap is due `by` ms later."""
+    """Returns an encoded `SeqMemory` in which every gap becomes a violation `by` ms of stream time later."""
     memory = decode_memory(stored)
     if memory is not None:
         for hole in memory.holes:
@@ -150,7 +153,7 @@ def postpone_gaps(stored: bytes | None, by: int) -> bytes | None:
 
 @dataclass(slots=True)
 class Cursor:
-    """One session's cursor as plain Python values: the fields of `CURSOR`, then those of `SeqMemory`."""
+    """One session's cursor as plain Python values: the fields of the record `CURSOR`, then those of `SeqMemory`."""
 
     lane: int = 0
     partition: int = 0
@@ -185,7 +188,7 @@ class Cursor:
 
     @classmethod
     def of(cls, record: np.void, memory: SeqMemory | None = None) -> Cursor:
-        """Returns the cursor in one record of a cursor array, with its memory."""
+        """Returns the cursor with the values of one record of a cursor array and of the session's memory."""
         cursor = cls(*record.tolist())
         if memory is not None:
             cursor.taken, cursor.snapshots, cursor.holes = SeqSet(memory.taken), memory.snapshots, memory.holes
@@ -197,14 +200,14 @@ class Cursor:
         return cursor
 
     def assume_all_taken(self) -> None:
-        """Counts all seqs up to the last as taken, if the class so far did not remember which ones were."""
+        """Marks all seqs up to the last applied one as taken, if the class so far did not record which ones were."""
         if self.last_seq != NO_SEQ and not self.taken.bounds:
             self.taken.add(0, self.last_seq)
 
     def mark_taken(self, first: int, last: int, max_gaps: int) -> None:
-        """Notes that the seqs from `first` to `last` are taken.
+        """Records that the seqs from `first` to `last` are taken.
 
-        If there are more than `max_gaps` gaps then, the oldest count as filled.
+        If this leaves more than `max_gaps` gaps, the lowest gaps count as filled.
         """
         self.taken.add(first, last)
         while self.taken.gaps > max_gaps:
@@ -219,22 +222,22 @@ class Cursor:
             self.epoch_seq, self.epoch = self.snapshots[-1]
 
     def next_due(self) -> int:
-        """Returns the stream time after which the next gap is a violation; `NEVER` if there is no gap."""
+        """Returns the stream time (ms) after which the earliest gap is a violation; `NEVER` if there is no gap."""
         return min((hole.due for hole in self.holes), default=NEVER)
 
     def memory(self) -> SeqMemory | None:
-        """Returns what the record cannot hold; None if the taken seqs have no gap."""
+        """Returns the values that do not fit the fixed-size record; None if the taken seqs have no gap."""
         return SeqMemory(self.taken.bounds, self.snapshots, self.holes) if self.taken.gaps else None
 
     def as_tuple(self) -> tuple[int, ...]:
-        """Returns the values of the record for a cursor array."""
+        """Returns the values of the record `CURSOR`, to be stored in a cursor array."""
         bounds = self.taken.bounds
         self.taken_from, self.taken_to = (bounds[0], bounds[-1]) if bounds else (NO_SEQ, NO_SEQ)
         self.due = self.next_due()
         return tuple(getattr(self, name) for name in FIELDS)
 
     def start_new_life(self) -> None:
-        """Resets the cursor for a new life of the session. Only the position continues."""
+        """Resets the cursor for a new life of the session. Only the position is kept: later ones must be higher."""
         position, fresh = self.position, Cursor()
         for name in Cursor.__slots__:
             setattr(self, name, getattr(fresh, name))

@@ -1,6 +1,7 @@
-"""Where whole tables are cut: at a session's end, at its expiry, and at multiples of the snapshot interval.
+"""Decides where a session's whole table is cut: at its end, at its expiry, and at multiples of the snapshot interval.
 
-Cuts depend only on stream time, which means on the session's messages and the clock of its topic-partition:
+A cut is a place in the session's history at which its whole table may be stored. Cuts depend only on stream time, which
+means on the session's messages and the clock of its topic-partition:
 
 - `interval`: a table that changed is cut at the next multiple of the interval. The cut contains everything applied
   before that time. A table that does not change is not cut again.
@@ -28,7 +29,7 @@ Cuts = npt.NDArray[np.void]
 
 
 class CutReason(IntEnum):
-    """Why a table is cut. The numbers are indices into the list of names in `silver.fold.emit`."""
+    """The reason why a table is cut. The integer values are indices into the list of names in `silver.fold.emit`."""
 
     INTERVAL = 0
     END = 1
@@ -37,14 +38,14 @@ class CutReason(IntEnum):
 
 CUT_DTYPE = np.dtype(
     [
-        ("session", np.int64),  # number of the session, or index of its cursor
-        ("at", np.int64),  # stream time, ms
+        ("session", np.int64),  # index of the session in the batch, or of its cursor
+        ("at", np.int64),  # stream time of the cut, ms
         ("reason", np.int8),
         ("position", np.int64),  # the cut contains everything applied up to this position
         ("life", np.int64),  # first offset of the session's life
         ("last_seq", np.int64),  # highest seq applied in this life
         ("changed_at", np.int64),  # stream time of the first change since the last cut; `NEVER` if there is none
-        ("offset", np.int64),  # of the session's last message at that time; `NO_OFFSET` if time alone caused the cut
+        ("offset", np.int64),  # of the session's last message before the cut; `NO_OFFSET` if time alone caused the cut
         ("changes", np.int64),  # changes applied since the last cut
     ]
 )
@@ -54,7 +55,7 @@ T = TypeVar("T", int, Int64s)
 
 
 def cut_after(now: T, interval: int) -> T:
-    """Returns the stream time at which a change at `now` is cut: the first multiple of the interval after it."""
+    """Returns the stream time (ms) of the cut after a change at `now`: the first multiple of `interval` after it."""
     return (now // interval + 1) * interval
 
 
@@ -65,21 +66,22 @@ def cuts_due(changed_at: Int64s, interval: int) -> Int64s:
 
 
 def no_cuts(count: int = 0) -> Cuts:
-    """Returns an array for `count` cuts, to be filled in."""
+    """Returns an array of `count` cuts with their initial values, for the caller to fill in."""
     return np.zeros(count, CUT_DTYPE)
 
 
 def changes_table(kind: Int8s) -> Bools:
-    """Returns True where a message of this type may change a table."""
+    """Returns a boolean for each message type: True if a message of this type may change a table."""
     return (kind == MessageType.SNAPSHOT) | (kind == MessageType.UPDATE)
 
 
 class Arrived(NamedTuple):
-    """Messages by session, and then in order of arrival.
+    """The messages that arrived in a batch, ordered by session and then by arrival.
 
     Attributes:
-        session: Index of the session's cursor. Every session of the cursors must have a message.
+        session: Index of the session's cursor. Every cursor must have at least one message.
         now: Stream time at arrival, ms.
+        offset: Kafka offset.
     """
 
     session: Int64s
@@ -88,11 +90,16 @@ class Arrived(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Applied messages by session, and then in order of application; no message follows its session's end.
+    """The messages that were applied in a batch, ordered by session and then by application. None follows an `end`.
 
     Attributes:
+        session: Index of the session's cursor.
+        type: Message type, a `MessageType`.
+        seq: Seq of the message.
         at: Stream time at application, ms.
         by: Offset of the message whose arrival had it applied.
+        position: Place in the session's order of application.
+        changes: Number of table changes that the message makes.
     """
 
     session: Int64s
@@ -105,13 +112,18 @@ class Applied(NamedTuple):
 
 
 class ChangesSinceCut(NamedTuple):
-    """What changed in each session's table since its last cut: the fields of `CURSOR` with these names."""
+    """What changed in each session's table since its last cut, in the order of the cursors.
+
+    Attributes:
+        changed_at: Stream time (ms) of the first change; `NEVER` if there is none.
+        changes: Number of changes.
+    """
 
     changed_at: Int64s
     changes: Int64s
 
     def note(self, cursors: Cursors, which: Bools) -> None:
-        """Writes the values into the cursors of the sessions in `which`."""
+        """Writes the values into the same fields of the cursors at which `which` is True."""
         cursors["changed_at"][which], cursors["changes"][which] = self
 
 
@@ -125,7 +137,7 @@ def cuts_in_batch(arrived: Arrived, applied: Applied, before: Cursors, interval:
         interval: The snapshot interval, ms.
 
     Returns:
-        The cuts, where `session` is the index in `before`, and what changed in each table since its last cut.
+        The cuts, whose `session` is the index in `before`, and what changed in each table since its last cut.
     """
     clock = _LastOffsets(arrived, before)
     starts = np.flatnonzero(_changes(applied.session) | _changes(applied.at // interval))
@@ -165,15 +177,15 @@ def cuts_in_batch(arrived: Arrived, applied: Applied, before: Cursors, interval:
 
 
 def _changes(values: Int64s) -> Bools:
-    """Returns True at each value that differs from the one before it."""
+    """Returns a boolean for each value: True if it differs from the value before it."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 class _LastOffsets:
-    """Finds the last offset of a session before a stream time.
+    """Finds the last message of each session that arrived before a given stream time.
 
     Attributes:
-        now: Stream time at each session's last message.
+        now: Stream time at each session's last message, ms.
         life: First offset of each session's life. For a new session that is the offset of its first message.
     """
 
@@ -187,7 +199,7 @@ class _LastOffsets:
         self.life = np.where(known == NO_TIME, arrived.offset[starts], known)
 
     def before(self, session: Int64s, at: Int64s) -> Int64s:
-        """Returns the offset of each session's last message before the given stream time."""
+        """Returns the offset of each session's last message that arrived before the stream time `at` (ms)."""
         keys = session * (len(self._times) + 1) + np.searchsorted(self._times, at)
         place = np.searchsorted(self._keys, keys) - 1
         found = (place >= 0) & (self._arrived.session[place] == session)
@@ -195,7 +207,7 @@ class _LastOffsets:
 
 
 def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
-    """Returns the cuts that are due at the given stream times, and notes them in the cursors.
+    """Returns the cuts that are due by the given stream times, and updates the cursors for them.
 
     The sessions must have no messages held back.
 
@@ -206,7 +218,7 @@ def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: in
         interval: The snapshot interval, ms.
 
     Returns:
-        The cuts, where `session` is the index of the cursor.
+        The cuts, whose `session` is the index of the cursor.
     """
     seen = cursors["last_kafka_ts"] != NO_TIME
     expiry = np.where(seen, cursors["last_kafka_ts"], 0) + timeouts
@@ -224,7 +236,7 @@ def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: in
 
 
 def _waiting(cursors: Cursors, places: Int64s, interval: int) -> Cuts:
-    """Returns the interval cuts that are due for the cursors at these indices."""
+    """Returns the cuts of reason `interval` that are due, one for each cursor at the indices `places`."""
     cuts, found = no_cuts(len(places)), cursors[places]
     cuts["session"], cuts["at"] = places, cuts_due(found["changed_at"], interval)
     for name in ("position", "last_seq", "changed_at", "changes"):

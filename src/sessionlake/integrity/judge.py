@@ -1,20 +1,20 @@
-"""Judges one session message by message: everything in PROTOCOL's "Stream integrity" and "Session life".
+"""Judges one session message by message, by the protocol's sections "Stream integrity" and "Session life".
 
 This code is pure and defines the result: the vectorised path in `batch.py` must give the same. Where the protocol
 leaves a choice, these rules apply:
 
 - `window`: a seq that was applied or is held back is a duplicate, whatever its `ts`. Lateness is judged after that.
-  Expiry releases held messages as soon as stream time passes it. What it applied stays applied even if a later message
-  reverts the expiry. Released messages get positions from the offset of the session's last message on.
-- `once`: a gap is an event when it shows. It becomes a violation when stream time passes the timestamp of the message
-  that revealed it plus `gap_timeout`. The violation has the offset of that message, and the gap is not counted again.
+  Expiry releases held messages as soon as stream time passes it. They stay applied even if a later message reverts the
+  expiry. Their positions start at the offset of the session's last message.
+- `once`: a gap is an event when a message reveals it. It becomes a violation when stream time passes that message's
+  timestamp plus `gap_timeout`. The violation has the offset of that message, and the gap is not counted again.
   The violation does not break a session that has ended or has a newer snapshot. An ended session stays ended under
   `isolate` too.
 - `once`: the first applied `end` ends the session, at its seq. A lower seq that was not applied yet is a late fill; if
   it is another `end`, it changes nothing. A higher seq is `after_end`. An `end` that is itself a late fill also ends
   the session, and messages with higher seqs that were applied before stay applied.
-- Exceeding a limit of held messages or gaps is a violation by the message that exceeds it. If that message is applied
-  all the same, the oldest held message or gap makes room for it.
+- A message that exceeds a limit of held messages or gaps is a violation. If it is applied all the same, the oldest
+  held message is released, or the lowest gap counts as filled.
 - A message whose own timestamp is older than stream time by more than the session timeout expires its session at once.
 - A session is forgotten when stream time is more than twice the session timeout past its last message. Until then, the
   timestamp of a later message may revert the expiry.
@@ -43,7 +43,7 @@ REMEMBERS_SEQS = frozenset({Integrity.ONCE, Integrity.WINDOW})
 
 
 class ViolationError(Exception):
-    """A session violated its class under `fail`. The violation is among the events; judging stops here."""
+    """Raised when a session violates its class under `fail`. The violation is already recorded; judging stops here."""
 
 
 class Judge:
@@ -53,8 +53,8 @@ class Judge:
         cursor: The session's cursor, updated in place.
         held: The session's held messages in (`ts`, `seq`) order.
         rules: The rules of the session's topic.
-        outcome: Where verdicts, events and cuts go.
-        decisions: Operators' decisions by offset.
+        outcome: Where verdicts, events and cuts are recorded.
+        decisions: Operators' decisions, by the offset of the message.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Judge:
         self.rules = rules
         self.outcome = outcome
         self._decisions = decisions or {}
-        # Stream time, and the offset of the arriving message, of what is applied next.
+        # Stream time, and offset of the arriving message, that are recorded with the next applied message.
         self._at, self._by = NO_TIME, NO_OFFSET
 
     def arrive(self, message: MessageHeader) -> None:
@@ -105,7 +105,7 @@ class Judge:
             self._expire(message.now)
 
     def pass_time(self, now: int) -> None:
-        """Judges what is due when stream time reaches `now`: unfilled gaps, cuts and expiry."""
+        """Judges what is due when stream time reaches `now` (ms): unfilled gaps, cuts and expiry."""
         self._judge_due_holes(now)
         expiry = self._expiry
         if self._cut_due <= min(now, expiry):
@@ -115,7 +115,7 @@ class Judge:
             self._expire(expiry)
 
     def cut(self, reason: CutReason, at: int) -> None:
-        """Cuts the session's table as it is now."""
+        """Records a cut of the session's table as it is now, at stream time `at` (ms)."""
         cursor, offset = self._cursor, self._cursor.last_offset
         if reason is CutReason.EXPIRY:
             cursor.cut_position = cursor.position
@@ -127,18 +127,18 @@ class Judge:
 
     @property
     def _expiry(self) -> int:
-        """Stream time after which the session has expired; `NEVER` before its first message."""
+        """Stream time (ms) after which the session has expired; `NEVER` before its first message."""
         last = self._cursor.last_kafka_ts
         return NEVER if last == NO_TIME else last + self.rules.session_timeout
 
     @property
     def _cut_due(self) -> int:
-        """Stream time at which the table is cut; `NEVER` if it has not changed since its last cut."""
+        """Stream time (ms) at which the table is cut; `NEVER` if it has not changed since its last cut."""
         changed_at = self._cursor.changed_at
         return NEVER if changed_at == NEVER else cut_after(changed_at, self.rules.snapshot_interval)
 
     def _expire(self, at: int) -> None:
-        """Releases held messages, and cuts the table unless a cut already contains its content."""
+        """Lets the session expire: releases held messages; cuts the table unless an earlier cut contains it all."""
         cursor = self._cursor
         self._release_all()
         ended = cursor.status == Status.ENDED
@@ -147,7 +147,7 @@ class Judge:
         cursor.marked = int(not ended)
 
     def applies_rest_of_run(self, message: MessageHeader) -> bool:
-        """Returns True if the messages that follow the judged one in its run will be applied, whatever their type."""
+        """Returns True if the messages after this judged one in its run will all be applied, whatever their type."""
         cursor, integrity = self._cursor, self.rules.integrity
         applied = self.outcome.verdict[message.index] == Verdict.APPLIED and cursor.status == Status.OPEN
         latest = message.seq == cursor.last_seq or integrity is Integrity.NONE
@@ -175,7 +175,7 @@ class Judge:
         return message.seq <= last and message.link != Link.RESTART and not is_keep_alive
 
     def _is_behind_gap(self, message: MessageHeader) -> bool:
-        """Returns True if a message is missing between the last one and this one, which is no duplicate."""
+        """Returns True if a message is missing between the session's last one and this one, which is no duplicate."""
         last = self._cursor.last_seq
         if message.link == Link.LINK:
             return message.after != last
@@ -226,11 +226,11 @@ class Judge:
     # -- every class
 
     def _judge(self, message: MessageHeader, releasing: int) -> None:
-        """Judges a message that is no duplicate.
+        """Judges a message that is not a duplicate.
 
         Args:
             message: The message.
-            releasing: Offset of the message whose arrival caused this.
+            releasing: Offset of the message whose arrival had this one judged; it can be the same message.
         """
         cursor, integrity = self._cursor, self.rules.integrity
         if cursor.status == Status.ENDED and not self._is_late_fill(message):
@@ -255,7 +255,7 @@ class Judge:
             self._apply(message, releasing)
 
     def _is_late_fill(self, message: MessageHeader) -> bool:
-        """Returns True if a message that is no duplicate has a seq below that of the session's end."""
+        """Returns True if the message, which must not be a duplicate, has a seq below that of the session's `end`."""
         return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
     def _judge_while_broken(self, message: MessageHeader, releasing: int) -> None:
@@ -309,7 +309,7 @@ class Judge:
             cursor.changed_at = self._at
 
     def _epoch(self, message: MessageHeader) -> int:
-        """Returns the offset of the last snapshot up to this message (under `once`: in seq order)."""
+        """Returns the epoch of a message: the offset of the last snapshot up to it, under `once` in seq order."""
         cursor, snapshots = self._cursor, self._cursor.snapshots
         if self.rules.integrity is not Integrity.ONCE:
             if message.type == MessageType.SNAPSHOT:
@@ -352,7 +352,7 @@ class Judge:
     # -- violations
 
     def _is_applied_despite(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
-        """Records a violation. Returns True if the message is applied all the same, False if it was quarantined."""
+        """Records a violation. Returns True if the message is applied despite it, False if it was quarantined."""
         policy = self._policy(message.offset)
         self._event(message, kind, self._action(message.offset, policy))
         if policy is OnViolation.FAIL:

@@ -14,7 +14,7 @@ from sessionlake.protocol.types import Int8s, Int64s
 
 
 class Verdict(IntEnum):
-    """The verdict on a message. The numbers are the places of its count in the batch report."""
+    """The verdict on a message. The integer values are the order of the verdicts' counts in the batch report."""
 
     APPLIED = 0
     DUPLICATE = 1
@@ -23,7 +23,7 @@ class Verdict(IntEnum):
 
 
 class EventKind(StrEnum):
-    """The kind of an integrity event: column `event` of `silver.integrity_events`."""
+    """What happened in an integrity event: column `event` of `silver.integrity_events`."""
 
     DUPLICATE = "duplicate"
     GAP = "gap"
@@ -51,18 +51,22 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessageHeader:
-    """The part of a message that judging needs. Times are in ms, the size in bytes.
+    """The part of a message that judging needs. Times are in ms.
 
     Attributes:
+        type: A `protocol.message.MessageType`.
         seq: `NO_SEQ` where the message has none (class `none`).
-        kafka_ts: The timestamp in Kafka; `protocol.kafka_time` says what it can be.
+        ts: Event time.
+        offset: Kafka offset.
+        kafka_ts: The timestamp in Kafka; the module `protocol.kafka_time` lists the values for a missing one.
+        partition: Kafka partition.
         lane: Index of the topic-partition in the shard's clock.
         now: Stream time of the topic-partition when the message arrived.
         size: Bytes of the message's value.
         changes: Number of table changes that the message makes.
-        after: The message covers the interval `(after, seq]` of its session's order; `ANY` for whatever was last.
-        link: A `Link`.
-        index: Its place in the outcome, where the messages held back before the batch come first.
+        after: The seq that the message follows: it covers the interval `(after, seq]`. `ANY` follows every seq.
+        link: A `protocol.message.Link`: how strictly `after` must match the session's last seq.
+        index: Index of the message in the outcome, in which the messages held back before the batch come first.
     """
 
     type: int
@@ -81,18 +85,23 @@ class MessageHeader:
 
     @property
     def time(self) -> int:
-        """The time of the message: its Kafka timestamp, or stream time if it has none."""
+        """The time of the message in ms: its Kafka timestamp, or stream time if it has none."""
         return message_time(self.kafka_ts, self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One integrity event: a judgement other than "applied". Times are in ms.
+    """One integrity event: a row of `silver.integrity_events`, such as a duplicate or a gap.
 
     Attributes:
         session: Number of the session in the batch.
+        kind: What happened.
+        action: What was done about it.
+        partition: Kafka partition of the message that caused the event.
+        offset: Kafka offset of that message.
         expected: The expected seq; None if any seq was acceptable.
         actual: The seq of the message; None if it has none.
+        kafka_ts: Kafka timestamp of the message, ms.
     """
 
     session: int
@@ -106,19 +115,22 @@ class Event:
 
 
 class Outcome:
-    """The result of judging the messages of a batch, by message index. Values of applied messages have no meaning else.
+    """The result of judging a batch: arrays with a value for each message, then lists of events, cuts and sessions.
+
+    The arrays `epoch`, `position`, `at` and `by` are set only for applied messages.
 
     Attributes:
         verdict: A `Verdict` for each message.
         reason: Code of the quarantine reason; 0 for messages that are not quarantined.
-        epoch: Of applied messages: offset of the last snapshot at that time.
-        position: Of applied messages: their place in the session's order of application.
-        at: Of applied messages: stream time (ms) at application. If expiry released the message, 1 ms after the expiry.
-        by: Of applied messages: offset of the message whose arrival had it applied; `NO_OFFSET` if expiry did.
+        epoch: Offset of the last snapshot when the message was applied.
+        position: Place of the message in the session's order of application.
+        at: Stream time (ms) at application. If expiry released the message, 1 ms after the expiry.
+        by: Offset of the message whose arrival had this one applied; `NO_OFFSET` if expiry did.
         life: First offset of the session's life; not set for messages that an operator had skipped.
         events: Integrity events, by session and then in the order of judging.
-        late_fills: Sessions in which a message was applied after messages with higher seqs (class `once`).
-        decided: Session number and offset of each operator's decision that was followed.
+        late_fills: Numbers of the sessions in which a message was applied after messages with higher seqs (class
+            `once`).
+        decided: Session number and message offset of each operator's decision that was followed.
         session: Number of the session that is being judged.
     """
 
@@ -138,15 +150,15 @@ class Outcome:
 
     @property
     def cuts(self) -> Cuts:
-        """The cuts of tables; `session` is the session's number in the batch."""
+        """The recorded cuts of tables; their `session` is the session's number in the batch."""
         return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
 
     def before_time(self, of_message: Int64s, of_session: Int64s) -> None:
-        """Marks the times of what was applied before its topic-partition had a stream time as unknown.
+        """Marks times as unknown in `at` and in the cuts, where the topic-partition had no stream time yet.
 
         Args:
-            of_message: For each message, the first offset at which the time was known.
-            of_session: The same for each session, by its number in the batch.
+            of_message: For each message, the first offset at which the stream time of its topic-partition was known.
+            of_session: The same offset for each session, by the session's number in the batch.
         """
         self.at[(self.by != NO_OFFSET) & (self.by < of_message)] = NO_KAFKA_TIME
         for cuts in self._cuts:
@@ -156,5 +168,5 @@ class Outcome:
             cuts["changed_at"][early & (cuts["changed_at"] != NEVER)] = NO_KAFKA_TIME
 
     def cut(self, cuts: Cuts) -> None:
-        """Adds cuts; their `session` is the session's number in the batch."""
+        """Records cuts; their `session` is the session's number in the batch."""
         self._cuts.append(cuts)

@@ -14,7 +14,7 @@ from sessionlake.protocol.types import Bools, TopicPartition
 
 
 def session_keys_of(state: ShardState) -> list[str]:
-    """Returns the keys of the sessions in a state, each once, including those with only held messages."""
+    """Returns the keys of the sessions in a state, each once, including sessions that have only held messages."""
     held = [] if state.held is None else session_keys(state.held).to_pylist()
     return list(dict.fromkeys([*state.keys.to_pylist(), *held]))
 
@@ -22,12 +22,12 @@ def session_keys_of(state: ShardState) -> list[str]:
 def select_sessions(
     state: ShardState, keys: Collection[str], extra_lanes: Collection[TopicPartition] = ()
 ) -> ShardState:
-    """Returns the state of some sessions.
+    """Returns a state with only some sessions of another state.
 
     Args:
-        state: The state to take them from; it is not changed.
-        keys: The keys of these sessions.
-        extra_lanes: Topic-partitions whose stream times are copied although none of the sessions is in them.
+        state: The state with all sessions; it is not changed.
+        keys: The keys of the sessions to copy.
+        extra_lanes: Topic-partitions whose stream times are copied although none of these sessions is in them.
     """
     mine = _among(state.keys, keys)
     held = None if state.held is None else state.held.filter(pa.array(_among(session_keys(state.held), keys)))
@@ -43,9 +43,9 @@ def select_sessions(
 
 
 def join_states(parts: Iterable[ShardState]) -> ShardState:
-    """Returns one state with the sessions of all parts. Each session must be in only one of them.
+    """Returns one state with the sessions of all parts. Each session must be in only one part.
 
-    All parts must be from after the same batch: then a topic-partition has the same stream time in each.
+    All parts must come from the same batch: then a topic-partition has the same stream time in every part.
     """
     joined = ShardState()
     for part in parts:
@@ -60,7 +60,7 @@ def join_states(parts: Iterable[ShardState]) -> ShardState:
 
 
 def group_by_shard(keys: Iterable[str], targets: Mapping[str, int]) -> dict[int, list[str]]:
-    """Returns the keys of each shard, by the shard of each key."""
+    """Returns the session keys of each shard, given the shard of each key."""
     found: dict[int, list[str]] = {}
     for key in keys:
         found.setdefault(targets[key], []).append(key)

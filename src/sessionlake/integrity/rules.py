@@ -19,7 +19,7 @@ class Decision(StrEnum):
 
     @property
     def policy(self) -> OnViolation | None:
-        """The policy that replaces the configured one; None if the message is skipped instead of judged."""
+        """The violation policy that replaces the configured one; None if the message is skipped instead of judged."""
         return {Decision.ACCEPT_GAP: OnViolation.RECORD, Decision.ISOLATE: OnViolation.ISOLATE}.get(self)
 
 
@@ -29,7 +29,7 @@ DecisionKey = tuple[str, int, str, int]
 
 @dataclass(frozen=True)
 class Rules:
-    """How the sessions of one topic are judged. Times are in milliseconds; limits apply to each session."""
+    """How the sessions of one topic are judged. Times are in milliseconds; the `max_` limits apply to each session."""
 
     integrity: Integrity
     on_violation: OnViolation
@@ -44,9 +44,10 @@ class Rules:
 
 @dataclass
 class RuleBook:
-    """Looks up the rules of a topic: the first `by_topic` entry whose pattern matches, over the defaults.
+    """Looks up a topic's rules: the first entry of `by_topic` whose pattern matches it, with defaults for the rest.
 
     Attributes:
+        capture: The capture settings, which contain the defaults and `by_topic`.
         snapshot_interval: Time between snapshots of a session's table, in ms; the same for all topics.
     """
 
@@ -55,7 +56,7 @@ class RuleBook:
     _known: dict[str, Rules] = field(default_factory=dict)
 
     def of(self, topic: str) -> Rules:
-        """Returns the rules of a topic."""
+        """Returns the rules by which sessions of this topic are judged."""
         if topic not in self._known:
             self._known[topic] = self._resolve(topic)
         return self._known[topic]
@@ -78,7 +79,7 @@ class RuleBook:
 
 @dataclass(frozen=True)
 class SeqOptional:
-    """Tells whether messages of a topic may lack a `seq`: only under class `none`. Picklable."""
+    """A function that says whether messages of a topic may lack a `seq`: only under class `none`. Picklable."""
 
     capture: CaptureSettings
 
@@ -88,6 +89,6 @@ class SeqOptional:
 
 
 def decode_rules(capture: CaptureSettings) -> DecodeRules:
-    """Returns the rules by which a Kafka value is accepted as a message, from the configuration."""
+    """Returns the rules by which a Kafka value is accepted as a message, from the capture settings."""
     skew = milliseconds(capture.max_future_skew)
     return DecodeRules(capture.declared, capture.max_message_bytes, skew, SeqOptional(capture))

@@ -1,4 +1,4 @@
-"""The set of seqs that a session has taken, as disjoint intervals: its size grows with the gaps, not the messages."""
+"""A set of seqs as intervals, for the seqs that a session has taken: its size grows with the gaps, not the messages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 
 class SeqSet:
-    """A set of seqs, stored as inclusive intervals in ascending order that do not touch each other.
+    """A set of seqs, stored as ascending inclusive intervals with at least one missing seq between two of them.
 
     Args:
-        bounds: `first, last, first, last, …`, as the property `bounds` returns them.
+        bounds: First and last seq of each interval: `first, last, first, last, …`.
     """
 
     __slots__ = ("_firsts", "_lasts")
@@ -25,7 +25,7 @@ class SeqSet:
 
     @property
     def bounds(self) -> list[int]:
-        """The first and last seq of each interval, alternating."""
+        """The first and last seq of each interval, alternating: `first, last, first, last, …`."""
         return [seq for pair in zip(self._firsts, self._lasts, strict=True) for seq in pair]
 
     @property
@@ -34,14 +34,14 @@ class SeqSet:
         return max(len(self._firsts) - 1, 0)
 
     def gaps_with(self, seq: int) -> int:
-        """Returns the number of gaps there would be if this seq, which is not in the set, were added."""
+        """Returns the number of gaps that the set would have with this seq, which must not be in it yet."""
         place = bisect_left(self._lasts, seq)
         below = place > 0 and self._lasts[place - 1] == seq - 1
         above = place < len(self._firsts) and self._firsts[place] == seq + 1
         return len(self._firsts) - below - above
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Adds one seq, or all seqs from `first` to `last`."""
+        """Adds all seqs from `first` to `last`, both included; only `first` if `last` is None."""
         last = first if last is None else last
         low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
         if low < high:
@@ -59,11 +59,11 @@ class SeqSet:
         self._lasts[place : place + 1] = [seq - 1] * (first < seq) + [last] * (seq < last)
 
     def close_lowest_gap(self) -> None:
-        """Adds all seqs of the lowest gap. The set must have a gap."""
+        """Fills the lowest gap by adding its seqs. The set must have a gap."""
         del self._firsts[1], self._lasts[0]
 
     def missing(self, first: int, last: int) -> Iterator[int]:
-        """Yields the seqs from `first` to `last` that are not in the set, ascending."""
+        """Yields the seqs from `first` to `last`, both included, that are not in the set, ascending."""
         seq = first
         for place in range(bisect_left(self._lasts, first), len(self._lasts)):
             yield from range(seq, min(self._firsts[place], last + 1))
@@ -73,6 +73,6 @@ class SeqSet:
         yield from range(seq, last + 1)
 
     def contains_all(self, first: int, last: int) -> bool:
-        """Returns True if the set contains every seq from `first` to `last`."""
+        """Returns True if the set contains every seq from `first` to `last`, both included."""
         place = bisect_left(self._lasts, first)
         return place < len(self._lasts) and self._firsts[place] <= first and self._lasts[place] >= last

@@ -1,4 +1,4 @@
-"""The input of the judge: a shard's messages as columns, and the sessions they belong to."""
+"""The input of judging: a shard's messages as columns, and the sessions to which they belong."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 @dataclass(frozen=True)
 class Stream:
-    """Well-formed messages as arrays of one length, sorted by session and then by offset. Times are in ms.
+    """Well-formed messages as arrays, one value per message, sorted by session and then by offset. Times are in ms.
 
     Attributes:
-        starts: Index of each session's first message.
+        starts: Index of each session's first message; one value for each session.
+        type: A `protocol.message.MessageType`.
         seq: `NO_SEQ` where the message has none.
+        ts: Event time.
+        offset: Kafka offset.
+        kafka_ts: The timestamp in Kafka; the module `protocol.kafka_time` lists the values for a missing one.
+        partition: Kafka partition.
         lane: Index of the topic-partition in the shard's clock.
-        kafka_ts: The timestamp in Kafka; `protocol.kafka_time` says what it can be.
         now: Stream time of the topic-partition when the message arrived.
         size: Bytes of the message's value.
         changes: Number of table changes that the message makes.
-        after: The message covers the interval `(after, seq]` of its session's order; `ANY` for whatever was last.
-        link: A `Link`.
+        after: The seq that the message follows: it covers the interval `(after, seq]`. `ANY` follows every seq.
+        link: A `protocol.message.Link`: how strictly `after` must match the session's last seq.
     """
 
     starts: Int64s
@@ -48,16 +52,16 @@ class Stream:
 
     @property
     def ends(self) -> Int64s:
-        """One past the index of each session's last message."""
+        """For each session, the index after its last message."""
         return np.append(self.starts[1:], len(self.seq))
 
     @cached_property
     def time(self) -> Int64s:
-        """The time of each message: its Kafka timestamp, or stream time if it has none."""
+        """The time of each message in ms: its Kafka timestamp, or stream time if it has none."""
         return message_times(self.kafka_ts, self.now)
 
     def header(self, index: int, base: int = 0) -> MessageHeader:
-        """Returns one message, whose index in the outcome is `base + index`."""
+        """Returns the message at `index` as a `MessageHeader`, whose index in the outcome is `base + index`."""
         columns: Any = (getattr(self, name)[index].item() for name in STREAM_COLUMNS)
         return MessageHeader(*(*columns, base + index))
 
@@ -69,17 +73,19 @@ STREAM_COLUMNS = (
 
 @dataclass
 class ShardBatch:
-    """The sessions to judge: first those with messages, in the stream's order, then silent ones with something due.
+    """The sessions of a shard to judge in one batch: first those with messages, then others with something due by time.
 
-    In the outcome, held messages come first: a stream message has its own index plus the number of held messages.
+    A session's index in these sequences is its number in the batch. Sessions with messages are in the stream's order.
+    In the outcome, held messages come first: a new message has its index in `stream` plus the number of held messages.
 
     Attributes:
-        cursors: The cursors, updated in place.
-        memories: The encoded memories of the cursors, replaced in place.
+        stream: The batch's new messages.
+        cursors: The cursor of each session, updated in place.
+        memories: The encoded memory of each cursor, replaced in place.
         rules: The rules of each session.
-        ends: Stream time of each session's topic-partition at the end of the batch.
-        held: Messages held back, sorted by session and then by (`ts`, `seq`).
-        held_bounds: For each session the index of its first held message; the next item is the end.
+        ends: Stream time (ms) of each session's topic-partition at the end of the batch.
+        held: Messages held back by earlier batches, sorted by session and then by (`ts`, `seq`).
+        held_bounds: Index of each session's first message in `held`; the next value is the index after its last one.
         decisions: Operators' decisions by session number and then by offset.
     """
 

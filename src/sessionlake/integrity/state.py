@@ -1,4 +1,4 @@
-"""The state of a shard between batches: the cursors as columns, the clock, and the messages held back.
+"""The state of a shard between batches: the sessions' cursors as columns, the clock, and the messages held back.
 
 The stored form has a version, `FORMAT`. A state of another version is refused.
 """
@@ -29,7 +29,7 @@ _FEW = 1_000
 
 
 class _Stored(msgspec.Struct):
-    """The stored form: Arrow IPC inside MessagePack."""
+    """The stored form of a state: Arrow IPC for cursors and held messages, inside MessagePack."""
 
     format: str
     cursors: bytes
@@ -49,8 +49,8 @@ class ShardState:
         keys: The session key of each cursor, made by `protocol.arrow.session_key`.
         cursors: One record of `CURSOR` per session.
         memories: The encoded `SeqMemory` of each cursor; None for most.
-        clock: Stream time of the topic-partitions of the sessions.
-        held: Messages held back, as rows of a chunk; None if there are none.
+        clock: Stream times of the topic-partitions that have sessions.
+        held: Messages held back, as rows of decoded messages; None if there are none.
     """
 
     keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
@@ -62,11 +62,11 @@ class ShardState:
     """The cursors as they were stored, until one changes. It saves encoding them again when only time has passed."""
 
     def find(self, keys: pa.Array) -> Int64s:
-        """Returns the index of each key's cursor, or -1 where it has none."""
+        """Returns the index of the cursor of each session key, or -1 where the state has none."""
         return pc.fill_null(pc.index_in(keys, value_set=self.keys), -1).to_numpy().astype(np.int64)
 
     def update(self, places: Int64s, keys: pa.Array, cursors: Cursors, memories: Objects) -> Int64s:
-        """Writes cursors at the given indices, appends those with index -1, and returns all their indices."""
+        """Replaces the cursors at the indices `places` and appends those with index -1; returns the index of each."""
         known = places >= 0
         count = len(self.cursors)
         self._stored = None
@@ -81,7 +81,7 @@ class ShardState:
         return indices
 
     def fill_first_times(self) -> Int64s:
-        """Fills in the time of sessions whose topic-partition got its first stream time; returns their indices."""
+        """Sets unknown times of sessions whose topic-partition got its first stream time; returns their indices."""
         found = [np.zeros(0, np.int64)]
         for lane, (time, _) in self.clock.first_times.items():
             places = np.flatnonzero(self.cursors["lane"] == lane)
@@ -97,27 +97,33 @@ class ShardState:
         return np.concatenate(found)
 
     def mark_expired(self, sessions: Int64s) -> None:
-        """Marks these cursors as expired."""
+        """Marks the sessions at these cursor indices as expired."""
         if len(sessions):
             self._stored = None
             self.cursors["marked"][sessions] = 1
 
     def cut_by_time(self, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
-        """Returns the cuts that are due at these stream times, and notes them in the cursors."""
+        """Returns the cuts that are due by these stream times, and updates the cursors for them.
+
+        Args:
+            times: Stream time of each session's topic-partition, ms.
+            timeouts: Session timeout of each session, ms.
+            interval: The snapshot interval, ms.
+        """
         cuts = cuts_by_time(self.cursors, times, timeouts, interval)
         if len(cuts):
             self._stored = None
         return cuts
 
     def keep_sessions(self, wanted: Bools) -> None:
-        """Keeps the cursors where `wanted` is True and drops all others."""
+        """Keeps the sessions where `wanted` is True and drops the cursors and keys of all others."""
         if not wanted.all():
             self._stored = None
             self.keys = self.keys.filter(pa.array(wanted))
             self.cursors, self.memories = self.cursors[wanted], self.memories[wanted]
 
     def drop_unused_lanes(self, extra_lanes: Collection[TopicPartition] = ()) -> None:
-        """Drops the stream time of each topic-partition that has no session, unless it is in `extra_lanes`."""
+        """Removes topic-partitions without sessions from the clock, except those in `extra_lanes`."""
         lanes = self.clock.lanes
         used = np.array([(lane.topic, lane.partition) in extra_lanes for lane in lanes], np.bool_)
         used[self.cursors["lane"]] = True
@@ -136,11 +142,11 @@ class ShardState:
         is_selected: Callable[[str, int, str], bool],
         extra_lanes: Collection[TopicPartition] = (),
     ) -> None:
-        """Replaces the selected sessions of this state by those of another state.
+        """Replaces the selected sessions of this state by the selected sessions of another state.
 
         Args:
             source: A state of the same shard after the same messages. An empty one removes the selected sessions.
-            is_selected: Says for a topic, partition and session id whether that session is replaced.
+            is_selected: Called with topic, partition and session id; returns True if that session is to be replaced.
             extra_lanes: Topic-partitions whose stream times are kept although no session is in them.
         """
         self.keep_sessions(~_selected(self.keys, is_selected))
@@ -159,7 +165,11 @@ class ShardState:
         self.drop_unused_lanes(extra_lanes)
 
     def encode(self, columns: tuple[Column, ...]) -> bytes:
-        """Returns the state as bytes, with the declared columns, for `decode`."""
+        """Encodes the state as bytes that `decode` reads.
+
+        Args:
+            columns: The declared columns, which held messages contain.
+        """
         held = None if self.held is None or not self.held.num_rows else write_ipc(self.held)
         declared = [(column.name, column.sql) for column in columns]
         return msgspec.msgpack.encode(
@@ -174,12 +184,12 @@ class ShardState:
 
     @classmethod
     def decode(cls, stored: bytes | None, columns: tuple[Column, ...] | None) -> ShardState:
-        """Reads a state that `encode` wrote.
+        """Decodes a state that `encode` wrote.
 
         Args:
             stored: The stored bytes; None gives an empty state.
-            columns: The columns declared now. Held messages get those that were declared since. With None, held
-                messages keep the columns they were stored with.
+            columns: The columns declared now; held messages get a null for each column declared since they were stored.
+                With None, held messages keep the columns they were stored with.
 
         Raises:
             LakeError: The state has a format that this version does not read, or it has a column that is no longer
@@ -201,7 +211,7 @@ class ShardState:
 
 
 def changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
-    """Returns a column of a stored state that is no longer declared with the same type; None if there is none.
+    """Returns name and type, as text, of a stored column that `columns` lacks in this form; None if there is none.
 
     Raises:
         LakeError: The state has a format that this version does not read.

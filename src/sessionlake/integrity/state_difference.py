@@ -1,8 +1,8 @@
 """Compares two states of a shard: is there a difference that could change how a later message is judged?
 
 Equal tables do not prove equal states: a wrong state shows only when the next message is judged. Two correct states can
-differ in a few values, depending on how the messages were split into batches. These values are not compared; each such
-exception is listed here with its reason.
+differ in a few values that depend on how the messages were split into batches. These values are not compared; each
+is listed in this module with its reason.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _PRESENT = "present"
 
 @dataclass(frozen=True)
 class StateDifference:
-    """One difference between a stored state and the state computed again.
+    """One difference between a stored state and the same state rebuilt from the messages.
 
     Attributes:
-        topic: The topic it is in.
-        partition: None if the difference is one of a topic-partition and not of a session.
-        session_id: None in the same case.
+        topic: The topic of the session or topic-partition that differs.
+        partition: The session's partition; None if a topic-partition's clock differs, which `field` then names.
+        session_id: The session's id; None if a topic-partition's clock differs.
         field: Name of the field, or description of the part of the state.
         found: The stored value, as text.
         rebuilt: The value it should have, as text.
@@ -69,7 +69,7 @@ def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference 
 
 
 def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    """Compares stream times by topic-partition: their indices depend on which came first."""
+    """Yields differences in stream time, by topic-partition: its index in the two clocks can differ."""
     sides = [{(lane.topic, lane.partition): lane for lane in state.clock.lanes} for state in (found, rebuilt)]
     needed = _of_sessions(found) | _of_sessions(rebuilt)
     for topic, partition in sorted({*sides[0], *sides[1]}):
@@ -85,7 +85,7 @@ def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]
 
 
 def _of_sessions(state: ShardState) -> set[TopicPartition]:
-    """Returns the topic-partitions of the sessions. An older version also stored others, which are never used."""
+    """Returns the topic-partitions that have sessions. An older version also stored unused ones without sessions."""
     lanes = state.clock.lanes
     return {(lanes[n].topic, lanes[n].partition) for n in set(state.cursors["lane"].tolist()) if n < len(lanes)}
 
@@ -123,7 +123,7 @@ def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifferenc
 
 
 def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    """Compares the held messages one by one, sorted: their stored order depends on the batches and has no meaning."""
+    """Yields differences in held messages, after sorting both states: the stored order depends on the batches."""
     sides = [_sorted_messages(state.held) for state in (found, rebuilt)]
     longest = max((side.num_rows for side in sides if side is not None), default=0)
     for start in range(0, longest, _LOOKED_AT):
@@ -134,7 +134,10 @@ def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
 
 
 def _held_rows(found: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> Iterator[StateDifference]:
-    """Compares sorted messages up to the first one that only one side has: after it the rows no longer correspond."""
+    """Yields differences between two sorted lists of messages; stops at the first message that only one list has.
+
+    After that message, the rows of the two lists no longer correspond.
+    """
     for number in range(max(len(found), len(rebuilt))):
         sides = [rows[number] if number < len(rows) else None for rows in (found, rebuilt)]
         ahead = min((row for row in sides if row is not None), key=_place_of)
@@ -156,20 +159,20 @@ def _missing(topic: str, partition: int | None, session: str | None, what: str, 
 
 
 def _by_key(state: ShardState) -> Int64s:
-    """Returns the indices of the cursors by session key: their own order depends on which session came first."""
+    """Returns the indices of the cursors in order of session key, which is the same in every correct state."""
     order: Int64s = pc.array_sort_indices(state.keys).to_numpy().astype(np.int64)
     return order
 
 
 def _comparable(cursors: Cursors) -> Cursors:
-    """Removes the values of an earlier life from the cursors, in place, and returns them."""
+    """Resets positions that belong to an earlier life of their session, in place, and returns the cursors."""
     for name in _OF_PRESENT_LIFE:
         cursors[name][cursors[name] < cursors["first_offset"]] = NO_POSITION
     return cursors
 
 
 def _renumbered(state: ShardState, other: ShardState) -> Int64s:
-    """Returns for each lane of a state its number in another state, or -1 where that one does not have it."""
+    """Returns for each topic-partition of `state`'s clock its index in the clock of `other`, -1 where it is missing."""
     number = {(lane.topic, lane.partition): number for number, lane in enumerate(other.clock.lanes)}
     return np.array([number.get((lane.topic, lane.partition), -1) for lane in state.clock.lanes], np.int64)
 

@@ -1,10 +1,11 @@
 """Notes of stream time: what each topic-partition's stream time was at the offsets where batches ended.
 
-A shard remembers the stream time only of the topic-partitions that its sessions are in. If a batch brings it a new
-topic-partition, earlier messages of that one still count, so the task that packs the batch looks up the note they left.
+A shard remembers stream time only for topic-partitions that have sessions in it. A batch can bring it messages of
+another topic-partition, whose earlier messages count for stream time too. So the task that packs the batch looks up the
+note that the earlier messages left.
 
 A note follows from the messages, so it never becomes wrong. The note to use is the last one before the batch's own
-messages. Therefore a batch that is repeated finds the same note as the first time, even if its own notes exist by then.
+messages. So a batch that is repeated uses the same note as the first time, even if the batch has written notes since.
 A silence has the offset of the message before it, and its note replaces the note of that message.
 """
 
@@ -26,7 +27,7 @@ SCHEMA = pa.schema(
     [("topic_partition", pa.string()), ("offset", pa.int64()), ("time", pa.int64())],
     metadata={"format": "sessionlake.stream_times/2"},
 )
-# Recent notes are rewritten with every batch, so they are limited to this number, or to this share of all notes.
+# Recent notes are rewritten with every batch, so there are at most this many, or this share of the settled notes.
 _RECENT = 4_096
 _RECENT_SHARE = 1 / 16
 # Number of notes kept per topic-partition: from before and after the last batch that had messages of it.
@@ -39,10 +40,10 @@ def _none() -> pa.Table:
 
 @dataclass(frozen=True)
 class StreamTimes:
-    """The notes in memory, as tables of `SCHEMA`: at least the last two of each topic-partition.
+    """The notes in memory, as tables of `SCHEMA`: at least the last two notes of each topic-partition.
 
     Attributes:
-        settled: Most of the notes.
+        settled: Most of the notes; rewritten only when there are too many recent ones.
         recent: The notes written since `settled` was made. A note can be in both.
     """
 
@@ -50,7 +51,15 @@ class StreamTimes:
     recent: pa.Table = field(default_factory=_none)
 
     def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
-        """Returns stream time and last offset of topic-partitions before the given offsets."""
+        """Returns the stream time of each topic-partition before a given offset, from its last note before that offset.
+
+        Args:
+            names: Topic-partitions, each once.
+            first: For each topic-partition, the offset before which its stream time is wanted.
+
+        Returns:
+            For each topic-partition, stream time (ms) and offset of the note; `NO_TIME` and `BEGINNING` without one.
+        """
         time, offset = np.full(len(names), NO_TIME), np.full(len(names), BEGINNING, np.int64)
         wanted = pa.array([_key(*name) for name in names], pa.string())
         for notes in (self.settled, self.recent):
@@ -68,7 +77,11 @@ class StreamTimes:
         return time, offset
 
     def noted(self, ends: Iterable[LaneTime]) -> StreamTimes:
-        """Returns these notes and those of where topic-partitions are after a batch."""
+        """Returns these notes and new ones.
+
+        Args:
+            ends: Stream time and last offset of each topic-partition after a batch.
+        """
         rows = [(_key(end.topic, end.partition), end.offset, end.time) for end in ends]
         columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
         added = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
@@ -83,7 +96,7 @@ def _key(topic: str, partition: int) -> str:
 
 
 def _last_of_each(notes: pa.Table) -> pa.Table:
-    """Returns the notes that can still be needed, each once."""
+    """Returns the last `_KEPT` notes of each topic-partition, with only the latest of those with the same offset."""
     code, offset = dictionary_codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
     order = np.lexsort((notes["time"].to_numpy(), offset, code))
     code, offset = code[order], offset[order]

@@ -1,6 +1,6 @@
 """How applied messages change a cursor: one rule per column, used for many runs, one run and one message.
 
-A *run* is a stretch of one session's messages that are applied one after the other. Each column of the cursor that
+A *run* is a series of messages of one session that are applied one after the other. Each column of the cursor that
 depends only on the applied messages is updated here and nowhere else. To add such a column, add a line to `STEPS`.
 """
 
@@ -18,7 +18,7 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 
 class How(Enum):
-    """How a column is updated from the values of the messages."""
+    """How a column of the cursor is updated from the values of applied messages."""
 
     LEAST = 0
     GREATEST = 1
@@ -32,7 +32,8 @@ class Step(NamedTuple):
 
     Attributes:
         column: The column of the cursor.
-        value: The field of `Run` that it is computed from.
+        how: How the column is updated.
+        value: The field of `Run` that the column is computed from.
         least: Lower values count as this one.
         greatest: Higher values count as this one.
     """
@@ -51,15 +52,18 @@ STEPS = (
     Step("position", How.LAST, "position"),
     Step("ended_at", How.AT_END, "ts", FIRST_MS, LAST_MS),
     Step("end_seq", How.AT_END, "seq"),
-    Step("messages", How.COUNT, "seq"),  # must be last: the other steps look at the count from before
+    Step("messages", How.COUNT, "seq"),  # must be last: other steps need the count from before these messages
 )
 
 
 class Run(NamedTuple):
-    """Runs of applied messages, one behind the other. An end can only be the last message of its run.
+    """Runs of applied messages as arrays, each run after the one before. An `end` can only be the last of its run.
 
     Attributes:
         starts: Index of the first message of each run.
+        type: Type of each message, a `MessageType`.
+        seq: Seq of each message.
+        ts: Event time of each message, ms.
         position: Place of each message in its session's order of application.
     """
 
@@ -71,7 +75,7 @@ class Run(NamedTuple):
 
 
 def apply_runs(cursors: Cursors, run: Run) -> None:
-    """Updates the cursors of open sessions in place, each with its own run."""
+    """Updates the cursors of open sessions in place; the cursor at index n gets the messages of run n."""
     last = np.append(run.starts[1:], len(run.seq)) - 1
     ended, fresh = run.type[last] == MessageType.END, cursors["messages"] == 0
     for column, how, name, least, greatest in STEPS:
@@ -94,7 +98,7 @@ def apply_runs(cursors: Cursors, run: Run) -> None:
 
 
 def apply_run(cursor: Cursor, run: Run) -> None:
-    """Updates the cursor of one open session with its run."""
+    """Updates the cursor of one open session in place with the messages in `run`, which are all of this session."""
     ended = int(run.type[-1]) == MessageType.END
     for step in STEPS:
         values, how = getattr(run, step.value), step.how
@@ -113,7 +117,7 @@ def apply_run(cursor: Cursor, run: Run) -> None:
 
 
 def apply_message(cursor: Cursor, seq: int, ts: int, position: int, *, ends: bool) -> None:
-    """Updates a session's cursor with one message; `ends` says whether the message ends the session."""
+    """Updates a session's cursor in place with one applied message; `ends` is True if the message is an `end`."""
     values = {"seq": seq, "ts": ts, "position": position}
     for step in STEPS:
         _move(cursor, step, 1 if step.how is How.COUNT else values[step.value], ended=ends)

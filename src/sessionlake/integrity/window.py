@@ -1,9 +1,9 @@
 """The fast path for class `window`: judges whole sessions at once with array operations.
 
 Messages are held back on arrival, released in event-time order, and judged on release. The fast path handles open
-sessions that miss no message, have none that is late, stay below the limits, and do not expire in the batch. Their
-messages may arrive in any order of `seq` and `ts` within the lateness. `judge.py` handles all others; for every session
-both give the same result.
+sessions that miss no message, have no late one, stay below the limits of held messages and do not expire in the batch.
+Their messages may arrive in any order of `seq` and `ts` within the lateness. `judge.py` handles all other sessions. For
+every session both give the same result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from sessionlake.settings.capture import Integrity
 
 
 def judge_windows(batch: ShardBatch, out: Outcome) -> Bools:
-    """Judges the sessions that the fast path can handle and updates their cursors; returns True for each of these."""
+    """Judges the sessions that the fast path can handle and updates their cursors.
+
+    Returns:
+        A boolean for each session with messages: True if it was judged.
+    """
     wanted = _candidates(batch)
     if not wanted.any():
         return wanted
@@ -61,13 +65,13 @@ def _released_after(ts: Int64s, batch: ShardBatch, owner: Int64s) -> Int64s:
 
 
 class _Arrivals:
-    """The messages of the candidate sessions in order of arrival.
+    """The messages of candidate sessions, which the fast path may be able to handle, in order of arrival.
 
     Attributes:
         sessions: Number of sessions that have messages in the batch.
         place: Index of each message in the stream.
         owner: Session number of each message.
-        highest: Highest event time of the session up to each message.
+        highest: Highest event time (ms) of the session up to each message.
     """
 
     def __init__(self, batch: ShardBatch, wanted: Bools) -> None:
@@ -82,7 +86,10 @@ class _Arrivals:
         self.highest = np.maximum(running_maximum(self.ts, self.owner), before)
 
     def unsuitable(self) -> Bools:
-        """Returns True for sessions that have a late message, expire, miss a seq or repeat one, or exceed a limit."""
+        """Returns a boolean for each session: True if the fast path cannot handle it because of an arriving message.
+
+        Such a session has a late message, expires, misses a seq, repeats one, or exceeds a limit of held messages.
+        """
         return self._late() | self._out_of_time() | self._not_contiguous() | self._exceeds_limits()
 
     def _sessions_with(self, wrong: Bools) -> Bools:
@@ -129,13 +136,13 @@ class _Arrivals:
 
 
 class _Releases:
-    """The messages that the candidate sessions release, by session and then in order of release.
+    """The messages that candidate sessions of the fast path release, by session and then in order of release.
 
     Attributes:
         owner: Session number of each message.
         index: Index of each message in the outcome.
         releasing: Offset of the message whose arrival released it.
-        at: Stream time at that arrival.
+        at: Stream time (ms) at that arrival.
     """
 
     def __init__(self, batch: ShardBatch, wanted: Bools, arrivals: _Arrivals) -> None:
@@ -165,7 +172,7 @@ class _Releases:
             setattr(self, name, getattr(self, name)[kept])
 
     def _releasing_arrivals(self, arrivals: _Arrivals) -> Int64s:
-        """Returns for each released message the index of the arrival that released it."""
+        """Returns for each released message the index, among the arrivals, of the message that released it."""
         passed = _released_after(self.ts, self._batch, self.owner)
         times = np.unique(np.concatenate([arrivals.highest, passed]))
         come = arrivals.owner * len(times) + np.searchsorted(times, arrivals.highest)
@@ -174,16 +181,19 @@ class _Releases:
 
     @property
     def first(self) -> Bools:
-        """True at the first released message of each session."""
+        """A boolean for each released message: True if it is the first of its session."""
         return np.append(True, np.diff(self.owner) != 0)[: len(self.owner)]
 
     @property
     def last(self) -> Bools:
-        """True at the last released message of each session."""
+        """A boolean for each released message: True if it is the last of its session."""
         return np.append(np.diff(self.owner) != 0, True)[: len(self.owner)]
 
     def unsuitable(self) -> Bools:
-        """Returns True for sessions that start with a message other than a snapshot, or have one after an end."""
+        """Returns a boolean for each session: True if the fast path cannot handle it because of a released message.
+
+        Such a session starts with a message other than a snapshot, or has a message after an `end`.
+        """
         known = self._batch.cursors["last_seq"][self.owner] != NO_SEQ
         wrong = self.first & ~known & (self.type != MessageType.SNAPSHOT)
         wrong |= ~self.last & (self.type == MessageType.END)
@@ -192,7 +202,7 @@ class _Releases:
         return found
 
     def keep_sessions(self, wanted: Bools) -> None:
-        """Keeps the messages of these sessions and drops all others."""
+        """Keeps the messages of the sessions where `wanted` is True and drops all others."""
         kept = wanted[self.owner]
         self.releasing, self.at = self.releasing[kept], self.at[kept]
         self._select(kept)
@@ -236,7 +246,13 @@ def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Rel
 
 @dataclass(frozen=True)
 class _Groups:
-    """Released messages grouped by session: each session's start and end among the messages, and its number."""
+    """Released messages grouped by session.
+
+    Attributes:
+        starts: Index of each session's first message.
+        ends: Index after each session's last message.
+        sessions: Number of each session in the batch.
+    """
 
     starts: Int64s
     ends: Int64s
@@ -272,7 +288,11 @@ def _apply_released(batch: ShardBatch, releases: _Releases, out: Outcome) -> Non
 
 
 def _note_gaps(releases: _Releases, last_seq: Int64s, out: Outcome) -> Bools:
-    """Adds an event for each message whose seq is higher than expected; returns True at these messages."""
+    """Records an event for each released message whose seq is higher than expected.
+
+    Returns:
+        A boolean for each released message: True if it has such an event.
+    """
     so_far = np.maximum(running_maximum(releases.seq, releases.owner), last_seq)
     previous = np.roll(so_far, 1)
     previous[releases.first] = last_seq[releases.first]

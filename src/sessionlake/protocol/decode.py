@@ -48,7 +48,7 @@ class DecodeRules:
         max_message_bytes: The longest value allowed.
         max_future_skew: In ms: how far an event time may be ahead of the message's Kafka timestamp, and a Kafka
             timestamp ahead of the time at which bronze read the message.
-        seq_optional: Returns True for topics whose messages may lack a `seq`.
+        seq_optional: Called with a topic's name. Returns True if messages of the topic may lack a `seq`.
         payload: Format and schemas of messages that are not JSON; None for JSON.
     """
 
@@ -61,12 +61,13 @@ class DecodeRules:
 
 @dataclass
 class _Decoded:
-    """Messages in input order.
+    """The result of decoding raw messages, in their order.
 
     Attributes:
         messages: The decoded messages; None for malformed ones.
         reasons: Reason code of each message; 0 if it is well-formed.
-        rescued: JSON texts of rows' undeclared columns, by the index of the message.
+        rescued: For messages with undeclared columns, by the message's index: the JSON text of each row's undeclared
+            columns, or None.
     """
 
     messages: list[Message | None]
@@ -108,7 +109,7 @@ def _mark_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Turns Python's garbage collector off in a block: decoded messages have no cycles, and it doubles the time."""
+    """Turns Python's garbage collector off in a block. It doubles the time, and decoded messages have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -221,7 +222,10 @@ def _key_reasons(keys: pa.ChunkedArray) -> Int8s:
 
 
 def _suspects(messages: list[Message | None], latest: Int64s, types: MessageTypes) -> Int64s:
-    """Returns the indices of decoded messages that may be malformed: future times, repeated row ids, float overflow."""
+    """Returns the indices of decoded messages that may be malformed, so that they must be parsed singly.
+
+    They have an event time after `latest`, the same row id twice, or a number beyond the range of a float.
+    """
     index = np.fromiter((i for i, m in enumerate(messages) if m is not None), np.int64) if None in messages else None
     good = messages if index is None else [m for m in messages if m is not None]
     if not good:

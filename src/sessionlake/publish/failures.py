@@ -1,4 +1,7 @@
-"""Explains failures of a publication. Spark and Delta know neither the topic nor what was sent."""
+"""Translates failures of Spark, Delta and Kafka while a table is published into errors with a remedy.
+
+The original failures do not name the topic, and do not say what was already sent.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from sessionlake.streaming.query import LayerQuery
 
 
 class PublishQuery(LayerQuery):
-    """A running publication."""
+    """The running streaming query that publishes a table to a topic."""
 
     def __init__(self, layer: str, checkpoint: str, topic: str) -> None:
         super().__init__(layer, checkpoint)
@@ -17,7 +20,10 @@ class PublishQuery(LayerQuery):
 
     @property
     def restart_hint(self) -> str:
-        """How to publish the table from the start. The old topic would keep rows that the table no longer has."""
+        """A text that says how to publish the table from the start.
+
+        It needs an empty topic, because the old topic keeps rows that the table no longer has.
+        """
         return (
             f"publish into a new topic (--topic), or delete topic {self._topic} and the folder {self.checkpoint} and "
             "run the command again"
@@ -35,7 +41,7 @@ class PublishQuery(LayerQuery):
 
 
 _KAFKA = "org.apache.kafka.common.errors"
-# Failures of Spark, Delta and Kafka, and what each means for a publication.
+# Known failures of Spark, Delta and Kafka, with the error to raise instead.
 _CAUSES = (
     KnownFailure(
         LakeError,

@@ -1,4 +1,4 @@
-"""Publishes a table's change feed to Kafka: the whole table once, then the changes of every version, in order."""
+"""Publishes a table to Kafka: all its rows first, then its changes, version by version."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ _PRODUCER = {
 
 @dataclass(frozen=True)
 class Publication:
-    """A table and the topic that it is published to."""
+    """A table, named with its schema, and the Kafka topic that it is published to."""
 
     table: str
     topic: str
 
     @property
     def layer(self) -> str:
-        """Its name in the ledger."""
+        """The name that this publication has as a layer in the ledger."""
         return f"publish:{self.table}:{self.topic}"
 
     @property
     def name(self) -> str:
-        """Name of its checkpoint and its lock."""
+        """Name of the checkpoint and of the lock of this publication."""
         return f"publish-{self.table}-{self.topic}"
 
     def require_publishable_to(self, settings: Settings) -> None:
         """Checks that the table can be published, and that bronze does not capture the topic.
 
         Raises:
-            UsageError: the table or the topic cannot be used; the text says what can.
+            UsageError: the table cannot be published, or the topic cannot be used.
         """
         require_publishable(settings, self.table)
         require_topic(settings, self.topic)
@@ -81,13 +81,16 @@ def start(
     once: bool = False,
     on_batch: Callable[[LedgerEntry], None] | None = None,
 ) -> LayerQuery:
-    """Starts to publish a table: all its rows in the first run, then from where the last run stopped.
+    """Starts to publish a table. The first run sends all rows, and later runs continue where the last one stopped.
 
     Delivery is at least once: an unfinished batch is sent again, with the same messages in the same order.
 
     Args:
-        once: send what the table holds now, then stop.
-        on_batch: called after every batch that sent messages.
+        once: True to send everything that the table has now and then stop; False to continue with new changes.
+        on_batch: a function that is called with the ledger entry of every batch that sent messages.
+
+    Returns:
+        The running query.
 
     Raises:
         UsageError: the table or the topic cannot be used for publishing.
@@ -122,11 +125,11 @@ def start(
 
 
 def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication, query: PublishQuery) -> None:
-    """Checks that publishing can resume from the version where it stopped.
+    """Checks that publishing can resume from the table's version where the last run stopped.
 
     Raises:
-        LakeError: a column has changed since.
-        LossError: the table was restored from a backup.
+        LakeError: a column of the table has changed since the last run.
+        LossError: the table was restored from a backup that is older than the last run.
     """
     other = changed_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
@@ -143,7 +146,7 @@ def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication
 
 
 class _PublishBatch:
-    """Sends one micro-batch, then writes its ledger row."""
+    """Sends a micro-batch of a table's changes to Kafka, then writes its ledger entry."""
 
     def __init__(
         self,
@@ -188,7 +191,11 @@ class _PublishBatch:
             self._on_batch(entry)
 
     def _send(self, changes: DataFrame, batch: int) -> tuple[int, int, int]:
-        """Sends the changes. Returns the number of messages, and the first and the last version."""
+        """Sends changes to Kafka.
+
+        Returns:
+            The number of messages, and the first and the last version of the table that the changes belong to.
+        """
         from pyspark.sql import functions as F
 
         messages = self._messages(changes, batch).persist()
@@ -203,7 +210,7 @@ class _PublishBatch:
         return tuple(account)
 
     def _messages(self, changes: DataFrame, batch: int) -> DataFrame:
-        """Returns the messages, with all versions of a key in one task and in order, so that Kafka keeps the order."""
+        """Returns the messages to send. All messages of a key are in one Spark task and in order."""
         from pyspark.sql import functions as F
 
         key = self._table.key
@@ -220,10 +227,10 @@ class _PublishBatch:
 
 
 def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:
-    """Checks that a table has a change feed.
+    """Checks that a table has a change feed, Delta's record of the rows that each version changes.
 
     Raises:
-        LakeError: it has none, or does not exist.
+        LakeError: the table has no change feed, or does not exist.
     """
     if not lake.exists(spark, table):
         raise LakeError(f"publish: {table} does not exist yet", fix="Run `sessionlake run all --once`, which fills it")
@@ -242,7 +249,11 @@ def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:
 
 
 def _refuse_speculation(spark: SparkSession) -> None:
-    """Refuses speculative tasks: a second copy could send a key's older version after the first sent a newer one."""
+    """Checks that Spark does not run tasks speculatively, because a second copy of a task could reorder messages.
+
+    Raises:
+        MachineError: `spark.speculation` is on.
+    """
     if spark.conf.get("spark.speculation", "false") == "true":
         raise MachineError(
             "publish: spark.speculation is on",

@@ -1,4 +1,4 @@
-"""The tables that can be published, with their keys and the columns that are sent."""
+"""The tables that can be published to Kafka, with their keys and the columns that are sent."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sessionlake.silver.tables.snapshots import ROW_KEY
 
 @dataclass(frozen=True)
 class PublishableTable:
-    """A table that can be published.
+    """How a table is published.
 
     Attributes:
         key: the columns that identify a row.
         results: the columns with results, for tables of gold.
-        sends_all: whether all columns are sent. If not, columns that start with an underscore are left out unless they
-            are results: they hold state, such as remainders of sums and sketches.
+        sends_all: True if all columns are sent. False if columns that start with an underscore and are not results are
+            left out. Such columns hold state, for example remainders of sums.
     """
 
     key: tuple[str, ...]
@@ -29,12 +29,15 @@ class PublishableTable:
     sends_all: bool = False
 
     def columns(self, names: Iterable[str]) -> list[str]:
-        """Returns the columns that are sent, of the table's columns."""
+        """Returns those of the columns `names` that are sent."""
         return [name for name in names if self.sends_all or name in self.results or not name.startswith("_")]
 
 
 def publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
-    """Returns the tables that can be published if they have a change feed: session rows, and gold's tables."""
+    """Returns the tables that can be published: `silver.session_rows` and gold's tables, by name with schema.
+
+    They may still lack the change feed that publishing needs.
+    """
     found = {ROWS: PublishableTable(ROW_KEY, sends_all=True)}
     found |= {
         table.table: PublishableTable(table.row_keys, table.results) for table in with_finals(tables_of(settings))
@@ -44,7 +47,7 @@ def publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
 
 
 def _processor_products(settings: Settings) -> dict[str, ProductSettings]:
-    """Returns the products with a source table. Their tables always have a change feed."""
+    """Returns gold's products with a source table, by table name. Their tables always have a change feed."""
     return {one.table: one for one in settings.gold.products if one.source is not None}
 
 
@@ -52,7 +55,7 @@ def require_publishable(settings: Settings, table: str) -> PublishableTable:
     """Returns how a table is published.
 
     Raises:
-        UsageError: the table cannot be published, or not with this configuration.
+        UsageError: the table can never be published, or the configuration gives it no change feed.
     """
     known = publishable_tables(settings)
     if table in VIEWS:

@@ -1,4 +1,4 @@
-"""The Kafka topic that a table is published to: created if it is missing, refused if it would lose rows."""
+"""Checks the Kafka topic that a table is published to, and creates it if it is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require_topic(settings: Settings, topic: str) -> None:
     """Checks that a table may be published to a topic of this name.
 
     Raises:
-        UsageError: it is not a valid topic name, or bronze captures the topic.
+        UsageError: the name is not valid, or bronze captures the topic.
     """
     if not _NAME.fullmatch(topic) or len(topic) > _MAX_NAME_LENGTH:
         raise UsageError(
@@ -45,21 +45,22 @@ def require_topic(settings: Settings, topic: str) -> None:
 
 
 def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: str) -> int | None:
-    """Makes sure that the topic exists and keeps the last message of every key.
+    """Checks that the topic exists and keeps the last message of every key. Creates a missing topic in the first run.
 
-    Nothing is checked if the package `confluent_kafka` is missing, as on a cluster with only Spark's client. The same
-    applies if a key store or trust store is one that only Java can read.
+    Nothing is checked if the package `confluent_kafka` is missing, as on a cluster that has only Spark's Kafka client.
+    The same applies if only Java can read the configured key store or trust store.
 
     Args:
-        first: whether nothing was published to the topic yet. If so, a missing topic is created as compacted, with the
-            broker's default numbers of partitions and replicas. If not, the topic must exist.
-        restart_hint: how to publish the table from the start, for error texts.
+        first: True if nothing was published to the topic yet. A missing topic is then created as compacted, with the
+            broker's default numbers of partitions and replicas. If False, the topic must exist.
+        restart_hint: says how to publish the table from the start, in error texts.
 
     Returns:
         The number of messages ever written to the topic; None if it could not be checked.
 
     Raises:
-        BrokerError: the topic is missing, drops messages by age or size, has other messages, or cannot be created.
+        BrokerError: the topic is missing or cannot be created, drops messages by age or size, or had messages before
+            the first run.
     """
     try:
         from confluent_kafka import KafkaException
@@ -109,7 +110,11 @@ def _create(admin: AdminClient, topic: str) -> None:
 
 
 def _require_fit(admin: AdminClient, topic: str) -> None:
-    """Refuses a topic that drops messages by age or size, or that accepts only small ones."""
+    """Checks that a topic neither drops messages by age or size, nor accepts only small messages.
+
+    Raises:
+        BrokerError: it does.
+    """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource
 

@@ -1,4 +1,4 @@
-"""Loads YAML with limits on its size, so that no document can exhaust memory: bytes, nodes after aliases, and depth."""
+"""Loads YAML with limits on bytes, nodes and depth, so that no document can exhaust the memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 import yaml
 
 MAX_BYTES = 1 << 20
-"""Largest file in bytes. PyYAML needs some seconds for that many."""
+"""Largest size of a file in bytes. PyYAML needs some seconds to read a file of this size."""
 MAX_NODES = 100_000
-"""Most nodes of a document. An alias counts as all nodes it stands for: nine lines of aliases can stand for a billion.
+"""Most nodes (mappings, lists and values) of a document.
+
+An alias counts as all nodes that it stands for, because nine lines with aliases can stand for a billion nodes.
 """
 MAX_DEPTH = 64
-"""Deepest nesting of a document."""
+"""Most levels of nested mappings and lists in a document."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Loads plain YAML types within the limits. Every error is a `yaml.YAMLError` with a line number."""
+    """Loads YAML without custom types. If a document exceeds a limit, it raises `yaml.YAMLError` with a line number."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -26,7 +28,7 @@ class BoundedLoader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Returns the next node.
+        """Parses the next node of the document.
 
         Raises:
             yaml.composer.ComposerError: the document exceeds a limit, or a value contains itself.
@@ -46,10 +48,10 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Returns a node's value.
+        """Returns a node's value as a Python object.
 
         Raises:
-            yaml.constructor.ConstructorError: the text has no value, as in the date 2026-99-99.
+            yaml.constructor.ConstructorError: the text is not a valid value, such as the date 2026-99-99.
         """
         try:
             return super().construct_object(node, deep=deep)
@@ -73,7 +75,7 @@ class BoundedLoader(yaml.SafeLoader):
 
 
 def error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
-    """Returns line and column of an error in a text, from 1; (0, 0) if the error has no position."""
+    """Returns the line and column of a YAML error, both counted from 1; `(0, 0)` if its position is not known."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is not None:
         return mark.line + 1, mark.column + 1

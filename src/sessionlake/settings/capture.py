@@ -1,4 +1,7 @@
-"""Settings that decide results: what is captured, and how it is judged. Also the types that all sections share."""
+"""Settings that decide silver's results: what messages contain, and how sessions are judged.
+
+The types that all sections of the configuration share are here, too.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_0
 
 
 def _duration(value: object) -> timedelta:
-    """Parses a duration of one number and one unit, such as `10 minutes`, `1 hour` or `500 ms`."""
+    """Parses a text with one number and one unit, such as `10 minutes`, `1 hour` or `500 ms`."""
     if isinstance(value, timedelta):
         return value
     match = _DURATION.fullmatch(value.strip().lower()) if isinstance(value, str) else None
@@ -65,7 +68,7 @@ def milliseconds(duration: timedelta) -> int:
 
 
 class Integrity(StrEnum):
-    """How strictly the order and completeness of a session's messages is judged."""
+    """An integrity class: how strictly silver checks the order and completeness of a session's messages."""
 
     NONE = "none"
     ONCE = "once"
@@ -75,7 +78,7 @@ class Integrity(StrEnum):
 
 
 class OnViolation(StrEnum):
-    """What happens when a session violates its integrity class."""
+    """What silver does when a session violates its integrity class: stop, isolate the session, or only record it."""
 
     FAIL = "fail"
     ISOLATE = "isolate"
@@ -83,13 +86,13 @@ class OnViolation(StrEnum):
 
 
 class Section(BaseModel):
-    """A part of the configuration. It is frozen and refuses unknown keys."""
+    """A part of the configuration. It cannot be changed, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TopicRule(Section):
-    """Overrides for topics whose whole name matches `pattern`. The first matching rule applies."""
+    """Overrides of `capture` settings for topics whose whole name matches `pattern`. The first matching one applies."""
 
     pattern: Regex
     """Regular expression that must match the topic's whole name."""
@@ -105,17 +108,17 @@ class PayloadSettings(Section):
     """The schemas for Avro and Protobuf messages."""
 
     schema_file: Path | None = None
-    """The only schema: an Avro schema (.avsc), or a Protobuf descriptor set (`protoc --include_imports -o`)."""
+    """The schema of all messages: Avro (.avsc), or a Protobuf descriptor set (`protoc --include_imports -o`)."""
     schema_files: dict[int, Path] = {}
-    """Or one file per schema id, for messages with a wire header."""
+    """Instead of `schema_file`: one file per schema id, for messages with a wire header."""
     message: str | None = Field(None, min_length=1)
     """Full name of the Protobuf message type. With a registry, each message names its own type."""
     registry_url: str | None = None
-    """Or the address of a schema registry."""
+    """Instead of files: the address of a schema registry."""
     registry_auth: SecretStr | None = None
     """Login for the registry: `user:password`, or a bearer token."""
     wire_header: bool | None = None
-    """Whether messages start with a schema id, as those of a registry do. Default: true unless `schema_file` is set."""
+    """True if messages start with a schema id, as with a registry. Default: true unless `schema_file` is set."""
 
     @field_validator("registry_url")
     @classmethod
@@ -129,12 +132,12 @@ class PayloadSettings(Section):
 
     @property
     def header(self) -> bool:
-        """Whether messages start with a wire header."""
+        """True if messages start with a wire header, which names their schema by its id."""
         return self.schema_file is None if self.wire_header is None else self.wire_header
 
 
 class CaptureSettings(Section):
-    """What messages contain, and how strictly a session's stream is judged."""
+    """What messages contain, and how strictly sessions are judged."""
 
     format: PayloadFormat = PayloadFormat.JSON
     """How the values of messages are encoded."""
@@ -142,7 +145,7 @@ class CaptureSettings(Section):
     columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
     """The columns of a row and their Spark SQL types."""
     integrity: Integrity = Integrity.STRICT
-    """The integrity class that a session's stream is judged by."""
+    """The integrity class by which sessions are judged."""
     on_violation: OnViolation = OnViolation.FAIL
     """What happens when a session violates its class: the job stops, the session is isolated, or the event is recorded.
     """
@@ -182,12 +185,12 @@ class CaptureSettings(Section):
 
     @property
     def declared(self) -> tuple[Column, ...]:
-        """The declared columns, parsed, in configured order."""
+        """The declared columns with parsed types, in the order of the configuration."""
         return parse_columns(self.columns)
 
 
 def _wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:
-    """Returns why the payload settings do not fit the format or each other; None if they do."""
+    """Returns why the payload settings cannot be used with this format; None if they can."""
     if kind is PayloadFormat.JSON:
         return "is for format avro or protobuf; leave it out" if payload != PayloadSettings() else None
     sources = [name for name in ("schema_file", "schema_files", "registry_url") if getattr(payload, name)]

@@ -1,4 +1,7 @@
-"""`capture.feeds`: how messages of any form are read. Here they are checked and made ready; `feeds` applies them."""
+"""The settings `capture.feeds`, which describe how messages in a form of the user's own are read.
+
+This module checks them and converts them to a `Feed`. The package `feeds` reads messages with it.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +48,26 @@ def _paths(value: object) -> tuple[Path, ...]:
 
 
 PathText = Annotated[Any, BeforeValidator(_path)]
-"""A `Path`, given as text."""
+"""A path to a value in a message, written as text."""
 PathTexts = Annotated[Any, BeforeValidator(_paths)]
-"""A tuple of `Path`, given as a text or a list of texts."""
+"""One or several paths to values in a message, written as a text or a list of texts."""
 
 
 class ColumnSettings(Section):
-    """A column whose values are written in a way that their JSON type does not say."""
+    """A column whose JSON values need a hint to be read, such as numbers that are written as texts.
+
+    `type` is the Spark SQL type, and `from` says how the value is written.
+    """
 
     type: str
     from_: str | None = Field(None, alias="from")
 
 
 class TimeSettings(Section):
-    """Where the event time is. Without a `unit` or `from: iso`, a number counts milliseconds."""
+    """Where a message has its event time, and how it is written. A number counts milliseconds by default.
+
+    `else: kafka.timestamp` uses the Kafka timestamp for messages without a value at `path`.
+    """
 
     path: PathText
     unit: Literal["s", "ms", "us", "ns"] = "ms"
@@ -66,13 +75,23 @@ class TimeSettings(Section):
     else_: Literal["kafka.timestamp"] | None = Field(None, alias="else")
 
     def made(self) -> Time:
-        """The time, ready to be applied."""
+        """Converts the settings to the form that the package `feeds` uses."""
         how = "iso" if self.from_ == "iso" else _UNITS[self.unit]
         return Time(self.path, how, from_text=self.from_ == "text", or_kafka=self.else_ is not None)
 
 
 class OrderSettings(Section):
-    """Where a message says its place in the order. `seq` alone rises by one."""
+    """Where a message has its seq, the number that orders a session's messages.
+
+    Without further keys, the seq must rise by one with each message. At most one of these keys changes that:
+
+    - `after`: path to the seq of the previous message
+    - `first`: path to the first seq, if a message covers several
+    - `rising`: the seq rises by any amount
+    - `modulo`: the seq starts again at 0 after `modulo - 1`
+
+    `chain` is the path to the name of the counter, if it is not the session's.
+    """
 
     seq: PathText
     after: PathText | None = None
@@ -89,20 +108,25 @@ class OrderSettings(Section):
         return self
 
     def made(self) -> Order:
-        """The order, ready to be applied."""
+        """Converts the settings to the form that the package `feeds` uses."""
         forms = {Ordering.LINK: self.after, Ordering.RANGE: self.first, Ordering.RISING: self.rising or None}
         kind = next((kind for kind, given in forms.items() if given), Ordering.STEP)
         return Order(kind, self.seq, self.after or self.first, self.chain, self.modulo)
 
 
 class SplitSettings(Section):
-    """The elements of a message that are read as parts of it."""
+    """A path to the elements of a message that are each read like a message."""
 
     each: PathText
 
 
 class RowsSettings(Section):
-    """Where a message has rows, and which columns they have."""
+    """Where a message has rows, and how they are read.
+
+    `each` is the path to several rows, `at` the path to one; without both, the message itself is the row. `row` has a
+    path for each column. `delete` has the values of columns that mark a deleted row, or true if all rows are deleted.
+    `absent` says whether a column that a row lacks keeps its value or becomes null.
+    """
 
     each: PathText | None = None
     at: PathText | None = None
@@ -123,7 +147,7 @@ class RowsSettings(Section):
 
 
 class RuleSettings(Section):
-    """How one kind of message is read."""
+    """How one kind of message is read: `when` selects the messages, and `is` says what they are."""
 
     when: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
     is_: Kind = Field(alias="is")
@@ -137,7 +161,11 @@ class RuleSettings(Section):
 
 
 class KeepSettings(Section):
-    """How many rows a session's table holds: the best of each group. Others are deleted by the same message."""
+    """Limits a session's table to the best rows of each group. A message that adds more rows deletes the others.
+
+    `per` has the columns that form a group. `best` is the column that orders its rows, ascending except in groups with
+    a value in `descending`. `rows` is the number of rows that stay in each group.
+    """
 
     per: tuple[str, ...] = ()
     best: str
@@ -146,7 +174,7 @@ class KeepSettings(Section):
 
 
 class CheckSettings(Section):
-    """The checksum that messages carry, and the function that compares it with the rows."""
+    """The path to a checksum in messages, and the function `with` that compares it with a session's rows."""
 
     checksum: PathText
     with_: str = Field(alias="with")
@@ -154,7 +182,7 @@ class CheckSettings(Section):
 
 
 class FeedSettings(Section):
-    """How the messages of some topics are read."""
+    """How the messages of some topics are read. `messages` has one rule for each kind of message."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=100)
     topics: Regex
@@ -177,12 +205,16 @@ class FeedSettings(Section):
         return self
 
     def made(self) -> Feed:
-        """The feed, ready to be applied."""
+        """Returns the settings in the form that the package `feeds` uses."""
         return self._made
 
 
 def _feed(settings: FeedSettings) -> Feed:
-    """Raises ValueError naming the key that cannot be used."""
+    """Converts feed settings to a `Feed`.
+
+    Raises:
+        ValueError: a setting cannot be used; the text names its key.
+    """
     check_columns(dict.fromkeys(settings.columns, ""), BUILT_IN_COLUMNS, "silver", _INSTEAD)
     columns = {name: _column(name, given) for name, given in settings.columns.items()}
     key = tuple(_known(name, columns, "key") for name in settings.key)
@@ -277,7 +309,7 @@ def _when(item: tuple[str, Any]) -> Condition:
 
 
 def _exact(value: Scalar) -> Any:
-    """A value to compare with; a number with a point by its digits, as a message's numbers are read."""
+    """Returns a configured value in the type that values of messages have. A float becomes a decimal."""
     return Decimal(repr(value)) if isinstance(value, float) else value
 
 
@@ -329,7 +361,7 @@ def _typed(path: Path, column: FeedColumn) -> Path:
 
 
 def _deleting(value: Scalar, column: FeedColumn) -> Any:
-    """The value of a column that deletes a row, as the column has it."""
+    """Returns a value that marks a deleted row, in the type of its column."""
     if value is None:
         return None
     text = ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -26,7 +26,7 @@ SCOPE_VARIABLE = "SESSIONLAKE_SECRET_SCOPE"
 TARGETS = "targets"
 KeyPath = tuple[str | int, ...]
 PEM = "-----BEGIN "
-"""Start of a certificate or key that is given as text instead of a path."""
+"""First characters of a certificate or key whose setting has its text, not a path to a file."""
 # Keys whose values are paths. Relative ones start at the file's folder, wherever the process runs.
 _PATHS = (
     ("capture", "payload", "schema_file"),
@@ -38,10 +38,10 @@ _PATHS = (
 
 
 class FileError(ConfigError):
-    """The configuration file cannot be read: correct the line in the text. Nothing was changed.
+    """The configuration file cannot be read. Correct the line that the text names. Nothing was changed.
 
     Attributes:
-        line: counted from 1.
+        line: the wrong line, counted from 1; None if the error has no line.
     """
 
     def __init__(self, path: Path, line: int, why: str) -> None:
@@ -51,7 +51,7 @@ class FileError(ConfigError):
 
 @dataclass(frozen=True)
 class Secret:
-    """A `!secret KEY` that is not looked up yet."""
+    """A value `!secret KEY` in the file, which is looked up later."""
 
     key: str
 
@@ -76,11 +76,13 @@ class Document:
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """The settings that a file has for a target.
+    """The settings that a file has for one target. A target is a section of `targets`, such as `prod`.
 
     Attributes:
-        content: the arguments of `Settings`.
-        secrets: keys whose values came from a secret.
+        document: the parsed file.
+        target: name of the target; None if the file's `targets` are not used.
+        content: the settings as nested dictionaries, from which `Settings` is created.
+        secrets: keys whose values are secrets.
     """
 
     document: Document
@@ -89,12 +91,15 @@ class SettingsFile:
     secrets: frozenset[KeyPath]
 
     def line(self, key: KeyPath) -> int | None:
-        """Returns the line of a setting, in the target's section if that has it; None if the file does not have it."""
+        """Returns the line of a setting; None if the file does not have it.
+
+        If the target's section has the setting, the line is there.
+        """
         own = (TARGETS, self.target or "", *key)
         return self.document.line(own if own[:3] in self.document.lines else key)
 
     def paths(self) -> Iterator[tuple[KeyPath, Path]]:
-        """Yields the files that the settings name, each with the key of its setting."""
+        """Yields the paths of files that the settings name, each with the key of its setting."""
         for key in _PATHS:
             found = _value_at(self.content, key)
             if _is_path(found):
@@ -103,11 +108,11 @@ class SettingsFile:
                 yield from (((*key, name), Path(path)) for name, path in found.items() if isinstance(path, str))
 
     def is_secret(self, key: KeyPath) -> bool:
-        """Returns whether a setting, its section, or one of its parts came from a secret."""
+        """Returns True if a setting, its section, or one of its parts is a secret."""
         return any(key[: len(own)] == own or own[: len(key)] == key for own in self.secrets)
 
     def repeats_secret(self, key: KeyPath, text: str) -> bool:
-        """Returns whether an error text about a setting may contain a secret, its own or one of its parts'."""
+        """Returns True if a text contains a secret value of a setting or of one of its parts."""
         parts = [_value_at(self.content, own) for own in self.secrets if own[: len(key)] == key]
         return any(key[: len(own)] == own for own in self.secrets) or any(
             str(part).casefold() in text.casefold() for part in parts if part
@@ -115,7 +120,7 @@ class SettingsFile:
 
 
 class _Loader(BoundedLoader):
-    """Loads YAML without repeated keys, and with `!secret`."""
+    """Loads YAML in which `!secret KEY` is allowed and repeated keys are errors."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -169,8 +174,9 @@ def read_text(path: Path) -> str:
     """Returns the text of a YAML file.
 
     Raises:
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is not UTF-8. yaml.YAMLError: it has more than `MAX_BYTES`.
+        OSError: the file cannot be read.
+        UnicodeDecodeError: the file is not UTF-8.
+        yaml.YAMLError: the file is larger than `MAX_BYTES`.
     """
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
@@ -182,11 +188,12 @@ def read_text(path: Path) -> str:
 def read_settings(
     document: Document, target: str | None = None, look_up: Callable[[str], str] | None = None
 ) -> SettingsFile:
-    """Returns the settings of a document for a target.
+    """Returns the settings that a parsed file has for a target.
 
     Args:
-        target: name of the section that overrides the rest. If None, or if there is no such section, the rest applies.
-        look_up: returns the value of a secret by its key. If None, settings with secrets are left out.
+        target: name of the section in `targets` that overrides the rest of the file. If it is None or the file has no
+            such section, nothing is overridden.
+        look_up: a function that returns a secret by its key. If None, settings with secrets are left out.
 
     Raises:
         FileError: `targets` is not a mapping of settings by target.
@@ -205,7 +212,7 @@ def read_settings(
 
 
 def secret_of_scope(key: str) -> str:
-    """Returns a secret from the scope in `SESSIONLAKE_SECRET_SCOPE`, read on the platform.
+    """Returns the Databricks secret with a key, from the secret scope that `SESSIONLAKE_SECRET_SCOPE` names.
 
     Raises:
         ConfigError: the scope is not set, or the secret cannot be read. The text never contains the secret.
@@ -234,7 +241,12 @@ def _merged(base: Any, over: Any) -> Any:
 
 
 def _with_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | None, secrets: set[KeyPath]) -> Any:
-    """Returns a copy with secrets looked up, or left out."""
+    """Returns a copy of a value in which secrets are looked up; without `look_up` they are left out.
+
+    Args:
+        path: key of the value.
+        secrets: gets the keys of all secrets that are found.
+    """
     if isinstance(value, Secret):
         secrets.add(path)
         return look_up(value.key) if look_up else None
@@ -247,7 +259,7 @@ def _with_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | Non
 
 
 def _value_at(content: Any, key: Sequence[str | int]) -> Any:
-    """Returns the value at a key, or None."""
+    """Returns the value of a key in nested dictionaries and lists; None if they do not have the key."""
     for part in key:
         try:
             content = content[part]
@@ -261,7 +273,7 @@ def _is_path(value: Any) -> TypeGuard[str]:
 
 
 def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
-    """Makes relative paths start at the file's folder."""
+    """Changes relative paths in the settings to paths from the configuration file's folder."""
     for *parents, last in _PATHS:
         section = _value_at(content, parents)
         found = section.get(last) if isinstance(section, dict) else None

@@ -21,7 +21,7 @@ _TEXT_KEYS = ("topic", "session_id", "row_id", "column", "value")
 
 
 class EventKind(StrEnum):
-    """What a product aggregates: each number that a change set, or each text."""
+    """The values that a product aggregates: the numbers that changes set, or the texts."""
 
     NUMBERS = "numbers"
     TEXTS = "texts"
@@ -31,13 +31,13 @@ class OutputMode(StrEnum):
     """How a product's results are published."""
 
     UPDATE = "update"
-    """As a table with the current results: a row changes as long as events arrive for it."""
+    """One table with the current results. A row changes as long as events arrive for it."""
     APPEND = "append"
-    """As that table, and a second one to which each row is appended once it is final."""
+    """That table, and a second one. A row is appended to the second one once it can no longer change."""
 
 
 class AggregateKind(StrEnum):
-    """What a product's column is computed as."""
+    """The function that computes a result column of a product."""
 
     COUNT = "count"
     SUM = "sum"
@@ -57,9 +57,9 @@ class AggregateKind(StrEnum):
 
 
 SOURCE = r"^(silver|gold|reference)\.[a-z][a-z0-9_]{0,127}$"
-"""Pattern of the tables whose rows a processor with a key can read."""
+"""Regular expression for the names of tables that a processor with a key can read."""
 _RETENTION = Field(None, ge=timedelta(hours=1))
-# These depend on the order of events, which is defined only within one metric of one row.
+# These functions depend on the order of events, which is defined only within one metric of one row.
 _ORDERED_KINDS = {AggregateKind.FIRST, AggregateKind.LAST}
 _TIME_KINDS = {AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
 _KINDS_OF = {
@@ -76,7 +76,7 @@ _KINDS_OF = {
 def missing_for_append(
     keys: Collection[str], bucket: timedelta | None, lateness: timedelta | None, retention: timedelta | None
 ) -> str:
-    """Returns what a product lacks for `output: append`, with the reasons; empty if nothing is missing."""
+    """Returns a text that says which settings a product needs for `output: append`, and why; empty if it has all."""
     missing = [] if bucket is not None else ["a bucket, which says when a row is complete"]
     missing += [] if lateness is not None else ["a lateness, after which no event is added to a bucket"]
     if lateness is not None and retention is not None and retention <= lateness:
@@ -90,7 +90,7 @@ def missing_for_append(
 
 
 def _unsupported_by_source(one: ProductSettings) -> Iterator[str]:
-    """Yields settings that have no meaning for a product with a source table, and why."""
+    """Yields a text for each setting of a product that cannot be used with a source table, with the reason."""
     again = "a result is computed again from all rows of its key and bucket whenever one of them changes"
     if one.lateness is not None:
         yield f"lateness {one.lateness}: with a source, no row is too late, because {again}"
@@ -103,7 +103,7 @@ def _unsupported_by_source(one: ProductSettings) -> Iterator[str]:
 
 
 def _missing_for_source(one: ProductSettings) -> Iterator[str]:
-    """Yields what a product with a source table needs and does not have, and why."""
+    """Yields a text for each setting that a product with a source table needs and lacks, with the reason."""
     kinds = {*one.aggregates.values()}
     if one.python is not None and not one.keys:
         yield "keys: repeat the product's keys here, because commands that maintain tables read the configuration only"
@@ -131,7 +131,7 @@ class ProductSettings(Section):
     order: tuple[str, ...] = ()
     """With a source: its columns that order rows of the same time, for `first` and `last`."""
     of: EventKind = EventKind.NUMBERS
-    """Whether it aggregates the numbers or the texts that changes set."""
+    """The values to aggregate: the numbers that changes set, or the texts."""
     keys: tuple[str, ...] = ()
     """Of `topic, session_id, row_id` and `metric` (for texts: `column` and `value`). With a source: its columns."""
     bucket: Duration | None = Field(None, ge=timedelta(seconds=1))
@@ -184,7 +184,7 @@ class ProductSettings(Section):
 
     @property
     def _added_columns(self) -> tuple[str, ...]:
-        """The columns that its tables have in addition to keys and aggregates."""
+        """Names of the columns that the product's tables have in addition to its keys and aggregates."""
         partition = ("partition",) if self.output is OutputMode.APPEND else ()
         return ("_batch", *partition) if self.bucket is None else ("_batch", *partition, "window_start")
 
@@ -225,12 +225,12 @@ class ProductSettings(Section):
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's name with schema, `gold.<name>`."""
         return f"gold.{self.name}"
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The two-level names of all its tables."""
+        """The names with schema of the product's tables: one, or two with `output: append`."""
         return (self.table, f"{self.table}_final") if self.output is OutputMode.APPEND else (self.table,)
 
 
@@ -248,7 +248,7 @@ class AverageSettings(Section):
     early: bool = True
     """Whether averages are published before the watermark has passed their points."""
     least_points: int = Field(1, ge=1)
-    """Averages over fewer points are not published."""
+    """Least points per average: averages over fewer points are not published."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -267,7 +267,7 @@ class AverageSettings(Section):
 
     @property
     def table(self) -> str:
-        """Its two-level name."""
+        """The table's name with schema, `gold.<name>`."""
         return f"gold.{self.name}"
 
 
@@ -276,7 +276,10 @@ STANDARD_AVERAGES = {"rolling_average": _NUMBER_KEYS, "sensor_average": ("topic"
 
 
 class TierSettings(Section):
-    """How long rows of the standard tiers are kept after their bucket's end, in stream time of their topic."""
+    """How long rows of `metrics_1m`, `metrics_1h` and `metrics_1d` are kept after the end of their minute, hour or day.
+
+    The time is counted in stream time of their topic.
+    """
 
     metrics_1m: Duration | None = _RETENTION
     """How long rows of `gold.metrics_1m` are kept. None: forever."""
@@ -297,19 +300,19 @@ class TierSettings(Section):
 
     @property
     def shortest(self) -> timedelta | None:
-        """How long the rows of all tiers are kept; None for forever."""
+        """The shortest of these three times; None if all rows are kept forever."""
         return min((span for name in type(self).model_fields if (span := getattr(self, name))), default=None)
 
 
 class GoldSettings(Section):
-    """Settings of the layer that turns session changes into analytics."""
+    """Settings of gold, the layer that computes tables of analytics from the changes of sessions."""
 
     trigger: Duration = timedelta(seconds=3)
-    """Least time between the starts of two batches. Each batch costs some CPU seconds, which silver then lacks."""
+    """Least time between the starts of two batches. Each batch needs some CPU seconds, which silver cannot use then."""
     max_bytes_per_trigger: ByteSize = Field(ByteSize(64 << 20), gt=0)
-    """Size of the stored files of `session_changes` per batch, at least one file.
+    """Most bytes of `session_changes` files per batch; at least one file is read.
 
-    In memory, and as rows of gold's tables, the data is about twenty times as large.
+    In memory, and as rows of gold's tables, the data needs about twenty times as many bytes.
     """
     rolling_points: int = Field(8, ge=1, le=1024)
     """Most points per average, unless `averages` sets another number."""
@@ -345,24 +348,24 @@ class GoldSettings(Section):
 
     @property
     def declared_tables(self) -> tuple[str, ...]:
-        """The declared tables that gold maintains, including standard ones that are declared."""
+        """Names with schema of the declared tables that gold maintains, also if they override standard tables."""
         averages, enriched = ((one.table for one in many) for many in (self.averages, self.enriched))
         kept_up = (one for one in self.products if one.source is None)
         return (*averages, *(table for one in kept_up for table in one.tables), *enriched)
 
     @property
     def processor_tables(self) -> tuple[str, ...]:
-        """The tables of products with a source. They run as processors with a key."""
+        """Names with schema of the tables of products with a source table. Processors with a key maintain them."""
         return tuple(one.table for one in self.products if one.source is not None)
 
     @property
     def added_tables(self) -> tuple[str, ...]:
-        """The tables of gold that this configuration adds to those of every lake."""
+        """Names with schema of gold's tables that exist only because of this configuration."""
         standard = {f"gold.{name}" for name in STANDARD_AVERAGES}
         own = (table for table in self.declared_tables if table not in standard)
         return (*own, *(one.applied_table for one in self.references))
 
     @property
     def reference_tables(self) -> tuple[str, ...]:
-        """The reference tables, which others write."""
+        """Names with schema of the reference tables."""
         return tuple(one.table for one in self.references)

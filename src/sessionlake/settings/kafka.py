@@ -1,4 +1,4 @@
-"""Settings of bronze's sources: where messages come from, how Kafka is reached, and what happens when topics change."""
+"""Settings of bronze and its sources: Kafka, Kinesis and archives of files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sessionlake.settings.capture import Duration, Regex, Section
 
 
 class SourceKind(StrEnum):
-    """What bronze reads from."""
+    """The kind of source that bronze reads messages from."""
 
     KAFKA = "kafka"
     ARCHIVE = "archive"
@@ -23,12 +23,12 @@ class SourceKind(StrEnum):
 
 
 class ArchiveSettings(Section):
-    """Captures in files, read by `sessionlake.bronze.archive`."""
+    """Messages in files instead of Kafka, read by `sessionlake.bronze.archive`."""
 
     path: str = Field(min_length=1)
-    """A folder of `.zip` and `.gz` files, at the same path on the driver and the executors."""
+    """A folder of `.zip` and `.gz` files. It must have the same path on the driver and the executors."""
     max_bytes_per_trigger: ByteSize = Field(ByteSize(128 * 1024 * 1024), gt=0)
-    """Size of the stored files per batch, at least one file."""
+    """Most bytes of compressed files per batch; at least one file is read."""
 
 
 class KinesisSettings(Section):
@@ -43,7 +43,7 @@ class KinesisSettings(Section):
 
 
 class OnTopicChange(StrEnum):
-    """What bronze does if a topic was deleted, created again, or cut before it was read."""
+    """What bronze does if a topic was deleted, created again, or lost messages before bronze read them."""
 
     FAIL = "fail"
     FORGET = "forget"
@@ -71,7 +71,7 @@ class Mechanism(StrEnum):
 _LOGIN = ("username", "password")
 _TOKEN = ("token_url", "client_id", "client_secret")
 _TLS = ("ca", "certificate", "key", "key_password")
-# Options that the section `security` sets.
+# Client options that the section `security` sets itself.
 _SECURITY_OPTIONS = re.compile(
     r"security\.protocol|sasl\.(mechanism|jaas\.config|login\.callback.*|oauthbearer\..*)"
     r"|ssl\.((truststore|keystore)\..*|key\.password)"
@@ -100,7 +100,7 @@ class KafkaSecurity(Section):
     scope: str | None = Field(None, min_length=1)
     """Scope of the requested token, if `token_url` needs one."""
     ca: str | None = Field(None, min_length=1)
-    """Authorities that sign brokers' certificates: a PEM file, or its text. Default: those that the client trusts."""
+    """CA certificates for checking brokers: a PEM file, or its text. Default: those that the client trusts."""
     certificate: str | None = Field(None, min_length=1)
     """The client's own certificate with its chain, for a broker that asks for one (mTLS): a PEM file, or its text."""
     key: SecretStr | None = Field(None, min_length=1)
@@ -110,7 +110,7 @@ class KafkaSecurity(Section):
 
     @property
     def tls(self) -> bool:
-        """Whether the connection is encrypted."""
+        """True if the connection is encrypted (TLS)."""
         return self.protocol in {Protocol.SSL, Protocol.SASL_SSL}
 
     @model_validator(mode="after")
@@ -165,9 +165,9 @@ class KafkaSettings(Section):
     allow_offset_gaps: bool = False
     """True for compacted topics, whose offsets have gaps where Kafka removed messages. Transactions do not need it."""
     on_topic_change: OnTopicChange = OnTopicChange.FAIL
-    """What happens if a topic is deleted, created again, or cut by retention before it was read."""
+    """What happens if a topic is deleted or created again, or loses messages to retention before bronze reads them."""
     inactive_after: Duration = timedelta(days=7)
-    """A topic without a message for this long leaves the subscription until a message arrives."""
+    """Bronze unsubscribes from a topic without a message for this long, until a message arrives."""
 
     @field_validator("options", mode="before")
     @classmethod
@@ -203,7 +203,7 @@ class KafkaSettings(Section):
 
 
 class BronzeSettings(Section):
-    """Settings of the layer that copies a source to `bronze.messages`."""
+    """Settings of bronze, the layer that copies messages from a source to `bronze.messages`."""
 
     source: SourceKind = SourceKind.KAFKA
     """Where messages come from."""
@@ -214,11 +214,11 @@ class BronzeSettings(Section):
     trigger: Duration = timedelta(seconds=1)
     """Least time between the starts of two batches."""
     topic_refresh: Duration = timedelta(seconds=3)
-    """How soon a new topic or partition is noticed."""
+    """How often bronze looks for new topics and partitions."""
     silent_after: Duration | None = timedelta(hours=1)
-    """Bronze writes silence rows for a topic-partition without a message for this long. None: never.
+    """After this long without a message in a topic-partition, bronze writes silence rows for it. None: never.
 
-    It also waits at least `capture.session_timeout`. Silence rows move stream time on, so that sessions expire.
+    Bronze waits at least `capture.session_timeout`. Silence rows make stream time advance, so that sessions expire.
     """
 
     @model_validator(mode="after")

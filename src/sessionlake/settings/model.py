@@ -1,6 +1,6 @@
 """The whole configuration: a YAML file, validated once. Every key can be overridden by an environment variable.
 
-The sources, of which the first that has a key counts:
+If a key is set in several places, the first of these applies:
 
 - `SESSIONLAKE_*` variables, where `__` separates levels, as in `SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS`
 - the section of `SESSIONLAKE_TARGET` in the file
@@ -86,9 +86,9 @@ __all__ = [
 ENV_PREFIX = "SESSIONLAKE_"
 CONFIG_VARIABLE = "SESSIONLAKE_CONFIG"
 PUBLICATIONS_VARIABLE = "SESSIONLAKE_PUBLICATIONS"
-"""What jobs may publish, as `table=topic,table=topic`. Only a deployment sets it, never a command line."""
+"""Environment variable with the tables that jobs may publish, as `table=topic,table=topic`. Deployments set it."""
 DEFAULT_FILE = "sessionlake.yml"
-# Variables that the process reads itself and that are not settings.
+# Environment variables that start like settings but are none.
 _PROCESS_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
 _PROCESS_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
@@ -97,18 +97,18 @@ _SECRET = {"options", "security", "registry_auth", "registry_url", "url", "token
 
 
 class SilverSettings(Section):
-    """Settings of the layer that turns `bronze.messages` into session tables."""
+    """Settings of silver, the layer that computes the tables of sessions from `bronze.messages`."""
 
     shards: int = Field(64, gt=0, le=65_536)
     """Number of parts in which sessions are judged in parallel. `sessionlake reshard` changes it."""
     trigger: Duration = timedelta(seconds=1)
     """Least time between the starts of two batches."""
     snapshot_interval: Duration = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
-    """In stream time: a changed session is cut, as a whole table, at the next multiple of this interval."""
+    """At each multiple of this interval in stream time, a changed session gets a cut, where its table may be stored."""
     max_files_per_trigger: int = Field(1000, gt=0)
     """Most files of bronze per batch."""
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
-    """Size of bronze's stored files per batch, at least one file. Also applies to processors."""
+    """Most bytes of bronze's files per batch; at least one file is read. Also applies to processors."""
     merge_interval: Duration = timedelta(seconds=5)
     """Least time between two MERGEs into `session_rows` and `sessions`. A MERGE applies all batches since the last one.
     """
@@ -120,19 +120,19 @@ class PublishSettings(Section):
     trigger: Duration = timedelta(seconds=1)
     """Least time between the starts of two batches."""
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
-    """Size of the change feed's stored files per batch, at least one version."""
+    """Most bytes of the change feed's files per batch; at least one version is read."""
 
 
 _RETENTION = Field(None, ge=timedelta(hours=1))
 
 
 class RetentionSettings(Section):
-    """How long rows stay after their commit; None: forever. Rows that are still needed stay longer."""
+    """How long rows of each table are kept after their commit; None: forever. Rows still in use are kept longer."""
 
     bronze: Duration | None = _RETENTION
     """`bronze.messages`."""
     changes: Duration | None = _RETENTION
-    """`silver.session_changes`. A session can then be read only from its last whole table of that age on."""
+    """`silver.session_changes`. A session can then be read only as of its last stored table of that age, or later."""
     progress: Duration | None = _RETENTION
     """`silver.session_progress`."""
     snapshots: Duration | None = _RETENTION
@@ -142,7 +142,7 @@ class RetentionSettings(Section):
     events: Duration | None = _RETENTION
     """`silver.integrity_events`."""
     ledger: Duration | None = _RETENTION
-    """`ops.ledger`, whose sums stay. At least as long as every other table here that has a limit."""
+    """`ops.ledger`; its totals are kept. Must be at least as long as the limit of every other table here."""
 
     @model_validator(mode="after")
     def _ledger_is_longest(self) -> Self:
@@ -156,22 +156,22 @@ class RetentionSettings(Section):
 
 
 class MaintainSettings(Section):
-    """Settings of maintenance, which merges files and removes files, log entries and rows that are no longer needed."""
+    """Settings of maintenance, which compacts small files and removes files, log entries and rows no longer needed."""
 
     interval: Duration = Field(timedelta(minutes=1), ge=timedelta(seconds=1))
-    """The time in which each table is checked once."""
+    """How often each table is checked."""
     keep: Duration = Field(timedelta(hours=6), ge=timedelta(hours=1))
-    """How long a file stays after it left its table, because a query that has started may still read it."""
+    """How long a file is kept after a commit removed it from its table. Queries that run may still read it."""
     versions: Duration = Field(timedelta(hours=1), ge=timedelta(minutes=10))
-    """How far back every version of a table in a home can be read; at most `keep`.
+    """How long every version of a local table can be read; at most `keep`.
 
-    Until then each commit has a file in the table's log, and Spark lists all of them in every batch.
+    Each commit within this time has a file in the table's log, and Spark lists all of these files in every batch.
     """
     retention: RetentionSettings = RetentionSettings()
 
 
 class SchemaSettings(Section):
-    """Names of the schemas in the catalog. Development targets add a prefix to them."""
+    """Names of the schemas in the catalog. Deployments for development add a prefix to them."""
 
     bronze: str = Field("bronze", min_length=1)
     """Name of the schema of bronze's tables."""
@@ -185,12 +185,12 @@ class SchemaSettings(Section):
     """Name of the schema of reference tables."""
 
     def name_of(self, schema: str) -> str:
-        """Returns the catalog name of one of the schemas."""
+        """Returns the configured name of a schema, such as `bronze`."""
         return str(getattr(self, schema))
 
 
 class Settings(BaseSettings):
-    """The whole configuration of a job. It is frozen, and code inside the package trusts its values."""
+    """The whole validated configuration. It cannot be changed, and the package does not check its values again."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
@@ -211,7 +211,7 @@ class Settings(BaseSettings):
     maintain: MaintainSettings = MaintainSettings()
     schemas: SchemaSettings = SchemaSettings()
     processors: tuple[ProcessorSettings, ...] = ()
-    """The configured processors. After validation also those that run products of gold with a source."""
+    """The configured processors. After validation it also has those that maintain gold's products with a source."""
 
     @classmethod
     def settings_customise_sources(
@@ -222,7 +222,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns the sources in order: the environment, then the file, which arrives as the initial values."""
+        """Returns where pydantic looks for settings: first in the environment, then in the values from the file."""
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
 
@@ -263,24 +263,24 @@ class Settings(BaseSettings):
 
     @property
     def added_tables(self) -> tuple[str, ...]:
-        """The tables that this configuration adds to those of every lake."""
+        """Names with schema of the tables that exist only because of this configuration."""
         gold = self.gold.added_tables + self.gold.reference_tables
         return tuple(processor.into for processor in self.processors) + gold
 
     @property
     def allows_offset_gaps(self) -> bool:
-        """Whether gaps in offsets are no error: archives are checked for completeness by their own means."""
+        """True if gaps in offsets are allowed. They are in archives, whose completeness is checked in another way."""
         return self.kafka.allow_offset_gaps or self.bronze.source is SourceKind.ARCHIVE
 
     @computed_field  # type: ignore[prop-decorator]  # mypy supports none above property
     @property
     def warehouse(self) -> Path:
-        """Folder of the local tables, `warehouse/<schema>/<table>`."""
+        """Folder of the local tables. Each table is at `<schema>/<table>` in it."""
         return self.home / "warehouse"
 
     @property
     def place(self) -> str:
-        """Where the tables are, as a text for people."""
+        """A text for people that says where the tables are: the catalog or the home."""
         return f"catalog {self.catalog}" if self.catalog else str(self.home)
 
     def checkpoint(self, name: str) -> str:
@@ -292,11 +292,11 @@ def load_settings(file: str | Path | None = None) -> Settings:
     """Reads and validates the configuration.
 
     Args:
-        file: the YAML file. Default: `SESSIONLAKE_CONFIG`, else `sessionlake.yml` in `SESSIONLAKE_HOME`, else in the
-            working folder, else the defaults.
+        file: the YAML file. Default: the file that `SESSIONLAKE_CONFIG` names, or `sessionlake.yml` in
+            `SESSIONLAKE_HOME` or in the working folder. Without any file, the default settings apply.
 
     Raises:
-        ConfigError: the text has each wrong key with its value and what is allowed.
+        ConfigError: a setting is wrong. The text has each wrong key with its value and the allowed values.
     """
     path = _config_path(file)
     document = Document(Path(DEFAULT_FILE)) if path is None else read_document(path)
@@ -305,10 +305,10 @@ def load_settings(file: str | Path | None = None) -> Settings:
 
 
 def settings_of(file: SettingsFile) -> Settings:
-    """Validates what a file has, overridden by the environment.
+    """Returns the validated settings of a file, in which environment variables override values.
 
     Raises:
-        ConfigError: the text has each wrong key with its value and what is allowed.
+        ConfigError: a setting is wrong. The text has each wrong key with its value and the allowed values.
     """
     try:
         return Settings(**file.content)
@@ -326,7 +326,7 @@ def settings_of(file: SettingsFile) -> Settings:
 
 
 def settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:
-    """Returns everything that is wrong in a file: the line, or None, and a text."""
+    """Returns all wrong settings of a file: the line (None if the setting is not in the file), and a text."""
     try:
         Settings(**file.content)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class NamedCodeError(Exception):
-    """The object does not exist or cannot be imported; the text says why."""
+    """A Python object that the configuration names does not exist or cannot be imported; the text says why."""
 
 
 def load_named_code(target: str, kind: type, folder: str = "") -> Any:
@@ -16,8 +16,8 @@ def load_named_code(target: str, kind: type, folder: str = "") -> Any:
 
     Args:
         target: `module:name`.
-        kind: type of the objects that an error text lists if the name is wrong.
-        folder: where to search for modules that are not installed.
+        kind: type of the object. If the name is wrong, the error text lists the module's objects of this type.
+        folder: the folder to search for modules that are not installed.
 
     Raises:
         NamedCodeError: the object does not exist, or its module cannot be imported.

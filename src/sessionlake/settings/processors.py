@@ -1,4 +1,4 @@
-"""Settings of processors: those that are configured, and those that run products with a source table."""
+"""Settings of processors: configured ones, and those that maintain gold's products with a source table."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sessionlake.settings.gold import SOURCE, GoldSettings, ProductSettings
 
 
 class ProcessorSettings(Section):
-    """One user-defined processor, a class of `sessionlake.processors`."""
+    """One processor: a class that computes a table from the messages of sessions or from rows of a table."""
 
     model_config = ConfigDict(populate_by_name=True)
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
     """Names the processor and its table."""
     target: str = Field(alias="class", min_length=1)
-    """An entry point of the group `sessionlake.processors`, or `module:Class`."""
+    """The class: an entry point of the group `sessionlake.processors`, or `module:Class`."""
     topics: Regex = ".*"
     """The captured topics that it processes. Must match a topic's whole name."""
     key: tuple[str, ...] = ()
-    """Columns of `source`: the processor has a state for each value of them. Empty: a state per session.
+    """Columns of `source`. The processor then receives its rows, and has one state for each value of these columns.
 
-    With a key it receives rows, without one the messages of sessions.
+    Empty: the processor receives the messages of sessions, and has one state per session.
     """
     source: str = Field("silver.session_changes", pattern=SOURCE)
     """The table whose rows it processes, if it has a `key`."""
@@ -39,7 +39,7 @@ class ProcessorSettings(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
     on_error: OnViolation | None = None
-    """What happens when the class raises. Default: what a violation in the topic does."""
+    """What happens when the class raises an exception. Default: the same as for violations in the topic."""
     max_state_bytes: int = Field(1024 * 1024, gt=0)
     """Largest state of one session, in bytes."""
     max_records_per_call: int = Field(100_000, gt=0)
@@ -49,45 +49,47 @@ class ProcessorSettings(Section):
 
     @property
     def into(self) -> str:
-        """The output table."""
+        """Name of the output table, with schema."""
         return self.table or f"silver.{self.name}"
 
     @property
     def layer(self) -> str:
-        """Its name in the ledger, the checkpoint and the streaming query."""
+        """The processor's name in the ledger, of its checkpoint, and of its streaming query."""
         return f"processor-{self.name}"
 
     @property
     def where(self) -> str:
-        """The configuration key that declares it."""
+        """The configuration key that declares the processor or product."""
         return f"processors.{self.name}"
 
     @property
     def rebuilt_as(self) -> str:
-        """Its name for `sessionlake rebuild`."""
+        """The argument of `sessionlake rebuild` that rebuilds it."""
         return f"processor:{self.name}"
 
 
 class ProductProcessor(ProcessorSettings):
-    """A product of gold with a source table, run as a processor with a key."""
+    """The processor that maintains a product of gold with a source table."""
 
     product: ProductSettings
 
     @property
     def where(self) -> str:
-        """The configuration key that declares it."""
+        """The configuration key that declares the processor or product."""
         return f"gold.products.{self.name}"
 
     @property
     def rebuilt_as(self) -> str:
-        """Its name for `sessionlake rebuild`."""
+        """The argument of `sessionlake rebuild` that rebuilds it."""
         return self.into
 
 
 def with_product_processors(
     processors: Iterable[ProcessorSettings], gold: GoldSettings
 ) -> tuple[ProcessorSettings, ...]:
-    """Returns processors and those that run products. Each comes after those that write its source.
+    """Returns the configured processors and those that maintain products of gold with a source table.
+
+    A processor comes after the processors that write the table it reads.
 
     Raises:
         ValueError: two have the same name or table, or some are computed from each other.

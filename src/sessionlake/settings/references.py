@@ -17,7 +17,7 @@ _TYPES = (*_KEY_TYPES, "float", "double", "date", "timestamp")
 
 
 class LookupSettings(Section):
-    """Where gold requests rows of a reference table, when a change names a key that the table lacks."""
+    """A service or Python code from which gold fetches rows of a reference table for keys that the table lacks."""
 
     url: str | None = Field(None, pattern=r"^https?://")
     """Receives a POST with a JSON array of keys, and answers with a JSON array of rows."""
@@ -32,7 +32,7 @@ class LookupSettings(Section):
     timeout: Duration = Field(timedelta(seconds=10), gt=timedelta(0))
     """Timeout of each attempt: to connect, and between two parts of the answer."""
     attempts: int = Field(3, ge=1, le=10)
-    """Attempts per request, with a pause between them that doubles."""
+    """Most attempts per request. The pause between two attempts doubles each time."""
     retry_after: Duration = Field(timedelta(minutes=1), gt=timedelta(0))
     """Pause before a failed key is requested again. It doubles with each failure, up to a day."""
     ttl: Duration | None = Field(None, gt=timedelta(0))
@@ -48,7 +48,7 @@ class LookupSettings(Section):
 
 
 class ReferenceSettings(Section):
-    """A slowly changing table, `reference.<name>`, with one row per key and span of time (SCD type 2)."""
+    """A reference table, `reference.<name>`, with one row per key and span of time (SCD type 2). Users write it."""
 
     name: str = Field(pattern=_NAME)
     """Names the table: `reference.<name>`."""
@@ -82,12 +82,12 @@ class ReferenceSettings(Section):
 
     @property
     def applied_table(self) -> str:
-        """The table with the rows that gold has applied."""
+        """Name of gold's copy of the table, `gold.reference_<name>`, which has the rows that gold has applied."""
         return f"gold.reference_{self.name}"
 
 
 class JoinSettings(Section):
-    """A reference table that changes are joined with, as of their event time."""
+    """A join of changes with a reference table: with the row that is valid at the change's event time."""
 
     reference: str
     """The reference table, by its name in `gold.references`."""
@@ -106,7 +106,7 @@ class JoinSettings(Section):
 
     @property
     def version_prefix(self) -> str:
-        """Prefix of the column with `valid_from`."""
+        """The first part of the name of the column `<name>_valid_from`."""
         return self.name or self.reference
 
 
@@ -116,7 +116,7 @@ class EnrichedSettings(Section):
     name: str = Field(pattern=_NAME)
     """Names the table: `gold.<name>`."""
     columns: tuple[str, ...] | None = None
-    """The declared columns that it has; default: all. Columns that are joined on are always included."""
+    """The declared columns that the table has; default: all. Columns that are joined on are always included."""
     join: tuple[JoinSettings, ...] = Field(min_length=1)
 
     @property

@@ -1,9 +1,9 @@
 """Operators' decisions about messages that violate a session's class under `fail`: `ops.decisions`.
 
-A decision is an input of silver, like the messages. It is read when the job starts and followed once, at its message;
-the batch that follows it records it in the ledger. The message at which a job stopped is noted beside its checkpoint.
-Only that message can be decided about, so the session's name is enough to decide. A decision can be withdrawn until a
-batch has followed it.
+A decision is an input of silver, like the messages. Silver reads it when the job starts and follows it once, at its
+message; the batch that follows it records it in the ledger. The manifest beside a layer's checkpoint has the message at
+which the layer stopped. Only that message can be decided about, so the session's name is enough to decide. A decision
+can be withdrawn until a batch has followed it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,17 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True)
 class RecordedDecision:
-    """One decision about a message, or the withdrawal of one.
+    """One decision about a message, or the withdrawal of one: a row of `ops.decisions`.
 
     Attributes:
-        decision: None withdraws the decision before.
+        topic: The session's topic.
+        partition: The session's partition.
+        session_id: The session's id.
+        offset: The offset of the message.
+        decision: The decision; None withdraws the previous decision about the message.
         who: The user's name.
         why: The reason in the user's words; None if none was given.
+        decided_at: When the decision was recorded.
     """
 
     topic: str
@@ -61,7 +66,7 @@ class RecordedDecision:
 
     @property
     def place(self) -> DecisionKey:
-        """The message that the decision is about."""
+        """The message that the decision is about: topic, partition, session id and offset."""
         return self.topic, self.partition, self.session_id, self.offset
 
     def __str__(self) -> str:
@@ -77,17 +82,20 @@ class RecordedDecision:
 
 
 def decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """Returns the decisions that hold now, by message; withdrawn ones are left out."""
+    """Returns the decisions in force, by message. A message whose last decision was withdrawn is left out."""
     return {place: Decision(last) for place, (*_, (_, last)) in _recorded(reader).items() if last != WITHDRAWN}
 
 
 def binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """Returns the decisions that hold now, and those that silver has followed, even if the table has lost them."""
+    """Returns the decisions in force, and all that silver has followed according to the ledger, by message.
+
+    A followed decision counts even if `ops.decisions` has lost it.
+    """
     return decisions(reader) | _followed(reader)
 
 
 def _recorded(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
-    """Returns the rows recorded about each message, in order of time. The last one counts."""
+    """Returns for each message the rows of `ops.decisions` about it, as decision time and decision, oldest first."""
     found: dict[DecisionKey, list[tuple[datetime, str]]] = {}
     for row in reader.rows(DECISIONS, columns=[*_PLACE, "decision", "decided_at"]):
         place = _key_of(row)
@@ -111,12 +119,12 @@ def decide(
 
     Args:
         settings: The settings of the lake.
-        spark: The session; needed if the tables are in a catalog.
+        spark: The Spark session; needed if the tables are in a catalog.
         session: The id of the session.
         decision: The decision.
-        offset: The offset of the message; None: where silver stopped, or else a processor.
-        topic: The session's topic; None: the one where the layer stopped.
-        partition: The session's partition; None: the one where the layer stopped.
+        offset: The offset of the message; None means the message where silver stopped, or else a processor.
+        topic: The session's topic; None means the topic where the layer stopped.
+        partition: The session's partition; None means the partition where the layer stopped.
         who: The user's name.
         why: The reason in the user's words.
 
@@ -124,7 +132,7 @@ def decide(
         The decision as recorded.
 
     Raises:
-        UsageError: No layer has stopped there, or the message is already decided about or processed.
+        UsageError: No layer has stopped at this message, or the message is already decided about or processed.
     """
     lake = Lake(settings)
     reader = lake.reader(spark)
@@ -135,7 +143,7 @@ def decide(
         raise UsageError(
             f"{_describe(place)}: already decided: {known}", fix="Run the command with --withdraw to take that back"
         )
-    # If silver stopped there, only silver counts: a processor that has passed the message has judged it by other rules.
+    # If silver stopped there, only silver counts: a processor that got past this message judged it by other rules.
     layers = [SILVER] if SILVER in stopped else _layers(settings)
     passed = [layer for layer in layers if has_read(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
@@ -161,11 +169,11 @@ def withdraw(
 
     Args:
         settings: The settings of the lake.
-        spark: The session; needed if the tables are in a catalog.
+        spark: The Spark session; needed if the tables are in a catalog.
         session: The id of the session.
-        offset: The offset of the message; None: of the session's only decision that was not followed yet.
-        topic: The session's topic; None: the only one with such a decision.
-        partition: The session's partition; None: the only one with such a decision.
+        offset: The offset of the message; None means that the session has only one decision to withdraw.
+        topic: The session's topic; None means that only one topic has such a decision.
+        partition: The session's partition; None means that only one partition has such a decision.
         who: The user's name.
         why: The reason in the user's words.
 
@@ -173,7 +181,7 @@ def withdraw(
         The withdrawal as recorded.
 
     Raises:
-        UsageError: There is no such decision, there are several, or it was followed already.
+        UsageError: There is no such decision, there are several, or a batch has already followed it.
     """
     lake = Lake(settings)
     reader = lake.reader(spark)
@@ -196,7 +204,7 @@ def withdraw(
 
 
 def _followed(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """Returns the decisions that batches of silver have followed."""
+    """Returns the decisions that batches of silver have followed, by message, from the ledger."""
     rows = to_dicts(LedgerReader(reader, "decisions").entries(("layer", operator.eq, SILVER)))
     items = (item for row in rows for item in row["decisions"] or ())
     return {_key_of(item): Decision(item["decision"]) for item in items}
@@ -207,7 +215,7 @@ def _key_of(row: Mapping[str, Any]) -> DecisionKey:
 
 
 def _require_not_followed(settings: Settings, reader: TableReader, place: DecisionKey) -> None:
-    """Refuses to withdraw a decision that a layer has or may have followed: a rebuild would give another result."""
+    """Refuses to withdraw a decision that a layer followed or may have followed: a rebuild would judge otherwise."""
     (topic, partition, _, offset), stopped = place, _stops(settings)
     for layer in _layers(settings):
         if unfinished_batch(settings, layer) is not None:
@@ -221,19 +229,19 @@ def _require_not_followed(settings: Settings, reader: TableReader, place: Decisi
 
 
 def _layers(settings: Settings) -> list[str]:
-    """Returns the layers that judge sessions, so that decisions apply to them."""
+    """Returns the names of the layers that judge sessions and so follow decisions: silver and the processors."""
     return [SILVER, *(processor.layer for processor in settings.processors)]
 
 
 def _stops(settings: Settings) -> dict[str, Violation]:
-    """Returns the violation at which each stopped layer has stopped."""
+    """Returns the violation at which each stopped layer has stopped, by layer."""
     found = {layer: stopped_at(settings, layer) for layer in _layers(settings)}
     return {layer: stop for layer, stop in found.items() if stop is not None}
 
 
 @dataclass(frozen=True)
 class _MessageFilter:
-    """A message as far as the user has described it."""
+    """What the user has said about a message; None means that it was not said."""
 
     session: str
     offset: int | None
@@ -248,7 +256,7 @@ class _MessageFilter:
         return ", ".join(parts)
 
     def fits(self, place: DecisionKey) -> bool:
-        """Returns True if the description fits this message."""
+        """Returns True if what the user said fits this message."""
         topic, partition, session, offset = place
         given = ((self.topic, topic), (self.partition, partition), (self.offset, offset))
         return session == self.session and all(wanted in (None, found) for wanted, found in given)
@@ -264,10 +272,13 @@ def _place_of(stop: Violation) -> DecisionKey:
 
 
 def _find_stop(settings: Settings, meant: _MessageFilter) -> tuple[DecisionKey, set[str]]:
-    """Finds the message that the user means, and the layers that have stopped there.
+    """Finds the message that the user means.
+
+    Returns:
+        The message, and the layers that have stopped at it.
 
     Raises:
-        UsageError: No layer has stopped there, or processors have stopped at several messages that fit.
+        UsageError: No layer has stopped at such a message, or processors have stopped at several that fit.
     """
     stops = _stops(settings)
     mine = {layer: _place_of(stop) for layer, stop in stops.items() if meant.fits(_place_of(stop))}
@@ -289,7 +300,7 @@ def _require_ahead(passed: list[str], place: str, offset: int, decision: Decisio
     """Refuses a decision about a message that is already processed: it would only change the result of a rebuild.
 
     A layer can stop at a message that it has processed: at a gap that was not filled in time (class `once`), or when a
-    held message is released (`window`).
+    held message is released (`window`). Then only a decision to skip the message is refused.
 
     Args:
         passed: The layers that have processed the message.
@@ -311,7 +322,7 @@ def _require_ahead(passed: list[str], place: str, offset: int, decision: Decisio
 
 
 def _require_not_in_unfinished_batch(batch: Batch | None, layer: str, topic: str, partition: int, offset: int) -> None:
-    """Refuses a decision about a message in a batch that may be in some tables already."""
+    """Refuses a decision about a message whose batch is unfinished, because some tables may already have its result."""
     spans = [] if batch is None else batch.offsets
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
         raise UsageError(
@@ -328,7 +339,7 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
             fix="Run `sessionlake run silver` first",
         )
     before = _recorded(reader).get(decided.place, [])
-    # The last decision must have the latest time, even if the clock was set to an earlier time meanwhile.
+    # The last decision must have the latest time, even if the system clock now shows an earlier time.
     at = max([decided.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
     row = asdict(decided) | {"decision": str(decided.decision or WITHDRAWN), "decided_at": at}
     schema = pa.schema(
@@ -354,12 +365,17 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
 
 
 def stopped_at(settings: Settings, layer: str = SILVER) -> Violation | None:
-    """Returns the violation at which silver or a processor has stopped and which it has not passed since, or None."""
+    """Returns the violation at which silver or a processor stands now; None if it has passed it or never stopped."""
     return manifest.stopped_at(settings, layer, Violation)
 
 
 def ledger_decisions(
     decided: Iterable[DecisionKey], known: dict[DecisionKey, Decision]
 ) -> tuple[dict[str, object], ...]:
-    """Returns the decisions that a batch followed, as rows for the ledger, sorted by message."""
+    """Returns the decisions that a batch followed, as rows for the ledger's column `decisions`, sorted by message.
+
+    Args:
+        decided: The messages whose decisions were followed.
+        known: All decisions, by message.
+    """
     return tuple({**dict(zip(_PLACE, place, strict=True)), "decision": str(known[place])} for place in sorted(decided))

@@ -1,4 +1,4 @@
-"""The silver stream: judges the messages in `bronze.messages` and appends the results to silver's tables."""
+"""The stream of silver: judges the messages in `bronze.messages` and appends the results to silver's tables."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ def start(
     once: bool = False,
     on_batch: OnBatch | None = None,
 ) -> LayerQuery:
-    """Starts the silver stream.
+    """Starts the stream of silver.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         settings: The settings of the lake.
-        once: True processes what bronze holds now and then ends.
-        on_batch: Called after every committed batch with its ledger entry and, by table, those of its appended rows
-            that are in memory.
+        once: True processes the messages that bronze has now, and then ends. False runs until it is stopped.
+        on_batch: Called after every committed batch with its ledger entry and its appended rows by table. Tables whose
+            rows are no longer in memory are missing.
 
     Returns:
         The running query.
 
     Raises:
-        LakeError: The checkpoint is new but the tables are not. Or the declared columns do not fit the tables. Or a
-            topic has class `once` now although changes of it were removed.
+        LakeError: The checkpoint is new although the tables have rows. Or the declared columns do not fit the tables.
+            Or a topic now has class `once` although some of its changes were removed.
     """
     lake = Lake(settings)
     _prepare(spark, lake)
@@ -103,7 +103,7 @@ def start(
 
 
 def _prepare(spark: SparkSession, lake: Lake) -> None:
-    """Creates silver's tables after checking that the stream may resume in this lake."""
+    """Checks that the stream may resume in this lake, and creates missing tables of silver."""
     settings = lake.settings
     require_uninterrupted(settings, LAYER)
     discard_building(settings, REBUILD_SILVER)
@@ -121,7 +121,7 @@ def folded_stream(
     decided: dict[DecisionKey, Decision],
     resume_from: Handover | None,
 ) -> DataFrame:
-    """Returns the stateful stream: bronze packed and folded by shard, as `kind string, payload binary`."""
+    """Returns the stateful stream: bronze's messages, packed and folded by shard, as `kind string, payload binary`."""
     capture = settings.capture
     interval = milliseconds(settings.silver.snapshot_interval)
     fold: ShardFold = SilverFold(capture.declared, capture, decided, interval)
@@ -131,7 +131,10 @@ def folded_stream(
 
 
 def offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, first_batch: int = 0) -> OffsetLog:
-    """Returns the offsets where a layer's batches end before the next one, even if the ledger already has that one."""
+    """Returns the offsets at which a layer's last committed batch ends in each topic-partition.
+
+    The ledger may already have the next batch, which Spark will run again; its offsets are left out.
+    """
     checkpoint = Generations(settings.checkpoint(layer), layer).current
     done = last_committed(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
@@ -150,12 +153,12 @@ def packed_stream(
     """Returns the stream of bronze's messages, packed by shard, as `shard int, chunk binary`.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         lake: The lake.
         settings: The settings of the lake.
         layer: The layer whose checkpoint and notes of stream time are used.
-        topics: Pattern of whole names of the topics to read.
-        resume_from: The handover to start from, whose messages are not read again; None if there is none.
+        topics: Regular expression that matches the whole name of each topic to read.
+        resume_from: The handover to start from; messages before it are not read again. None starts with all messages.
     """
     from pyspark.sql import functions as F
 
@@ -173,7 +176,10 @@ def packed_stream(
 
 
 def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
-    """Returns the options for a first read of all of bronze. The error says how to build the layer if it cannot be."""
+    """Returns options for a stream that reads all of bronze for the first time, after checking that this is possible.
+
+    If it is not, the error says how to build the layer instead.
+    """
     try:
         return lake.storage.first_read_options(spark, MESSAGES)
     except LakeError as error:
@@ -184,7 +190,7 @@ def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
 
 
 class _SilverBatch:
-    """Commits one micro-batch: checks it, then appends to the tables, then writes the ledger row."""
+    """Commits one micro-batch: checks it, appends to silver's tables, and then writes the ledger entry."""
 
     def __init__(
         self,
@@ -258,7 +264,11 @@ class _SilverBatch:
     def _append(
         self, folded: Folded, reports: list[ShardReport], txn: Txn
     ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
-        """Appends the batch's rows to the tables; a table without rows gets no commit."""
+        """Appends the batch's rows to the tables; a table without rows gets no commit.
+
+        Returns:
+            For the ledger, the number of rows and the version of each table. And by table, the rows that are in memory.
+        """
         spark, outputs, rows_by_table = folded.frame.sparkSession, [], {}
         for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
             count = sum(report.rows.get(kind, 0) for report in reports)
@@ -274,10 +284,10 @@ class _SilverBatch:
         return tuple(outputs), rows_by_table
 
     def _committed(self, spark: SparkSession, table: str, count: int) -> int:
-        """Returns the version of the batch's commit, after checking that it has the expected number of rows.
+        """Returns the table version of the batch's commit, after checking that it has the expected number of rows.
 
         A commit with 0 rows is a compaction that came after it. The last commit of `integrity_events` is not checked:
-        it may be one of the merges.
+        it may come from a merge.
         """
         commit = self._lake.last_commit(spark, table)
         if table != EVENTS and commit.rows not in (0, count):
@@ -290,7 +300,14 @@ class _SilverBatch:
 
 
 def rows_for_table(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
-    """Returns the rows for a table: in memory if all payloads are, else unpacked by Spark as `ddl`."""
+    """Returns the rows for a table: in memory if all its payloads are, otherwise to be unpacked by Spark.
+
+    Args:
+        folded: The payloads of the batch.
+        kind: The kind of payload for the table.
+        txn: The transaction, whose number becomes the column `_batch`.
+        ddl: The columns of the rows, for Spark.
+    """
     from pyspark.sql import functions as F
 
     payloads = folded.inline_payloads([kind])
@@ -301,7 +318,7 @@ def rows_for_table(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
 
 
 def payload_ddl(settings: Settings, table: str) -> str:
-    """Returns the DDL of the rows in a fold's payloads for a table: its columns without the raw message."""
+    """Returns the DDL of the rows that a fold emits for a table: the table's columns without the raw message."""
     from sessionlake.delta.schemas.tables import TABLES
 
     added = {"key", "value"}
@@ -309,13 +326,13 @@ def payload_ddl(settings: Settings, table: str) -> str:
 
 
 def sum_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
-    """Returns the sums of the shards' counts by topic-partition, sorted."""
+    """Returns the counts of all shards added up by topic-partition, sorted by topic-partition."""
     sums: dict[tuple[str, int], PartitionCounts] = {}
     for part in (p for report in reports for p in report.partitions):
         known = sums.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
         if part.messages:
             known.first = min(known.first, part.first) if known.messages else part.first
-            # All shards should report the same offset. If one is lower, its messages were judged with a wrong time.
+            # Every shard should report the same offset. If one reports a lower one, it judged with a wrong stream time.
             known.since = min(known.since, part.since) if known.messages else part.since
             known.stream_time = max(known.stream_time, part.stream_time)
             known.last = max(known.last, part.last)
@@ -325,21 +342,21 @@ def sum_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
 
 
 def offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
-    """Returns the offset ranges of the batch. A topic-partition in which only held messages were released has none."""
+    """Returns the offset ranges of the batch. A topic-partition without new messages, only released ones, has none."""
     return tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages)
 
 
 def ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
-    """Returns what became of the batch's messages in all topic-partitions, with the ledger's column names.
+    """Returns the numbers of applied, duplicate, quarantined and held messages of the batch, by column of the ledger.
 
-    Erased messages count only in the offset ranges, because nothing can become of them.
+    Erased messages count only in the offset ranges, because they are not judged.
     """
     counts = {name: sum(getattr(part, name) for part in partitions) for name in COUNTS}
     return counts | {"messages": counts["messages"] - sum(part.erased for part in partitions)}
 
 
 class SilverStoppedError(IntegrityViolationError):
-    """Silver stops before it commits the batch: a message violates its class. The text has the commands to decide."""
+    """Raised before the commit of a batch with a message that violates its class; names the commands to decide."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(_describe(violation), why="Nothing of the batch was committed", fix=_ways_to_decide(violation))
@@ -347,18 +364,18 @@ class SilverStoppedError(IntegrityViolationError):
 
     @property
     def place(self) -> str:
-        """The message and what is wrong with it, without the commands."""
+        """The message and the violation, as text, without the commands to decide."""
         return _describe(self.violation)
 
 
 def first_violation(reports: list[ShardReport]) -> SilverStoppedError | None:
-    """Returns the error for the first violation under `fail`, by topic, partition and offset; None if there is none."""
+    """Returns the error about the first violation in the reports, by topic, partition and offset; None without one."""
     found = [violation for report in reports for violation in report.violations]
     return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 
 
 def _describe(first: Violation) -> str:
-    """Returns class, session, coordinates, and the expected and actual seq, as text."""
+    """Returns class, session, topic, partition, offset, expected seq and actual seq of a violation, as text."""
     due = {"orphan": "a snapshot", "after_end": "nothing"}.get(first.event, f"seq {first.expected_seq}")
     found = "no seq" if first.actual_seq is None else f"seq {first.actual_seq}"
     return (
@@ -368,7 +385,7 @@ def _describe(first: Violation) -> str:
 
 
 def _ways_to_decide(first: Violation) -> str:
-    """Returns the commands that decide about a violation, as text."""
+    """Returns the commands with which an operator decides about a violation, as text."""
     session = f"sessionlake resolve --topic {shlex.quote(first.topic)} --session {shlex.quote(first.session_id)}"
     return (
         "Choose one of these commands, then run silver again:\n"

@@ -1,4 +1,4 @@
-"""Adds the raw key and value to quarantined messages: the quarantine keeps messages unchanged."""
+"""Adds the raw key and value from bronze to quarantined messages, which the quarantine stores unchanged."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _COLUMNS = [name for name, _ in TABLES[QUARANTINE].columns]
 
 
 def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardReport]) -> Rows:
-    """Returns a batch's rows for the quarantine with their raw messages. Few rows are completed without Spark.
+    """Returns a batch's rows for the quarantine with their raw messages.
 
-    Spark would need about a second even for few rows.
+    Few rows are completed without Spark, which would need about a second even for them.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         lake: The lake.
         rows: The rows without the columns of the raw message.
-        reports: The reports of the batch.
+        reports: The shards' reports about the batch, which contain the offsets of the quarantined messages.
     """
     if isinstance(rows, pa.Table) and rows.num_rows <= lake.limits.few_messages:
         with suppress(TooLargeError):
@@ -48,12 +48,12 @@ def _add_in_driver(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Tabl
 
 
 def join_raw_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[ShardReport]) -> DataFrame:
-    """Returns rows for the quarantine with their raw messages, as a frame.
+    """Returns rows for the quarantine with their raw messages, as a Spark frame.
 
     Args:
         bronze: The frame of `bronze.messages`.
         rows: The rows without the columns of the raw message.
-        reports: The reports of the batch that quarantined them.
+        reports: The shards' reports about the batch that quarantined these messages.
     """
     from pyspark.sql import functions as F
 

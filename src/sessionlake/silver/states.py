@@ -1,4 +1,4 @@
-"""Reads the states of the shards from the state store, for inspection and operations."""
+"""Reads the states of a layer's shards from the state store, for inspection and for operations on states."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def shard_states(spark: SparkSession, settings: Settings, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and state of each shard of silver after the last committed batch.
+    """Yields pairs of shard number and encoded state, for the shards of silver after the last committed batch.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         settings: The settings of the lake.
-        shard: The only shard to read; None for all.
+        shard: The number of the only shard to read; None reads all.
     """
     from pyspark.sql import functions as F
 
@@ -37,11 +37,11 @@ def shard_states(spark: SparkSession, settings: Settings, shard: int | None = No
 def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) -> DataFrame:
     """Returns the shards' states after the last committed batch, as `shard int, chunk binary`.
 
-    After a handover, a shard that no batch has reached yet has its state only in the handover. This is common for gold:
-    its batches only reach the shards with changes, and none if a batch only reads compacted files.
+    After a handover, a shard that has had no batch yet has its state only in the handover. This is common for gold: a
+    batch reaches only the shards with changes, and no shard if the batch reads only compacted files.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         settings: The settings of the lake.
         layer: Silver, a processor, or gold.
 
@@ -68,12 +68,12 @@ def _handed_over(spark: SparkSession, settings: Settings, layer: str, numbers: l
 
 
 def has_state(settings: Settings, layer: str) -> bool:
-    """Returns True if the layer has committed a batch or has a handover with states."""
+    """Returns True if the layer has stored states: after a committed batch, or in a handover."""
     return last_committed(settings.checkpoint(layer)) is not None or bool(handover.stored_shards(settings, layer))
 
 
 def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
-    """Returns the batch after which the states are, and the last batch in the ledger; -1 where there is none.
+    """Returns the batch up to which the states are current, and the last batch in the ledger; -1 if there is none.
 
     They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
     """
@@ -82,7 +82,7 @@ def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -
 
 
 def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
-    """Returns the shard of a session, for the number of shards that silver's states have, whatever is configured."""
+    """Returns the shard of a session, for the number of shards of silver's stored states (not the configured one)."""
     from pyspark.sql import functions as F
 
     shards = handover.shard_count(settings) or settings.silver.shards

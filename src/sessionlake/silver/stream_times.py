@@ -1,9 +1,9 @@
 """Notes of stream time beside a checkpoint: the driver writes them with every batch, and the packing tasks read them.
 
-They are only copies of what bronze says: what is missing when a stream starts is looked up there. Every shard reports
-the offset from which its stream time continued, and each batch must continue where the ledger ends. So missing notes
-stop a batch before anything is committed. Notes are written before the ledger entry, so that the silences of a batch
-in the ledger are never missing either.
+A note has the stream time of a topic-partition at the offset where a batch ended. Notes are only copies of what bronze
+says: notes that are missing when a stream starts are looked up there. Every shard reports the offset from which its
+stream time continued, and each batch must continue where the ledger ends. So missing notes stop a batch before anything
+is committed. Notes are written before the ledger entry, so the silences of a batch in the ledger are never missing.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _SETTLED, _RECENT = "settled.arrow", "recent.arrow"
 
 @dataclass(frozen=True)
 class StoredTimes:
-    """The stored notes, for looking up stream times in the packing tasks. A `TimesBefore`."""
+    """Looks up stream times in the notes stored in `folder`, in the packing tasks; a `TimesBefore`."""
 
     folder: str
 
     def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
-        """Returns stream time and last offset of topic-partitions before the given offsets."""
+        """Returns stream time (ms) and offset of each topic-partition's last note before its offset in `first`."""
         return _read(Path(self.folder)).before(names, first)
 
 
 def stored_times(settings: Settings, layer: str) -> StoredTimes:
-    """Returns the lookup of a layer's notes."""
+    """Returns the lookup of stream times in a layer's notes."""
     return StoredTimes(f"{settings.checkpoint(layer)}.stream_times")
 
 
 class StreamTimesLog:
-    """The notes of one stream, as the driver writes them."""
+    """Writes the notes of one stream, in the driver."""
 
     def __init__(self, layer: str, folder: Path, times: StreamTimes) -> None:
         self._layer, self._folder, self._times = layer, folder, times
@@ -64,14 +64,14 @@ class StreamTimesLog:
     def open(
         cls, spark: SparkSession, settings: Settings, layer: str, ends: Mapping[TopicPartition, int]
     ) -> StreamTimesLog:
-        """Stores and returns the notes before a stream's next batch.
+        """Stores the notes before a stream's next batch and returns the log that continues them.
 
         Args:
-            spark: The session.
+            spark: The Spark session.
             settings: The settings of the lake.
             layer: The layer.
             ends: The last offset of each topic-partition before that batch. If its note is missing, for example because
-                the checkpoint was restored from a backup, its time is looked up in bronze.
+                the checkpoint was restored from a backup, its stream time is looked up in bronze.
         """
         folder = Path(stored_times(settings, layer).folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class StreamTimesLog:
         known = dict(zip(names, time.tolist(), strict=True))
         missing = {name: ends[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted}
         known |= _times_from_bronze(spark, Lake(settings), missing)
-        if missing or last_planned(settings.checkpoint(layer)) is None:  # then silences may be missing as well
+        if missing or last_planned(settings.checkpoint(layer)) is None:  # then notes of silences may be missing too
             for silence in read_silences(Lake(settings).reader(spark)):
                 if silence.behind <= ends.get(silence.place, BEGINNING):  # it is before the next batch
                     known[silence.place] = max(known[silence.place], silence.until)
@@ -89,9 +89,13 @@ class StreamTimesLog:
         return log
 
     def advance(self, batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
-        """Adds notes of a batch. Called before its ledger entry is written, so that no batch in the ledger lacks them.
+        """Adds the notes of a batch. Must run before the batch's ledger entry is written.
 
-        The notes from before the batch stay, in case the batch is repeated.
+        So every batch in the ledger has its notes. The notes from before the batch stay, in case the batch is repeated.
+
+        Args:
+            batch: The counts of the batch by topic-partition.
+            reports: The shards' reports about the batch.
         """
         self._store(self._times.noted(times_after(batch, reports)))
         fault_point(f"after:{self._layer}.stream_times")
@@ -104,15 +108,15 @@ class StreamTimesLog:
 
 
 def require_continued(layer: str, batch: Iterable[PartitionCounts], ends: Mapping[TopicPartition, int]) -> None:
-    """Returns if each topic-partition's stream time continued from where the batch before ended.
+    """Checks that each topic-partition's stream time continued from the offset at which the previous batch ended.
 
     Args:
         layer: The layer, for the error.
-        batch: The counts of the batch.
+        batch: The counts of the batch by topic-partition.
         ends: The last offset of each topic-partition before the batch.
 
     Raises:
-        LakeError: The stream time of a topic-partition did not. The error names the first one.
+        LakeError: A stream time continued from another offset. The error names the first such topic-partition.
     """
     for part in batch:
         end = ends.get((part.topic, part.partition), BEGINNING)
@@ -126,7 +130,12 @@ def require_continued(layer: str, batch: Iterable[PartitionCounts], ends: Mappin
 
 
 def times_after(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[LaneTime]:
-    """Returns stream time and offset after a batch, of each topic-partition with messages or silences in it."""
+    """Returns stream time and last offset of each topic-partition that has messages or silences in a batch.
+
+    Args:
+        batch: The counts of the batch by topic-partition.
+        reports: The shards' reports about the batch.
+    """
     silent = sorted((lane for report in reports for lane in report.silences), key=lambda lane: (lane.offset, lane.time))
     ends = {(lane.topic, lane.partition): lane for lane in silent}
     for part in batch:
@@ -136,13 +145,13 @@ def times_after(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]
 
 
 def _read(folder: Path) -> StreamTimes:
-    # The recent notes are read first, because the settled ones are written first when both are rewritten.
+    # If both files are rewritten, the settled one is written first. So it is read last, to miss no note.
     recent, settled = (_read_notes(folder / name) for name in (_RECENT, _SETTLED))
     return StreamTimes(settled, recent)
 
 
 def _read_notes(file: Path) -> pa.Table:
-    """Reads a file of notes; empty if it is missing or has another format, because notes are only copies."""
+    """Reads a file of notes. Returns no notes if it is missing or has another format, because notes are only copies."""
     try:
         found = read_ipc(file.read_bytes())
     except (FileNotFoundError, pa.ArrowInvalid):
@@ -153,10 +162,10 @@ def _read_notes(file: Path) -> pa.Table:
 def _times_from_bronze(
     spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Returns the highest timestamp (ms) of each topic-partition's messages up to an offset; `NO_TIME` if none has one.
+    """Returns each topic-partition's highest timestamp (ms) up to its offset in `ends`; `NO_TIME` without one.
 
     Raises:
-        LakeError: Retention has removed messages after the offset.
+        LakeError: Retention has removed messages after an offset in `ends`.
     """
     from pyspark.sql import functions as F
 

@@ -1,7 +1,8 @@
-"""Finds the silences in bronze after everything that a layer has read.
+"""Finds the silences in bronze that come after everything that a layer has read.
 
-The ledger does not contain silences, because they have no offsets. So they are read as the layer's stream would read
-them: from the next version of bronze on, which is kept as long as the stream has not read it.
+The ledger does not contain silences, because they have no offsets. So they are read where the layer's stream would read
+them: in the versions of bronze after the last one that the layer has read. Bronze keeps these until the layer reads
+them.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ def unread_silences(
 ) -> frozenset[Silence]:
     """Returns the silences after the last messages that a layer has processed, which it has not read yet.
 
-    Silences before a processed message were read before it, and no silence after an unread message was read.
+    Silences before a processed message were read with earlier batches. Silences after an unread message are unread too.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         settings: The settings of the lake.
         layer: Silver, or a processor.
-        ends: The last offset of each topic-partition in the layer's batches in the ledger.
+        ends: For each topic-partition, the last offset in the layer's batches in the ledger.
 
     Raises:
-        LakeError: It is not known what the layer has read.
+        LakeError: The checkpoint does not say which versions of bronze the layer has read.
     """
     lake = Lake(settings)
     last = last_batch(lake.reader(spark), layer)
@@ -54,7 +55,7 @@ def unread_silences(
 
 
 def _read(spark: SparkSession, lake: Lake, version: int, checkpoint: str) -> frozenset[Silence]:
-    """Reads the silences written from a version of bronze on. Compacted files do not repeat them."""
+    """Returns the silences written to bronze from a version on. Compaction does not repeat older silences."""
     found: set[Silence] = set()
 
     def gather(rows: DataFrame, _: Txn) -> None:

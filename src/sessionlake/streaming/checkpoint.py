@@ -1,4 +1,4 @@
-"""Reads the log that Spark keeps in a checkpoint, and checks it before Spark does.
+"""Reads the log that Spark keeps in a checkpoint, and checks the checkpoint's files before Spark reads them.
 
 Spark's own error about a damaged checkpoint names no file.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from sessionlake.delta.schemas.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 from sessionlake.errors import LAST_RESORT, LossError
 
-# Spark reads no entry older than the one before the last batch.
+# Spark never reads log entries older than the one before the last batch.
 _LATEST = 2
 _NO_OFFSET = "-"
 _BOUNDARY = -1  # file index in an offset of Delta's source: no file of the version was read yet
@@ -31,7 +31,7 @@ RECOVERED = {
 
 
 def recovery_hint(layer: str) -> str:
-    """Returns what to do about a checkpoint that is lost or cannot be read. The advice that keeps all data is first."""
+    """Returns advice about a checkpoint that is lost or cannot be read, as text. What keeps all data comes first."""
     named = SILVER if layer == SILVER_TABLES else layer
     if named in RECOVERED:
         return f"Run `sessionlake recover {named}`, which {RECOVERED[named]}; or restore the checkpoint from a backup"
@@ -43,12 +43,12 @@ def recovery_hint(layer: str) -> str:
 
 
 def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
-    """Returns if the checkpoint is new, or its metadata and latest log entries are intact.
+    """Checks that the checkpoint is new, or that its metadata and latest log entries are intact.
 
     Args:
         checkpoint: The folder of the checkpoint.
         layer: The layer, for the error.
-        instead: What to do if there is no backup. Empty: what can be done for the layer.
+        instead: What to do if there is no backup, for the error. Empty gives the usual advice for the layer.
 
     Raises:
         LossError: A file of the checkpoint is damaged. The error names it and says what to do.
@@ -67,10 +67,10 @@ def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
 
 
 def last_committed(checkpoint: str | Path) -> int | None:
-    """Returns Spark's number of the last batch that the query has committed; None before the first.
+    """Returns Spark's number of the last batch that the query has committed; None if it has committed none.
 
-    A batch is planned only after the one before it is committed. So a planned batch shows this even if the commit's own
-    entry is lost; Spark concludes the same.
+    Spark plans a batch only after the previous one is committed. So a planned batch proves that the previous one was
+    committed, even if that commit's log entry is lost. Spark concludes the same.
     """
     noted, following = _newest(Path(checkpoint) / "commits"), last_planned(checkpoint)
     known = max(-1 if noted is None else noted, -1 if following is None else following - 1)
@@ -78,15 +78,15 @@ def last_committed(checkpoint: str | Path) -> int | None:
 
 
 def last_planned(checkpoint: str | Path) -> int | None:
-    """Returns Spark's number of the last batch that the query has planned; None before the first."""
+    """Returns Spark's number of the last batch that the query has planned; None if it has planned none."""
     return _newest(Path(checkpoint) / "offsets")
 
 
 def read_planned(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
-    """Returns what Spark noted of a batch when it planned it: metadata, and the end offset of the only source.
+    """Returns what Spark wrote to its log when it planned a batch: the metadata, and the end offset of the only source.
 
     Raises:
-        OSError: There is no such entry.
+        OSError: There is no log entry for the batch.
         ValueError: The entry is incomplete.
     """
     lines = (Path(checkpoint) / "offsets" / str(batch)).read_text(encoding="utf-8").split("\n")
@@ -97,14 +97,14 @@ def read_planned(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], An
 
 @dataclass(frozen=True)
 class DeltaOffset:
-    """An offset of Delta's streaming source: where a batch of a stream of a Delta table ends.
+    """An offset of Delta's streaming source: the point in a table's history up to which a stream has read it.
 
     Attributes:
         table: Delta's id of the table. A table created later under the same name has another id.
-        version: The version that the stream is in.
-        index: Index of the last file read in that version.
-        in_initial_snapshot: True if the stream still reads what the table held when it started. Those files are not
-            read in order of their versions.
+        version: The version of the table in which the stream stands.
+        index: Index of the last file read in that version; -1 if none was read.
+        in_initial_snapshot: True if the stream still reads the rows that the table had when the stream started. These
+            files are not read in order of their versions.
     """
 
     table: str
@@ -114,24 +114,24 @@ class DeltaOffset:
 
     @property
     def is_before_version(self) -> bool:
-        """True if the stream has read everything before `version`, but nothing of it."""
+        """True if the stream has read everything before `version` and nothing of `version` itself."""
         return self.index == _BOUNDARY
 
     @property
     def last_version(self) -> int:
-        """The last version of which the stream has read anything."""
+        """The last version of which the stream has read at least a part."""
         return self.version - self.is_before_version
 
 
 def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:
-    """Returns where a batch of a stream of a Delta table ends.
+    """Returns the point in a Delta table's history at which a batch of a stream ends.
 
     Args:
         checkpoint: The folder of the checkpoint.
         batch: Spark's number of the batch.
 
     Raises:
-        OSError: There is no entry for the batch.
+        OSError: There is no log entry for the batch.
         ValueError: The entry is incomplete or belongs to another kind of source.
     """
     _, noted = read_planned(checkpoint, batch)
@@ -144,10 +144,11 @@ def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:
 
 
 def starting_options(checkpoint: str | Path) -> dict[str, int]:
-    """Returns the options for Delta's source that make a restart after the first batch cheap; else none.
+    """Returns options for Delta's source that make a restart after a query's first batch cheap; later none (`{}`).
 
-    At every start, Spark plans the last batch again, even if it is committed and does not run. For a first batch, Delta
-    then sorts all files of the snapshot, unless the options name the last version of that batch as the start.
+    At every start, Spark plans the last batch again, even if it is committed and does not run. If that is the first
+    batch,
+    Delta sorts all files of the snapshot, unless the options name the batch's last version as the start.
     """
     if last_planned(checkpoint) != 0 or last_committed(checkpoint) != 0:
         return {}
@@ -158,13 +159,13 @@ def starting_options(checkpoint: str | Path) -> dict[str, int]:
 
 
 def reads_initial_snapshot(checkpoint: str | Path) -> bool:
-    """Returns True if a stream of a Delta table has started and still reads what the table held then, in any order."""
+    """Returns True if a stream has started and has not yet read all rows that its Delta table had at that time."""
     batch = last_committed(checkpoint)
     return batch is not None and read_delta_offset(checkpoint, batch).in_initial_snapshot
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Writes a file atomically: after a crash or power failure, it has all of its content or does not exist."""
+    """Writes a file atomically: after a crash or power failure, it has all of this content or is unchanged."""
     partial = file.with_name(f"{file.name}.partial")
     with partial.open("wb") as out:
         out.write(content)
@@ -173,7 +174,7 @@ def write_atomically(file: Path, content: bytes) -> None:
     partial.replace(file)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # makes the rename durable
+        os.fsync(folder)  # makes the rename survive a power failure
     finally:
         os.close(folder)
 
@@ -191,7 +192,10 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _find_fault(file: Path) -> str | None:
-    """Returns what is wrong with a file of JSON lines, as text, or None. In a log, a version line comes before them."""
+    """Returns what is wrong with a file of JSON lines, as text; None if it is intact.
+
+    A log entry must also start with a line that has its format version.
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Turns whatever stops a stream or command into one error for the operator: what happened and what to do."""
+"""Turns any error that stops a stream or command into one error for the operator: what happened and what to do."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _CAUSES = (
         beginnings=(
             "Failed to create new KafkaAdminClient",
             "No resolvable bootstrap urls",
-            "Cannot fetch record for offset ",  # from a task that waited for it until the timeout
+            "Cannot fetch record for offset ",  # raised by a task that waited for the record until the timeout
         ),
     ),
     KnownFailure(
@@ -125,7 +125,7 @@ _CHECKPOINT = KnownFailure(
     ),
     beginnings=("Failed to read log file ", "Log file was malformed: "),
 )
-# These can stop work of any kind. For a full disk, Spark passes on the operating system's text.
+# These can stop any work, not only a stream. For a full disk, Spark passes on the operating system's text.
 _DISK_FULL = KnownFailure(
     MachineError,
     "a disk is full, or a quota is used up. Free some space, or set another home with SESSIONLAKE_HOME; Spark's "
@@ -162,7 +162,7 @@ _DAMAGED = KnownFailure(
     ),
 )
 _ALWAYS = (*_CAUSES, RESULT_TOO_BIG, _DISK_FULL, _NO_MEMORY, _DAMAGED)
-# This condition covers any error while a state was loaded. With one of these causes, a file is truncated or gone.
+# This condition covers any error while a state is loaded. With one of these causes, a state file is truncated or gone.
 _ANY_LOADING = KnownFailure(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
 _NO_FILE = KnownFailure(
     LakeError,
@@ -177,12 +177,12 @@ _NO_FILE = KnownFailure(
 
 
 def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
-    """Returns one error for the operator for whatever stopped a layer.
+    """Returns the error for the operator about whatever stopped a layer.
 
-    An error that this package raised in a worker is returned as it was raised there.
+    An error that this package raised in a Spark worker is returned as it was raised there.
 
     Args:
-        error: What was raised.
+        error: The exception that stopped the layer.
         layer: The layer, which the error text starts with.
         checkpoint: The layer's checkpoint, which is checked for damage.
     """
@@ -210,12 +210,12 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
 
 @contextmanager
 def explain_errors() -> Iterator[None]:
-    """Turns an error of Spark, its JVM, a table's file or the system, raised in the block, into one for the operator.
+    """Turns an error of Spark, the JVM, a table's file or the system that the block raises into one for the operator.
 
     The block must end before Spark is stopped: the JVM's errors can only be read from the JVM.
 
     Raises:
-        SessionlakeError: What stopped the work. Errors that have nothing to do with these pass unchanged.
+        SessionlakeError: What stopped the work. Errors from elsewhere pass unchanged.
     """
     try:
         yield
@@ -227,10 +227,10 @@ def explain_errors() -> Iterator[None]:
 
 
 def explained(error: Exception) -> SessionlakeError | None:
-    """Returns one error for the operator for what stopped a command: Spark, its JVM, a table's file or the system.
+    """Returns the error for the operator about an error of Spark, the JVM, a table's file or the system.
 
     Returns:
-        The error, or None if `error` has nothing to do with these.
+        The error; None if `error` comes from elsewhere.
     """
     if isinstance(error, SessionlakeError):
         return error
@@ -247,7 +247,7 @@ def explained(error: Exception) -> SessionlakeError | None:
 
 
 def _of_death(error: BaseException) -> MachineError | None:
-    """Returns the error for a JVM that has ended, if that is why Python could not reach it."""
+    """Returns the error for a JVM that has ended; None if `error` does not come from that."""
     death = jvm_failure() if _is_of_gateway(error) else None
     if death is None:
         return None
@@ -260,14 +260,14 @@ def _of_death(error: BaseException) -> MachineError | None:
 
 
 def _of_system(error: OSError) -> MachineError | None:
-    if isinstance(error, BrokenPipeError):  # the reader of our output has closed it
+    if isinstance(error, BrokenPipeError):  # the program that reads our output has closed the pipe
         return None
     place = f"{error.filename}: " if error.filename else ""
     return MachineError(f"{place}{error.strerror}", fix="Correct this, then run the command again")
 
 
 def _of_reader(error: Exception) -> LakeError:
-    """Returns the error for one of delta-rs or Arrow, which describe it only in a text."""
+    """Returns the error for the operator about an error of delta-rs or Arrow, which describe errors only as text."""
     text = str(error).strip().partition("\n")[0][:_LONGEST]  # the rest is delta-rs' own backtrace
     if type(error).__name__ == "CommitFailedError":
         return LakeError(f"another process changed a table meanwhile. Run the command again\n  Delta says: {text}")
@@ -275,7 +275,7 @@ def _of_reader(error: Exception) -> LakeError:
 
 
 def _is_of_gateway(error: BaseException) -> bool:
-    """Returns True for the errors that Python gets when the JVM is gone."""
+    """Returns True if Python raises this error when it can no longer reach the JVM."""
     return isinstance(error, ConnectionError | EOFError) or type(error).__module__.startswith("py4j.")
 
 
@@ -291,7 +291,7 @@ def _of_spark(error: Exception) -> SessionlakeError:
 
 
 def _uninterrupted(failure: SparkFailure) -> SparkFailure:
-    """Returns the failure, unless it was caused by Ctrl-C.
+    """Returns the failure unchanged, unless it was caused by Ctrl-C.
 
     On Ctrl-C, pyspark cancels all jobs. The thread that waits for a job may then see only that it was cancelled.
 
@@ -313,14 +313,14 @@ def _known(failure: SparkFailure) -> SessionlakeError | None:
 
 
 def explain_sql_error(doing: str, error: Exception) -> SessionlakeError:
-    """Returns one error for what Spark raised for SQL that the operator wrote.
+    """Returns the error for the operator about an error that Spark raised for SQL that the operator wrote.
 
     Args:
-        doing: The start of the text if the SQL itself is wrong.
+        doing: The start of the error text if the SQL itself is wrong.
         error: What Spark raised.
 
     Returns:
-        A `UsageError` if the SQL or one of its values is wrong; else an error for what stopped Spark.
+        A `UsageError` if the SQL or one of its values is wrong; otherwise the error for what stopped Spark.
     """
     from pyspark.errors import PySparkException
 

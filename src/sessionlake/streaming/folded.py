@@ -1,4 +1,4 @@
-"""The result of folding a batch on the driver: small payloads come with the job that runs the fold."""
+"""Collects what the folds of a batch emitted: the job that runs the folds also brings small payloads to the driver."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Folded:
     """The payloads that the folds of a batch emitted.
 
     Attributes:
-        frame: `kind string, payload binary`, persisted or checkpointed.
-        inline: The payloads of each kind that the driver has; None for each one that was too big to collect.
+        frame: All payloads, `kind string, payload binary`, persisted or checkpointed.
+        inline: The payloads that the driver has, by kind; None in place of each payload that was too large to collect.
     """
 
     frame: DataFrame
     inline: Mapping[str, Sequence[bytes | None]]
 
     def inline_payloads(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
-        """Returns all payloads of these kinds (None: of all kinds), or None if one of them was not collected."""
+        """Returns all payloads of these kinds (None: all kinds), or None if one of the payloads was not collected."""
         contents = [
             content for kind in (self.inline if kinds is None else kinds) for content in self.inline.get(kind, ())
         ]
@@ -37,15 +37,15 @@ class Folded:
 
 
 def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, list[bytes]]:
-    """Runs the fold in one job and collects the small payloads.
+    """Runs the fold in one job and collects the small payloads and all reports.
 
     Args:
-        frame: `kind string, payload binary`, persisted or checkpointed.
-        report: The kind of which payloads are collected whatever their size.
-        inline_bytes: The size up to which payloads of other kinds are collected.
+        frame: The payloads, `kind string, payload binary`, persisted or checkpointed.
+        report: The kind of the reports, which are collected whatever their size.
+        inline_bytes: Payloads of other kinds are collected up to this size.
 
     Returns:
-        What was folded, and the reports.
+        The folded payloads, and the collected reports.
     """
     from pyspark.sql import functions as F
 
@@ -60,7 +60,13 @@ def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, l
 def split_reports(
     frame: DataFrame, collected: Iterable[tuple[str, bytes | None]], report: str
 ) -> tuple[Folded, list[bytes]]:
-    """Returns what was folded and, apart from it, the reports among the collected payloads."""
+    """Separates the reports from other collected payloads; returns the payloads without reports, and the reports.
+
+    Args:
+        frame: The payloads, `kind string, payload binary`.
+        collected: Kind and payload of each row of `frame`; None for a payload that was too large to collect.
+        report: The kind of the reports.
+    """
     inline: dict[str, list[bytes | None]] = {}
     for kind, payload in collected:
         inline.setdefault(kind, []).append(payload)

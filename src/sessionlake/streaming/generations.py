@@ -1,16 +1,16 @@
 """The generations of a query's checkpoint: a new one is started when the query must resume from other offsets.
 
-Spark fixes where a source starts when a checkpoint is new and offers no way to change it later. So a query that must
-resume elsewhere gets another checkpoint with its own starting offsets: a generation. Its batches remain those of one
-query: their transactions have the id of generation 0, and their numbers continue.
+Spark fixes the starting offsets of a source when a checkpoint is new and offers no way to change them later. So a query
+that must resume elsewhere gets another checkpoint with its own starting offsets: a generation. All generations together
+are one query: their transactions use the id of generation 0, and their batch numbers continue.
 
     <checkpoint>/                      generation 0: Spark's metadata, offsets, commits and sources
     <checkpoint>/generations/3.json    the note of generation 3
     <checkpoint>/generations/3/        generation 3: Spark's files, as above
 
-A generation is the current one as soon as its note exists, which is before Spark sees its folder. Only Spark writes
-into the folder. Generation 0 is never removed: its folder contains the others, and its id names them all. Every note
-repeats that id. So another generation can be started even if Spark's files of the earlier ones are damaged or lost.
+A generation is the current one as soon as its note exists, which is before Spark uses its folder. Only Spark writes
+into the folder. Generation 0 is never removed: its folder contains the others, and all use its id. Every note repeats
+this id. So a new generation can be started even if Spark's files of the earlier ones are damaged or lost.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _OF_ONE = re.compile(r"(\d+)(\.json)?")
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What is stored about a generation.
+    """The content of a generation's note, the file `generations/N.json`.
 
     Attributes:
-        first_batch: The number of its first batch, which Spark counts as 0.
-        app_id: The id of generation 0.
+        first_batch: The layer's number of the generation's first batch, which Spark counts as 0.
+        app_id: The query id of generation 0.
+        format: Version of the file's format.
     """
 
     first_batch: int
@@ -58,8 +59,9 @@ class Generation:
     Attributes:
         number: The number of the generation; 0 is the first.
         folder: Spark's checkpoint folder.
-        first_batch: The number of its first batch, which Spark counts as 0.
-        app_id: The id of generation 0, used in the transactions of all generations; None before it has one.
+        first_batch: The layer's number of the generation's first batch, which Spark counts as 0.
+        app_id: The query id of generation 0, used in the transactions of all generations; None before Spark has made
+            it.
     """
 
     number: int
@@ -68,22 +70,22 @@ class Generation:
     app_id: str | None = None
 
     def txn(self, query_id: str, batch_id: int) -> Txn:
-        """Returns the transaction of a batch from the id of Spark's query and Spark's number of the batch."""
+        """Returns the transaction of a batch, given the id of Spark's query and Spark's number of the batch."""
         return Txn(self.app_id or query_id, self.first_batch + batch_id)
 
     def batch_id(self, batch: int) -> int:
-        """Returns Spark's number of a batch."""
+        """Returns Spark's number of a batch, given the layer's number."""
         return batch - self.first_batch
 
     @property
     def last_planned_batch(self) -> int | None:
-        """The number of the last planned batch; None before the first."""
+        """The layer's number of the last planned batch; None if none was planned."""
         planned = last_planned(self.folder)
         return None if planned is None else self.first_batch + planned
 
     @property
     def next_batch(self) -> int:
-        """The first number that no batch of the generation has. Planned batches keep theirs even if they never ran."""
+        """The layer's first batch number that is not used. Planned batches use theirs even if they never ran."""
         return self.first_batch if self.last_planned_batch is None else self.last_planned_batch + 1
 
 
@@ -102,10 +104,10 @@ class Generations:
 
     @property
     def current(self) -> Generation:
-        """The generation that the query continues in.
+        """The generation in which the query continues.
 
         Raises:
-            LossError: Its note, or the metadata of generation 0, cannot be read.
+            LossError: The generation's note, or the metadata of generation 0, cannot be read.
         """
         number = max((number for number in self._numbers() if self._note(number).is_file()), default=0)
         if not number:
@@ -117,7 +119,7 @@ class Generations:
         return Generation(number, self._folder / str(number), note.first_batch, note.app_id)
 
     def read_last_known(self) -> tuple[str | None, int]:
-        """Returns the query's id and last batch number from whatever can be read; None and -1 where nothing can."""
+        """Returns the query's id (None if unknown) and last batch number (-1 if none), from all readable files."""
         notes = [(number, note) for number in sorted(self._numbers()) if (note := self._readable(number)) is not None]
         numbers = [_latest(self._first)]
         for number, note in notes:
@@ -129,16 +131,16 @@ class Generations:
         return None, max(numbers)
 
     def start_new(self, first_batch: int, app_id: str | None) -> Generation:
-        """Starts another generation and returns it. Reads nothing of the earlier ones.
+        """Creates another generation and returns it. Reads nothing of the earlier ones, which may be damaged.
 
-        The caller must give Spark the starting offsets when it first runs the query in it.
+        The caller must give Spark the starting offsets when it first runs the query in the new generation.
 
         Args:
-            first_batch: The number of its first batch.
-            app_id: The id of generation 0.
+            first_batch: The layer's number of the generation's first batch.
+            app_id: The query id of generation 0; None if it is lost.
 
         Raises:
-            LossError: There is no id. Under a new id, everything in the tables would be written again.
+            LossError: The id is lost. Under a new id, everything in the tables would be written again.
         """
         if app_id is None:
             raise self._damaged(self._first / "metadata", "it is missing")
@@ -148,7 +150,7 @@ class Generations:
         return self.current
 
     def remove_superseded(self) -> None:
-        """Removes the generations between 0 and the current one, once that one has committed a batch."""
+        """Removes the generations between 0 and the current one, once the current one has committed a batch."""
         current = self.current
         if last_committed(current.folder) is None:
             return
@@ -167,7 +169,7 @@ class Generations:
         return self._folder / f"{number}.json"
 
     def _numbers(self) -> set[int]:
-        """Returns the numbers of all generations that have left a file, even a damaged one."""
+        """Returns the numbers of all generations for which a file or folder exists, even a damaged one."""
         found = (_OF_ONE.fullmatch(entry.name) for entry in self._folder.glob("*"))
         return {int(one[1]) for one in found if one}
 
@@ -190,12 +192,12 @@ class Generations:
 
 
 def _latest(folder: Path) -> int:
-    """Returns Spark's number of the last batch in a checkpoint; -1 before the first."""
+    """Returns Spark's number of the last batch in a checkpoint folder; -1 if there is none."""
     return max((number for number in (last_planned(folder), last_committed(folder)) if number is not None), default=-1)
 
 
 def require_intact_checkpoint(checkpoint: str, layer: str) -> None:
-    """Returns if the layer's checkpoint is new, or everything that the query resumes from is intact.
+    """Checks that the layer's checkpoint is new, or that every file that the query resumes from is intact.
 
     Raises:
         LossError: A file is damaged. The error names it and says what to do.

@@ -1,4 +1,4 @@
-"""Checks that a job makes before it writes: do the tables belong to its checkpoint and its settings?"""
+"""Checks before a job writes: do its tables belong to the same run of the stream as its checkpoint and settings?"""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EVIDENCE_TABLES = {
 
 
 def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
-    """Stops a job whose checkpoint is new although its tables have data: it would write everything twice.
+    """Refuses to run a job with a new checkpoint whose tables already have data: it would write everything twice.
 
     Raises:
         LossError: The checkpoint is new and the tables are not empty. The error says what to do.
@@ -54,8 +54,8 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
         return
     entries = list(to_dicts(LedgerReader(lake.reader(spark)).current(("layer", eq, layer))))
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
-    # A rebuild may have filled the tables; it leaves a handover. Gold's rebuild empties them instead: then data is
-    # from a later batch.
+    # A rebuild may have filled the tables; then it has left a handover. Gold's rebuild empties the tables instead, so
+    # data in gold with a handover is from a later batch.
     begins_empty = not entries or (layer == GOLD and not Path(f"{checkpoint}.handover").exists())
     if not all(of_rebuild) or (begins_empty and has_data(spark, lake, layer)):
         raise LossError(
@@ -66,15 +66,15 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
 
 
 def has_data(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
-    """Returns True if the tables show that the layer has processed any messages."""
+    """Returns True if the layer's tables have rows, which shows that it has processed messages."""
     return any(lake.reader(spark).any(table) for table in EVIDENCE_TABLES.get(layer, ()))
 
 
 def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
-    """Stops a job that needs all changes of a session although retention has removed some of them.
+    """Refuses to run a job that needs all changes of a session although retention has removed some of them.
 
     Raises:
-        LakeError: A topic was set to class `once` after retention had removed changes of it.
+        LakeError: A topic was set to class `once` after retention had removed some of its changes.
     """
     found = read_head(reader, CHANGES)
     if found is None:

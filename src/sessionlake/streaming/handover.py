@@ -1,11 +1,11 @@
 """Handovers: the state that an operation leaves for a layer's stream to resume from, with a new checkpoint.
 
-Nothing but Spark can fill a streaming checkpoint. So a rebuild writes a handover beside the checkpoint: the version of
-the source that the stream resumes after, the number of its next batch, and the state of each shard. The stream starts a
-new checkpoint from it. Operations that only change states, as `forget` and `reshard` do, continue the same query: its
-batch numbers and its transaction id stay the same.
+Only Spark can fill a streaming checkpoint. So a rebuild writes a handover beside the checkpoint. It has the version of
+the source table after which the stream resumes, the number of its next batch, and the state of each shard. The stream
+starts a new checkpoint from it. Operations that only change states, such as `forget` and `reshard`, continue the same
+query: its batch numbers and its transaction id stay the same.
 
-A handover is prepared in a separate folder. Renaming the folder activates it with everything in it.
+A handover is prepared in a separate folder. Renaming this folder activates all of it at once.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ if TYPE_CHECKING:
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """Where the stream starts.
+    """The point from which a layer's stream starts a new checkpoint.
 
     Attributes:
-        bronze_version: The last version that was processed of the table the layer reads (gold: of silver's changes).
-        first_batch: The number of the stream's first batch; `_batch` continues to rise.
-        shards: The number of shards that the states are for.
-        rebuild: The name of the operation that wrote it.
-        stored: The shards that have a state.
+        bronze_version: The last processed version of the table that the layer reads (gold reads silver's changes).
+        first_batch: The number of the stream's first batch. It is above all earlier numbers, so that `_batch` keeps
+            rising.
+        shards: The number of shards that the states were made for.
+        rebuild: The name of the operation that wrote the handover.
+        stored: The numbers of the shards that have a state.
         query: The metadata of the query to continue, as in Spark's checkpoint; None starts a new query.
+        format: Version of the stored format.
     """
 
     bronze_version: int
@@ -68,20 +70,20 @@ _METADATA = "metadata"
 
 
 def active_folder(settings: Settings, layer: str = SILVER) -> Path:
-    """Returns the folder of the active handover."""
+    """Returns the folder of the active handover, from which the layer's stream starts."""
     return Path(f"{settings.checkpoint(layer)}.handover")
 
 
 def prepared_folder(settings: Settings, layer: str = SILVER) -> Path:
-    """Returns the folder in which the next handover is prepared."""
+    """Returns the folder in which the next handover is prepared before it is activated."""
     return Path(f"{settings.checkpoint(layer)}.handover.next")
 
 
 def read(place: Path, layer: str = SILVER) -> Handover | None:
-    """Reads the handover in a folder; None if there is none.
+    """Reads the handover in the folder `place`; None if there is none.
 
     Raises:
-        LossError: It cannot be read.
+        LossError: The handover cannot be read.
     """
     file = place / _NOTE
     if not file.is_file():
@@ -93,12 +95,12 @@ def read(place: Path, layer: str = SILVER) -> Handover | None:
 
 
 def read_active(settings: Settings, layer: str = SILVER) -> Handover | None:
-    """Reads the handover that a layer's stream starts from, or started from; None if there is none."""
+    """Reads the handover from which a layer's current checkpoint starts or has started; None if there is none."""
     return read(active_folder(settings, layer), layer)
 
 
 def require_states(settings: Settings, layer: str) -> None:
-    """Returns if every state of the active handover exists: without its state, a shard's sessions would start over.
+    """Checks that every state listed in the active handover exists: without it, a shard's sessions would start over.
 
     Raises:
         LossError: A state is gone. The error names its file.
@@ -120,11 +122,11 @@ def prepare(
     *,
     same_query: bool = False,
 ) -> None:
-    """Writes a handover, which `activate` makes the active one.
+    """Writes a handover into the folder for prepared ones; `activate` makes it the active one later.
 
     Args:
         settings: The settings of the lake.
-        begin: The handover, without the shards and the query.
+        begin: The handover; `stored` and `query` are filled in here.
         states: Pairs of shard number and state.
         layer: The layer.
         same_query: True continues the query of the current checkpoint; False starts a new one.
@@ -142,7 +144,7 @@ def prepare(
 
 
 def is_prepared(settings: Settings, name: str, layer: str) -> bool:
-    """Returns True if a handover of this name is prepared and complete: its note and all states that it lists."""
+    """Returns True if a handover of the operation `name` is prepared and complete, with all states that it lists."""
     place = prepared_folder(settings, layer)
     try:
         found = read(place, layer)
@@ -159,10 +161,10 @@ def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
 
 
 def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> None:
-    """Returns if a handover of this name is active, or is prepared and complete.
+    """Checks that a handover of the operation `name` is active, or is prepared and complete.
 
     Raises:
-        LossError: It is neither. The layer could not resume after its tables are replaced.
+        LossError: It is neither. The layer could not resume once its tables are replaced.
     """
     # Checked first, because the prepared handover may be there to replace an active one that is damaged.
     if not is_prepared(settings, name, layer) and not is_active(settings, name, layer):
@@ -174,19 +176,19 @@ def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> 
 
 
 def is_active(settings: Settings, name: str, layer: str) -> bool:
-    """Returns True if the active handover has this name."""
+    """Returns True if the active handover was written by the operation `name`."""
     begin = read_active(settings, layer)
     return begin is not None and begin.rebuild == name
 
 
 def first_batch(settings: Settings, layer: str = SILVER) -> int:
-    """Returns the number of the first batch in a layer's checkpoint, which Spark counts as 0."""
+    """Returns the layer's number of the first batch in its checkpoint, which Spark counts as 0."""
     begin = read_active(settings, layer)
     return 0 if begin is None else begin.first_batch
 
 
 def first_batch_or_none(settings: Settings, layer: str = SILVER) -> int | None:
-    """Returns the number of the first batch in a layer's checkpoint; None if the active handover cannot be read."""
+    """Returns the layer's number of the first batch in its checkpoint; None if the active handover cannot be read."""
     try:
         return first_batch(settings, layer)
     except LossError:
@@ -194,7 +196,7 @@ def first_batch_or_none(settings: Settings, layer: str = SILVER) -> int | None:
 
 
 def next_batch(settings: Settings, layer: str = SILVER) -> int:
-    """Returns the number of the batch after the layer's last committed one."""
+    """Returns the layer's number of the batch that follows its last committed batch."""
     committed = last_committed(settings.checkpoint(layer))
     return first_batch(settings, layer) + (0 if committed is None else committed + 1)
 
@@ -205,10 +207,10 @@ def last_version_read(settings: Settings, layer: str, *, feed: bool = False) -> 
     Args:
         settings: The settings of the lake.
         layer: The layer.
-        feed: True if it reads the table's change feed, where batches contain only complete versions.
+        feed: True if the layer reads the table's change feed. Its batches never end within a version.
 
     Raises:
-        LakeError: The layer has stopped within a version or within a batch.
+        LakeError: The layer has an unfinished batch, or has read only a part of a version.
     """
     checkpoint, begin = Path(settings.checkpoint(layer)), read_active(settings, layer)
     batch = last_committed(checkpoint)
@@ -226,16 +228,16 @@ def last_version_read(settings: Settings, layer: str, *, feed: bool = False) -> 
 
 
 def version_reached(settings: Settings, layer: str, batch: int, *, feed: bool = False) -> tuple[int, bool]:
-    """Returns the version that a batch of a layer reaches in the table it reads, and whether it is read completely.
+    """Returns the last version of the source table that a batch reads, and True if it reads that version completely.
 
     Args:
         settings: The settings of the lake.
         layer: The layer.
         batch: Spark's number of the batch.
-        feed: True if the layer reads the table's change feed, where batches contain only complete versions.
+        feed: True if the layer reads the table's change feed. Its batches never end within a version.
 
     Raises:
-        LakeError: The checkpoint does not say it.
+        LakeError: The checkpoint has no readable entry for the batch.
     """
     place = _place(settings, layer, batch)
     if place.in_initial_snapshot:
@@ -244,11 +246,16 @@ def version_reached(settings: Settings, layer: str, batch: int, *, feed: bool = 
 
 
 def next_version(settings: Settings, layer: str, batch: int) -> int:
-    """Returns the first version of the table a layer reads that is not read completely after a batch of the ledger.
+    """Returns the first version of a layer's source table that the layer has not read completely after a batch.
+
+    Args:
+        settings: The settings of the lake.
+        layer: The layer.
+        batch: The number of the batch in the ledger.
 
     Raises:
-        LakeError: The checkpoint does not say it. Or the layer still reads what the table held when it started, which
-            is not in order of versions.
+        LakeError: The checkpoint has no readable entry for the batch. Or the layer still reads the rows that the table
+            had when the layer started, which are not in order of versions.
     """
     begin, number = read_active(settings, layer), batch - first_batch(settings, layer)
     if begin is not None and number < 0:
@@ -263,7 +270,7 @@ def next_version(settings: Settings, layer: str, batch: int) -> int:
 
 
 def _place(settings: Settings, layer: str, batch: int) -> DeltaOffset:
-    """Returns where a batch, given by Spark's number, ends."""
+    """Returns the point in the layer's source table at which a batch ends. `batch` is Spark's number."""
     checkpoint = settings.checkpoint(layer)
     try:
         return read_delta_offset(checkpoint, batch)
@@ -273,7 +280,7 @@ def _place(settings: Settings, layer: str, batch: int) -> DeltaOffset:
 
 
 def stored_shards(settings: Settings, layer: str = SILVER) -> list[int]:
-    """Returns the shards that have a state in the active handover, in order."""
+    """Returns the numbers of the shards that have a state in the active handover, ascending."""
     return sorted(int(file.stem) for file in active_folder(settings, layer).glob("*.state"))
 
 
@@ -284,22 +291,24 @@ def _state(place: str, shard: int) -> bytes | None:
 
 @dataclass(frozen=True)
 class StateReader:
-    """A `mapInPandas` function that reads states of a handover in the tasks, one at a time.
+    """A `mapInPandas` function that reads states of a handover in Spark's tasks, one state at a time.
 
-    Takes `shard int` and gives `shard int, chunk binary`, with null where a shard has no state.
+    Input `shard int`; output `shard int, chunk binary`, with null for a shard without a state.
     """
 
     place: str
 
     def __call__(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Reads the states of a task's shards."""
+        """Yields the states of a task's shards."""
         for frame in frames:
             for shard in frame["shard"].tolist():
                 yield pd.DataFrame({"shard": [shard], "chunk": [_state(self.place, shard)]})
 
 
 def refuse_changed_shards(settings: Settings) -> None:
-    """Refuses to run with another number of shards than the states have: sessions would not find theirs.
+    """Refuses to run if `silver.shards` differs from the number of shards of the stored states.
+
+    With another number, a session's messages would go to a shard that does not have its state.
 
     Raises:
         LakeError: `silver.shards` was changed. The error names both numbers.
@@ -313,13 +322,13 @@ def refuse_changed_shards(settings: Settings) -> None:
 
 
 def shard_count(settings: Settings) -> int | None:
-    """Returns the number of shards of silver's states: of its checkpoint, or of the handover before its first batch.
+    """Returns the number of shards of silver's states, from its checkpoint or (before a batch) the handover.
 
     Returns:
         The number; None if there are no states yet.
 
     Raises:
-        LossError: What is stored about them cannot be read.
+        LossError: The checkpoint or the handover cannot be read.
     """
     noted = manifest.read(settings, SILVER).shards
     if noted is not None and (Path(settings.checkpoint(SILVER)) / _METADATA).exists():
@@ -329,7 +338,7 @@ def shard_count(settings: Settings) -> int | None:
 
 
 def activate(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
-    """Activates the prepared handover of this name and archives the checkpoint. Can be repeated after a crash."""
+    """Activates the prepared handover of this operation and archives the checkpoint. Can be repeated after a crash."""
     checkpoint = Path(settings.checkpoint(layer))
     if is_prepared(settings, rebuild, layer):
         archive_folders(spark, Lake(settings), (checkpoint, active_folder(settings, layer)), rebuild)
@@ -343,13 +352,18 @@ def activate(spark: SparkSession, settings: Settings, rebuild: str, layer: str =
 
 @dataclass
 class ResumedFold:
-    """A fold whose shards start with the states of a handover."""
+    """A fold that gives each shard its state from a handover in the shard's first batch.
+
+    Attributes:
+        fold: The fold of one shard.
+        place: The folder of the handover.
+    """
 
     fold: ShardFold
     place: str
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
-        """Folds a batch of one shard; its first one with the state of the handover."""
+        """Folds a batch of one shard. In the shard's first batch, its state is read from the handover."""
         begins = _state(self.place, shard) if state is None else None
         after, out = self.fold(shard, state or begins, chunks)
         return after or begins, out

@@ -1,13 +1,13 @@
 """The journal of operations that replace tables or states: what each was asked to do, and which steps are done.
 
-`rebuild`, `recover bronze`, `reshard` and `forget` write one file each, `journal/NAME.json` beside the checkpoints:
-before they replace anything, and after each step. The file is removed at the end. While it exists, the layers that the
-operation changes do not start, and the error names the commands that finish it and cancel it. Every step can be
-repeated, so an operation that died repeats the step that it died in.
+`rebuild`, `recover bronze`, `reshard` and `forget` each write one file, `journal/NAME.json` beside the checkpoints.
+They write it before they replace anything and after each step, and remove it at the end. While it exists, the layers
+that the operation changes do not start, and the error names the commands that finish or cancel the operation. Every
+step can be repeated, so an operation that died repeats the step in which it died.
 
 `recover silver` is a rebuild of silver. `recover gold` needs no file: its new checkpoint keeps gold from starting until
-gold's tables are empty. The removal of old rows needs none either: it stops no layer, and `ops.retained` records it for
-readers of the tables, who have no access to this folder.
+gold's tables are empty. The removal of old rows needs no file either: it stops no layer, and `ops.retained` records it
+for readers of the tables, who cannot read this folder.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ _BUILD, _REPLACE = "build", "replace"
 
 
 class _Stored(msgspec.Struct):
-    """The content of the file.
+    """The content of a journal file.
 
     Attributes:
         operation: The name of the operation.
         step: `build` while the new tables are built beside the live ones, then `replace`.
-        inputs: what the operation was asked to do, and what it decided before it replaced anything.
-        done: the finished steps, each with what it reported.
+        inputs: What the operation was asked to do, and what it decided before it replaced anything.
+        done: The numbers that each finished step reported, by step.
+        format: Version of the file's format.
     """
 
     operation: str
@@ -55,8 +56,10 @@ class Journal(Generic[T]):
     """An operation that has started to replace tables or states.
 
     Attributes:
-        inputs: what it was asked to do, and what it decided before it replaced anything.
-        done: the finished steps, each with what it reported.
+        settings: The settings of the lake.
+        operation: The kind of operation.
+        inputs: What it was asked to do, and what it decided before it replaced anything.
+        done: The numbers that each finished step reported, by step.
     """
 
     settings: Settings
@@ -66,22 +69,22 @@ class Journal(Generic[T]):
 
     @classmethod
     def begin(cls, settings: Settings, operation: Operation, inputs: T) -> Journal[T]:
-        """Starts an operation that replaces tables or states from now on, and writes its file."""
+        """Writes the journal file of an operation that starts to replace tables or states, and returns its journal."""
         journal = cls(settings, operation, inputs)
         journal.write()
         return journal
 
     @classmethod
     def read(cls, settings: Settings, operation: Operation, kind: type[T]) -> Journal[T] | None:
-        """Reads the operation that is in progress, or was when its process died; None if it has replaced nothing.
+        """Reads the journal of an unfinished operation, even of a process that died; None if it has replaced nothing.
 
         Args:
             settings: The settings of the lake.
             operation: The kind of operation.
-            kind: The type of its inputs.
+            kind: The type of the operation's inputs.
 
         Raises:
-            LossError: The file cannot be read.
+            LossError: The journal file cannot be read.
         """
         try:
             stored = _stored(settings, operation)
@@ -96,7 +99,7 @@ class Journal(Generic[T]):
             ) from None
 
     def run_step(self, step: str, work: Step) -> dict[str, int]:
-        """Runs a step, unless it was finished before the process died; returns what it reported."""
+        """Runs a step, unless an earlier process finished it; returns the numbers that the step reported, by name."""
         if step not in self.done:
             fault_point(f"before:{self.operation.point}:{step}")
             reported = work()
@@ -106,20 +109,20 @@ class Journal(Generic[T]):
         return self.done[step]
 
     def write(self) -> None:
-        """Writes the file."""
+        """Writes the journal file with the steps finished so far."""
         _write(self.settings, self.operation, _REPLACE, self.inputs, self.done)
 
     def end(self) -> None:
-        """Removes the file: the layers can start again."""
+        """Removes the journal file, so that the layers can start again."""
         self.operation.file(self.settings).unlink(missing_ok=True)
 
 
 @contextmanager
 def record_building(settings: Settings, operation: Operation, version: int) -> Iterator[None]:
-    """Records that a rebuild builds new tables beside the live ones, from a version of bronze.
+    """Records, while the block runs, that a rebuild builds new tables beside the live ones from `version` of bronze.
 
-    Layers can start meanwhile. Maintenance keeps what was committed to bronze after that version, because a layer that
-    has no checkpoint, or loses it, still needs it. If another rebuild already replaces tables, its record stays.
+    Layers can start meanwhile. Maintenance keeps everything committed to bronze after that version, because a layer
+    without a checkpoint still needs it. If another rebuild is already replacing tables, its record stays.
     """
     discard_building(settings, operation)
     if not operation.file(settings).exists():
@@ -142,10 +145,10 @@ def discard_building(settings: Settings, operation: Operation) -> None:
 
 
 def building_version(settings: Settings, layer: str) -> int | None:
-    """Returns the version of bronze that the layer's rebuild is made from; None if no rebuild is in progress.
+    """Returns the version of bronze from which the layer's rebuild builds; None if no rebuild is in progress.
 
     Raises:
-        LossError: The file cannot be read.
+        LossError: The journal file cannot be read.
     """
     for operation in operations_of(settings):
         if operation.layers is not None and operation.layers[0] == layer:
@@ -162,14 +165,14 @@ def building_version(settings: Settings, layer: str) -> int | None:
 def require_uninterrupted(
     settings: Settings, layer: str | None = None, *, except_for: Collection[Operation] = (), from_bronze: bool = False
 ) -> None:
-    """Returns if no interrupted operation has left a layer half changed.
+    """Checks that no interrupted operation has left a layer half changed.
 
     Args:
         settings: The settings of the lake.
-        layer: The layer; None means any of them.
+        layer: The layer; None means any layer.
         except_for: Operations that the caller finishes itself.
-        from_bronze: True if the caller makes everything again from bronze. Then a session may be half forgotten, once
-            its messages in bronze are erased.
+        from_bronze: True if the caller builds everything again from bronze. Then an unfinished `forget` is no obstacle
+            once it has erased the session's messages in bronze.
 
     Raises:
         InterruptedOperationError: An operation was interrupted. The error names the commands that finish and cancel it.

@@ -1,4 +1,4 @@
-"""Detects lost tables, files, rows, states and checkpoints, before a job continues over the hole and for `doctor`."""
+"""Detects lost tables, files, rows, states and checkpoints: for `doctor`, and before a job continues without them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from sessionlake.streaming.sharded import read_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Number of lost files or topics that an error names.
+# An error names at most this many lost files or topics.
 _NAMED = 3
 # What to do about a table of bronze whose rows are stored nowhere else.
 RESTORE_OR_MOVE = "restore it from a backup; without one, capture into another home or other schemas"
 
 
 def first_loss(*checks: Callable[[], object]) -> str | None:
-    """Runs checks in order and returns the text of the first loss that one reports; None if none does."""
+    """Runs checks in order; returns the error text of the first one that reports a loss, None if none does."""
     for check in checks:
         try:
             check()
@@ -48,16 +48,16 @@ def first_loss(*checks: Callable[[], object]) -> str | None:
 
 
 def has_committed(settings: Settings, layer: str) -> bool:
-    """Returns True if the layer's checkpoint contains a committed batch, in any of its generations."""
+    """Returns True if any generation of the layer's checkpoint has a committed batch."""
     return any(Path(settings.checkpoint(layer)).glob("**/commits/[0-9]*"))
 
 
 def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: str) -> None:
-    """Stops a job if the ledger lacks its committed batches: the job would run on and its totals would look right.
+    """Refuses to run a job if the ledger lacks committed batches of the layer: totals would be wrong unnoticed.
 
     Raises:
-        LossError: The ledger is gone, has no batch of the layer, or ends too early. Or the sums of removed entries are
-            gone.
+        LossError: The ledger is gone, has no batch of the layer, or ends too early. Or the sums that replace its
+            removed old entries are gone.
     """
     lake = Lake(settings)
     has_ledger = lake.exists(spark, LEDGER)
@@ -84,10 +84,12 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
 
 
 def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first_batch: int) -> None:
-    """Stops a job if the ledger lacks its last committed batch: the ledger row is written first, so it was there once.
+    """Refuses to run a job if its last committed batch is not in the ledger.
+
+    A batch is in the ledger before the checkpoint calls it committed. So the ledger has lost the batch.
 
     Raises:
-        LossError: The ledger was restored to an older version. The error says where it ends.
+        LossError: The ledger was restored to an older version. The error names its last batch.
     """
     checkpoint = settings.checkpoint(layer)
     app_id, committed = Generations(checkpoint, layer).read_last_known()[0], last_committed(checkpoint)
@@ -101,18 +103,18 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
 
 
 def lacks_batches(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
-    """Returns True if a layer has started but the ledger has no batch of it."""
+    """Returns True if a layer has processed messages but the ledger has no batch of it."""
     return last_batch(lake.reader(spark), layer) is None and has_started(spark, lake, layer)
 
 
 def has_started(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
-    """Returns True if a layer has processed any messages, by its checkpoint, its tables or the ledger."""
+    """Returns True if its checkpoint, its tables or the ledger show that a layer has processed messages."""
     noted = has_committed(lake.settings, layer) or has_data(spark, lake, layer)
     return noted or last_batch(lake.reader(spark), layer) is not None
 
 
 def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, tables: Iterable[str]) -> None:
-    """Stops a layer that has processed messages and lacks one of its tables: a new table would have a hole.
+    """Refuses to run a layer that has processed messages and lacks a table: a new table would lack the earlier rows.
 
     Raises:
         LossError: A table is gone. The error names it.
@@ -125,7 +127,7 @@ def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, table
 
 
 def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
-    """Returns if bronze has not started, or `ops.topics` has a row of every topic with messages in bronze.
+    """Checks that bronze has not started, or that `ops.topics` has a row for every topic with messages in bronze.
 
     Raises:
         LossError: The table is gone or lacks a topic.
@@ -136,11 +138,11 @@ def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
 
 
 def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
-    """Stops bronze if it lacks what it must remember of a topic with messages: its ids and shifts of offsets.
+    """Refuses to run bronze if `ops.topics` lacks a topic with messages, and so its topic ids and offset shifts.
 
     Args:
         known: The topics in `ops.topics`.
-        taken: The topics that the ledger has messages of.
+        taken: The topics of which the ledger counts messages.
 
     Raises:
         LossError: Topics are missing. The error names some of them.
@@ -152,10 +154,10 @@ def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
-    """Returns if every state store has the last committed batch, or nothing was committed yet.
+    """Checks that every state store of the layer has the state of the last committed batch, if there is such a batch.
 
     Raises:
-        LossError: A store lacks the batch. The error names its folder.
+        LossError: A state store lacks the batch. The error names the store's folder.
     """
     checkpoint = Path(settings.checkpoint(layer))
     batch = last_committed(checkpoint)
@@ -168,10 +170,10 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
 
 
 def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) -> None:
-    """Returns if a stateful layer's checkpoint is intact, has all its states, and is as new as the ledger.
+    """Checks that the checkpoint of a stateful layer is intact, has all its states, and is as new as the ledger.
 
     Raises:
-        LossError: One of these is not so. The error says which.
+        LossError: The checkpoint fails one of these checks. The error says which.
     """
     handover.require_states(settings, layer)
     checkpoint, lake, first_batch = settings.checkpoint(layer), Lake(settings), handover.first_batch(settings, layer)
@@ -197,10 +199,10 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
 
 
 def _stores(checkpoint: Path, batch: int, layer: str) -> int:
-    """Returns the number of state stores of a stream. Its first batch fixes it; Spark notes it with every batch.
+    """Returns the number of state stores of a stream. Its first batch fixes the number; Spark logs it with every batch.
 
     Raises:
-        LossError: Spark's note is damaged.
+        LossError: Spark's log entry is damaged.
     """
     try:
         metadata, _ = read_planned(checkpoint, batch)
@@ -211,7 +213,7 @@ def _stores(checkpoint: Path, batch: int, layer: str) -> int:
 
 
 def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> None:
-    """Returns if every file of the table's current version exists, as far as this process can see.
+    """Checks that every file of the table's current version exists, as far as this process can read the storage.
 
     Raises:
         LossError: Files are gone. The error names some of them.
@@ -225,10 +227,10 @@ def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> Non
 
 
 def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Returns if each of these tables either does not exist or has a log that can be read.
+    """Checks that each of these tables either does not exist or has a readable log.
 
     Raises:
-        LakeError: A log cannot be read. A program must not decide whether to remove that table.
+        LakeError: A log cannot be read. No program must then decide whether to remove the table.
     """
     for table in tables:
         if not lake.exists(spark, table):
@@ -245,7 +247,7 @@ def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None
 
 
 def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Returns if every row of these tables can be read.
+    """Checks that every row of these tables can be read.
 
     Raises:
         LossError: A table is gone or cannot be read. The error names it.
@@ -261,15 +263,15 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
 
 
 def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:
-    """Returns if the lake's own tables exist, and the append-only ones hold what the ledger says was written.
+    """Checks that the lake's own tables exist, and that append-only ones have the rows that the ledger counts.
 
     Args:
-        spark: The session; None if tables are read without Spark.
+        spark: The Spark session; None if tables are read without Spark.
         lake: The lake.
         tables: The append-only tables to count.
 
     Returns:
-        The number of rows of each table that were removed on purpose, as `removed_rows` counts them.
+        By table, the number of rows that retention or `forget` has removed.
 
     Raises:
         LossError: A table is gone or has too few rows. The error names it.
@@ -296,28 +298,28 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
 
 
 def removed_rows(reader: TableReader) -> Counter[str]:
-    """Returns how many rows of each table retention or forgetting has removed. Both are recorded before the removal."""
+    """Returns by table how many rows retention or `forget` removed. Both record the number before the removal."""
     found = Counter({table: cut.gone for table, cut in read_heads(reader).items()})
     known = read_receipts(reader)
     if known:
         since = earliest_after_rebuild(reader, SILVER)
         for erasure in known:
-            if erasure.begun_at >= since:  # tables that were rebuilt later never contained these rows
+            if erasure.begun_at >= since:  # tables that were rebuilt after the erasure never had these rows
                 found.update(erasure.removed)
     return found
 
 
 def removed_note(removed: int) -> str:
-    """Returns the text to add to a number of rows of which some were removed on purpose."""
+    """Returns the text to append to a number of rows, which says how many were removed on purpose; empty for 0."""
     return f", less {removed} that maintain.retention or `sessionlake forget` removed" if removed else ""
 
 
 def repair_hint(table: str, otherwise: str = "restore it from a backup") -> str:
-    """Returns what to do about a loss in one of the lake's own tables.
+    """Returns advice about a loss in one of the lake's own tables, as text.
 
     Args:
         table: The table.
-        otherwise: What to do if the table cannot be built from others, in lower case.
+        otherwise: The advice if the table cannot be built from other tables, starting in lower case.
     """
     layer = table.partition(".")[0]
     if table == LEDGER:

@@ -1,8 +1,8 @@
 """The manifest of a layer: facts stored beside its checkpoint, in the file `<checkpoint>.json`.
 
 Only the process that has claimed the layer writes it, and always atomically. It does not contain states for a new
-checkpoint: `streaming.handover` has these. Nor does it contain copies of what tables hold, such as stream times,
-silences, and what gold's tables were made of: those can be lost, and are looked up again.
+checkpoint, which are in `streaming.handover`. Nor does it contain copies of table content, such as stream times,
+silences, and the sources of gold's tables: copies can be lost and are read again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class Batch(msgspec.Struct):
-    """A batch that is being committed to the layer's tables, or was committed to all of them.
+    """A batch of a layer, as its manifest records it while the batch is committed and after that.
 
     Attributes:
         batch: The number of the batch.
-        config_hash: Hash of the settings that decide its results.
-        offsets: Topic, partition, first and last offset of the messages in it.
-        judged_by: Hash of the settings that decide how messages are judged.
+        config_hash: Hash of the settings that affect the batch's results.
+        offsets: Topic, partition, first and last offset of the messages in the batch.
+        judged_by: Hash of the settings that affect how messages are judged.
     """
 
     batch: int
@@ -42,13 +42,15 @@ class Batch(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """The content of the file.
+    """The content of a layer's manifest file.
 
     Attributes:
-        committing: The batch that is being committed table by table, or was when its process died.
-        committed: The last batch that is in all tables. Its query may not know yet that it is done.
+        committing: The batch that is being committed table by table, or was when its process died; None between
+            batches.
+        committed: The last batch that is in all tables. Spark's checkpoint may not record it as committed yet.
         shards: The number of shards of the checkpoint's states; only for silver.
-        stopped: The message that the layer stopped at, if it has not passed it since.
+        stopped: The message at which the layer stopped, as fields; None once the layer has passed it.
+        format: Version of the file's format.
     """
 
     committing: Batch | None = None
@@ -65,7 +67,7 @@ _RESTORE_MANIFEST = (
 
 
 def read(settings: Settings, layer: str) -> Manifest:
-    """Reads the layer's manifest; an empty one if there is no file.
+    """Reads the layer's manifest; returns an empty one if there is no file.
 
     Raises:
         LossError: The file cannot be read.
@@ -84,7 +86,7 @@ def read(settings: Settings, layer: str) -> Manifest:
 
 
 def discard(settings: Settings, layer: str) -> None:
-    """Removes the manifest, because the layer starts over with replaced tables."""
+    """Removes the layer's manifest file, for a layer that starts over with replaced tables."""
     _file(settings, layer).unlink(missing_ok=True)
 
 
@@ -98,10 +100,10 @@ def unfinished_batch(settings: Settings, layer: str) -> Batch | None:
 
 
 def require_finished_batch(settings: Settings, layer: str) -> None:
-    """Returns if every batch of the layer is in all of its tables or in none.
+    """Checks that every batch of the layer is in all of its tables or in none of them.
 
     Raises:
-        LakeError: The layer's process died between two tables.
+        LakeError: The layer's process died after it had written only some of the tables.
     """
     half = unfinished_batch(settings, layer)
     if half is not None:
@@ -115,12 +117,12 @@ def require_finished_batch(settings: Settings, layer: str) -> None:
 def committing(
     settings: Settings, layer: str, batch: int, config_hash: str, offsets: Sequence[OffsetRange]
 ) -> Iterator[None]:
-    """Notes that a batch is being committed and with which settings; at the end of the block, that it is committed.
+    """Records before the block that a batch is being committed with these settings, and after it that it is done.
 
-    If a process dies between two tables, the batch is made again and skips the tables that have it. All parts must fit
-    together, so the settings must be the same. This also holds if the process died after the last table but before the
-    query noted the batch as done: then the state is made again, and messages must be judged by the same settings. Only
-    the class of a processor may be a newer one.
+    If a process dies between two tables, the batch is computed again and skips the tables that have it. All tables must
+    get results of the same settings, so the settings must not change in between. This also holds if the process died
+    after the last table but before Spark's checkpoint recorded the batch. Then the state is computed again, and
+    messages must be judged by the same settings. Only the code of a processor's class may be newer.
 
     Raises:
         LakeError: The settings have changed since the batch was started, or the manifest cannot be read.
@@ -150,7 +152,7 @@ def _changed(layer: str, batch: int, before: str, now: str) -> LakeError:
 
 
 def stopped_at(settings: Settings, layer: str, kind: type[T]) -> T | None:
-    """Returns the message that a layer stopped at and has not passed since; None if there is none or it is unknown."""
+    """Returns the message at which a layer has stopped, as `kind`; None if there is none or it cannot be read."""
     with suppress(LossError, msgspec.ValidationError):
         stopped = read(settings, layer).stopped
         return None if stopped is None else msgspec.convert(stopped, kind)
@@ -158,7 +160,7 @@ def stopped_at(settings: Settings, layer: str, kind: type[T]) -> T | None:
 
 
 def note_stop(settings: Settings, message: object, layer: str = SILVER) -> None:
-    """Notes the message that a layer stops at. A failure to write is ignored: the layer stops there again."""
+    """Records the message at which a layer stops. A failure to write is ignored: the layer will stop there again."""
     with suppress(OSError, LossError):
         found = read(settings, layer)
         found.stopped = msgspec.to_builtins(message)
@@ -166,7 +168,7 @@ def note_stop(settings: Settings, message: object, layer: str = SILVER) -> None:
 
 
 def clear_stop(settings: Settings, layer: str = SILVER) -> None:
-    """Notes that a layer has passed the message that it had stopped at."""
+    """Removes the record of the message at which a layer stopped, once the layer has passed it."""
     with suppress(OSError, LossError):
         found = read(settings, layer)
         if found.stopped is not None:
@@ -175,7 +177,7 @@ def clear_stop(settings: Settings, layer: str = SILVER) -> None:
 
 
 def note_shards(settings: Settings) -> None:
-    """Notes how many shards silver's checkpoint has.
+    """Records the number of shards of silver's checkpoint, from the settings.
 
     Raises:
         LossError: The manifest cannot be read.

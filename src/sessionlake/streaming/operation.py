@@ -17,13 +17,13 @@ class Operation:
     """A kind of operation, with the texts of the error about an interrupted one.
 
     Attributes:
-        name: The name of its file.
-        interrupted: What was interrupted, and what may be wrong until it is finished.
-        finish: The command that finishes it. `{shards}` is replaced by the input of that name.
-        cancel: How to cancel it or start over, as a sentence; empty if neither is possible.
-        damaged: What to do if its file cannot be read.
+        name: The name of the operation and of its journal file.
+        interrupted: What was interrupted, and what may be wrong until the operation is finished.
+        finish: The command that finishes the operation. `{shards}` in it is replaced by the new number of shards.
+        cancel: How to cancel the operation or start over, as a sentence; empty if neither is possible.
+        damaged: What to do if the journal file cannot be read.
         layers: The layers that do not start meanwhile; None means all.
-        point: The prefix in the names of the fault points of its steps.
+        point: The prefix in the names of the fault points (places where tests stop the process) of its steps.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Operation:
     point: str = "publish"
 
     def file(self, settings: Settings) -> Path:
-        """Returns the path of its file, which exists while it is in progress."""
+        """Returns the path of the operation's journal file, which exists while the operation is in progress."""
         return Path(settings.checkpoint(FOLDER)) / f"{self.name}.json"
 
     def how_to_finish(self, shards: object) -> str:
-        """Returns how to finish or cancel an interrupted operation.
+        """Returns how to finish or cancel an interrupted operation, as text.
 
         Args:
-            shards: The input of that name; ignored by operations that have none.
+            shards: The new number of shards, for `reshard`; other operations ignore it.
         """
         finish, cancel = (text.replace("{shards}", str(shards)) for text in (self.finish, self.cancel))
         run = f"Run `sessionlake {finish}`, which finishes it"
@@ -77,7 +77,13 @@ RECOVER_BRONZE = Operation(
 
 
 def _rebuild(made: str, target: str, *layers: str) -> Operation:
-    """Returns the rebuild of a layer or table, which `sessionlake rebuild` calls `target`."""
+    """Returns the kind of operation that rebuilds a layer or table.
+
+    Args:
+        made: What is rebuilt, for the texts.
+        target: The argument of `sessionlake rebuild`.
+        layers: The layers that do not start meanwhile.
+    """
     return Operation(
         f"rebuild-{target.replace(':', '-')}",
         f"a rebuild of {made} was interrupted while it replaced the tables, which may be of two versions now",
@@ -93,11 +99,11 @@ REBUILD_SILVER = _rebuild("silver", "silver", SILVER, GOLD)
 
 
 def rebuild_of(own: ProcessorSettings) -> Operation:
-    """Returns the rebuild of a processor's table."""
+    """Returns the kind of operation that rebuilds a processor's table."""
     return _rebuild(own.into, own.rebuilt_as, own.layer)
 
 
 def operations_of(settings: Settings) -> Iterator[Operation]:
-    """Yields all kinds of operations that a lake can have."""
+    """Yields all kinds of operations that are possible in a lake with these settings."""
     yield from (REBUILD_SILVER, FORGET, RESHARD, RECOVER_BRONZE)
     yield from (rebuild_of(own) for own in settings.processors if not own.key)

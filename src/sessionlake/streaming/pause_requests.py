@@ -1,8 +1,8 @@
-"""Requests that running layers pause for a while and release what they have claimed.
+"""Requests that running layers pause for a while and release their claims, so that another process can change tables.
 
-An operation that needs these claims makes the request. It is a file beside the checkpoints, which all processes of a
-lake share. The process that asks rewrites the file as long as it lives and removes it at the end. A file that was not
-rewritten for a while counts as left over and is ignored.
+An operation that needs these claims makes the request. The request is a file beside the checkpoints, which all
+processes of a lake share. The requesting process rewrites the file while it lives and removes it at the end. A file
+that was not rewritten for a while is left over from a dead process and is ignored.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sessionlake.settings.model import Settings
 
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 15.0
-# Much longer than a beat: the file's time comes from the storage, which may have another clock and report it late.
+# Much longer than the time between two rewrites: the storage may have another clock and report a file's time late.
 _VOID_SECONDS = 120.0
 
 
 @contextmanager
 def request_pause(settings: Settings, who: str) -> Iterator[None]:
-    """Asks all layers to pause until the block is left.
+    """Asks all layers to pause until the block ends.
 
     Args:
         settings: The settings of the lake.
@@ -54,7 +54,14 @@ def pause_reason(settings: Settings) -> str | None:
 
 
 def wait_while_paused(settings: Settings, stop: threading.Event, why: str, say: Callable[[str], None]) -> None:
-    """Waits until nobody asks for a pause any longer, or `stop` is set. The caller must have released its claims."""
+    """Waits until nobody requests a pause any longer, or `stop` is set. The caller must have released its claims.
+
+    Args:
+        settings: The settings of the lake.
+        stop: An event that ends the waiting.
+        why: The reason of the pause.
+        say: Called with a message for the operator.
+    """
     say(f"pausing: {why}")
     while pause_reason(settings) is not None and not stop.wait(_LOOK_SECONDS):
         pass
@@ -63,7 +70,7 @@ def wait_while_paused(settings: Settings, stop: threading.Event, why: str, say: 
 
 def _beat(file: Path, who: str, done: threading.Event) -> None:
     while not done.wait(_BEAT_SECONDS):
-        with suppress(OSError):  # the next beat comes soon
+        with suppress(OSError):  # the next rewrite follows soon
             file.write_text(who, encoding="utf-8")
 
 

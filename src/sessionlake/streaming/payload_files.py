@@ -1,4 +1,4 @@
-"""How rows that a fold emits pass through Spark: compressed, or in files that the driver and the tasks share.
+"""How rows that a fold emits pass through Spark: compressed, or in files that the driver and Spark's tasks share.
 
 Spark copies every byte that passes through it about ten times and keeps it in memory until the batch is done. So if the
 reader can open the writer's files, large rows go into a file and only its name passes through Spark. The rows are then
@@ -21,7 +21,7 @@ from sessionlake.protocol.types import Payloads
 Emissions = Sequence[tuple[str, bytes | pa.Table]]
 """What a fold emits: pairs of a kind and its content, which is bytes or rows."""
 _FILED = b"file:"
-# Payloads with one of these prefixes are large, or were before they were compressed.
+# Payloads with one of these prefixes contain large rows, either compressed or in a file.
 LARGE_PREFIXES = (COMPRESSED, _FILED)
 
 
@@ -31,7 +31,7 @@ class PayloadFiles:
 
     Attributes:
         folder: A folder that driver and tasks share and only this query writes to. None: rows are compressed instead.
-        min_bytes: Rows with more bytes than this are large.
+        min_bytes: Rows that take more bytes than this go into a file.
     """
 
     folder: Path | None
@@ -42,13 +42,13 @@ class PayloadFiles:
         """Returns the files of one query.
 
         Args:
-            scratch: The folder with the files of all queries; None if driver and tasks share no folder.
+            scratch: The folder that contains the folders of all queries; None if driver and tasks share no folder.
             query: The name of the query.
         """
         return cls(None if scratch is None else scratch / query)
 
     def write_rows(self, rows: pa.Table) -> bytes:
-        """Returns the payload for rows: the rows compressed, or the name of the file that they were written to."""
+        """Returns the payload for rows: the compressed rows, or the name of a new file that contains the rows."""
         if self.folder is None or rows.nbytes <= self.min_bytes:
             return write_compressed(rows)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ NO_FILES = PayloadFiles(None)
 
 
 def encode_payloads(emitted: Emissions, files: PayloadFiles = NO_FILES) -> Payloads:
-    """Returns the payloads that pass through Spark for what a fold emitted."""
+    """Returns the payloads to pass through Spark for the rows and bytes that a fold emitted."""
     return [
         (kind, compress(content) if isinstance(content, bytes) else files.write_rows(content))
         for kind, content in emitted
@@ -76,7 +76,7 @@ def encode_payloads(emitted: Emissions, files: PayloadFiles = NO_FILES) -> Paylo
 
 
 def read_payload(payload: bytes | pa.Buffer) -> pa.Table:
-    """Returns the rows of a payload, from its bytes or its file. Dictionary-encoded texts stay encoded."""
+    """Returns the rows in a payload, or in the file that it names. Dictionary-encoded texts stay encoded."""
     seen = memoryview(payload)
     if seen[: len(_FILED)] != _FILED:
         return read_ipc(payload)
@@ -84,7 +84,7 @@ def read_payload(payload: bytes | pa.Buffer) -> pa.Table:
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in the payloads of batches with a column `payload binary`, for `mapInArrow`."""
+    """A `mapInArrow` function: takes batches with a column `payload binary` and yields the rows in the payloads."""
     for batch in batches:
         for payload in batch.column("payload"):
             yield from read_payload(payload.as_buffer()).to_batches()

@@ -1,4 +1,4 @@
-"""How message payloads are decoded, from the configuration: their format and schemas. Schema files are read here."""
+"""Makes the rules for decoding message payloads from the capture settings. Only this module reads schema files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rules_of(capture: CaptureSettings) -> DecodeRules:
 
 
 def payload_of(capture: CaptureSettings) -> Payload | None:
-    """Returns what the decoder needs to know about the payloads; None for JSON.
+    """Returns the format and schemas with which message payloads are decoded; None if they are JSON.
 
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.

@@ -1,4 +1,4 @@
-"""Runs a streaming query: every layer starts it in the same way, and its errors are explained to the operator."""
+"""Starts and stops the streaming query of a layer, the same way for every layer, and explains its errors."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _UNFINISHED = re.compile(r"\..+\.tmp(\.crc)?")
 
 
 class _Run:
-    """The function that Spark calls for every micro-batch of one start of a query.
+    """The function that Spark calls for every micro-batch from one start of a query to its end.
 
     Attributes:
-        raised: The error of a batch; None if none has failed.
+        raised: The error of a failed batch; None if none has failed.
     """
 
     def __init__(self, batch: Batch, txn: Callable[[str, int], Txn]) -> None:
@@ -51,11 +51,11 @@ class _Run:
             raise
 
     def end(self) -> BaseException | None:
-        """Releases everything that the batches need, and returns the error of a batch, if one failed.
+        """Releases everything that the batches need; returns the error of a failed batch, None if none has failed.
 
-        Spark's query references this object, and the code that commits batches usually references the query. Neither
-        the Python nor the Java garbage collector can free such a cycle, because half of it is in each. The thread in
-        which Spark called the batches does not end by itself either.
+        Spark's query references this object, and the code that commits batches usually references the query. Such a
+        cycle is half in Python and half in the JVM, so neither garbage collector can free it. The thread in which Spark
+        called the batches does not end by itself either.
         """
         raised, self.raised, self._batch, self._txn = self.raised, None, None, Txn
         if self._end_thread is not None:
@@ -65,7 +65,7 @@ class _Run:
 
 def _query_id(rows: DataFrame) -> str:
     found = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if not found:  # Delta uses the id to recognise a repeated batch
+    if not found:  # without the id, Delta could not recognise a repeated batch
         raise LakeError(
             "Spark does not say which query a batch belongs to (sql.streaming.queryId)",
             why="Without it, a repeated batch would be written twice. Nothing was written",
@@ -75,7 +75,7 @@ def _query_id(rows: DataFrame) -> str:
 
 
 class LayerQuery:
-    """The streaming query of a layer. It keeps the first error as it was raised."""
+    """The streaming query of a layer. If it fails, its methods raise the first error with an explanation."""
 
     def __init__(self, layer: str, checkpoint: str) -> None:
         self.layer = layer
@@ -100,8 +100,8 @@ class LayerQuery:
             frame: The streaming frame to read.
             batch: Commits one micro-batch.
             trigger: The time between micro-batches.
-            once: True processes what is there now and then ends.
-            txn: Makes the transaction of a batch from the id of Spark's query and Spark's number of the batch.
+            once: True processes the rows that the source has now, and then ends the query. False runs until `stop`.
+            txn: Makes the transaction of a batch, given the id of Spark's query and Spark's number of the batch.
 
         Returns:
             This object.
@@ -131,7 +131,7 @@ class LayerQuery:
 
     @property
     def query(self) -> StreamingQuery:
-        """Spark's own query object."""
+        """Spark's own query object for the present start of the query."""
         if self._query is None:
             raise RuntimeError("the query was not started")
         return self._query
@@ -142,13 +142,13 @@ class LayerQuery:
         return self.query.isActive
 
     def stop(self) -> None:
-        """Ends the query and abandons the batch in progress; what the batch has committed stays."""
+        """Stops the query and abandons the batch in progress; tables that have its rows already keep them."""
         if self._query is not None:
             self._query.stop()
             self._release()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the query ends, or for some seconds; returns True if it has ended.
+        """Waits until the query ends, or for `seconds` (None: without limit); returns True if it has ended.
 
         Raises:
             SessionlakeError: The query failed.
@@ -165,12 +165,12 @@ class LayerQuery:
         return bool(ended)
 
     def check(self) -> None:
-        """Raises an error if the query has stopped."""
+        """Does nothing while the query runs; raises an error if it failed or was stopped from outside."""
         if not self.active and self.wait(0):
             raise SessionlakeError(f"{self.layer} was stopped from outside", fix="Run it again")
 
     def drain(self) -> None:
-        """Waits until everything that the source holds now is committed.
+        """Waits until all rows that the source has now are committed.
 
         Raises:
             SessionlakeError: The query failed before.
@@ -194,11 +194,11 @@ class LayerQuery:
 
 
 def discard_abandoned_states(checkpoint: Path) -> None:
-    """Removes files in the state store of batches that were never committed. The query must not be running.
+    """Removes the files that batches which were never committed left in the state store. The query must not be running.
 
     Spark's manager of local files, which `spark.session` configures, silently keeps an existing file when it should
-    write another one of the same name. A batch that is made again, after a decision or with other settings, would then
-    keep the state of the failed attempt.
+    write another one of the same name. If a batch is computed again, after a decision or with other settings, it would
+    then keep the state of the failed attempt.
     """
     last = last_committed(checkpoint)
     committed = 0 if last is None else last + 1  # batch n leaves state version n + 1

@@ -1,4 +1,4 @@
-"""Moves the states of shards into another number of shards: each session's state to where its next message will go."""
+"""Moves the states of shards to a new number of shards: each session's state goes where its next message will go."""
 
 from __future__ import annotations
 
@@ -21,37 +21,45 @@ _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
 class Resharder(Protocol):
-    """Splits and joins the states of a layer. Pure, and picklable because Spark sends it to its workers."""
+    """Splits and joins the states of a layer's shards. Pure, and picklable because Spark sends it to its workers."""
 
     def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """Returns what each part of a state is hashed by to find its shard: a topic, and a session key or similar."""
-        ...
-
-    def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
-        """Splits a state by new shard.
+        """Returns the parts of a state, each as the pair of values whose hash gives the part's new shard.
 
         Args:
             shard: The old shard.
             state: Its state; None if it has none.
-            targets: The new shard of each of `names`.
 
         Returns:
-            The part of the state for each new shard.
+            Pairs of a topic, and a session key or similar (None if the topic alone is hashed).
+        """
+        ...
+
+    def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
+        """Splits a state into one part for each new shard.
+
+        Args:
+            shard: The old shard.
+            state: Its state; None if it has none.
+            targets: The new shard of each pair that `names` returned.
+
+        Returns:
+            The part of the state by new shard.
         """
         ...
 
     def join(self, parts: Sequence[bytes]) -> bytes:
-        """Returns the state of a new shard from its parts; without parts, the state of an empty shard."""
+        """Returns the state of a new shard, joined from its parts; without parts, the state of an empty shard."""
         ...
 
 
 def reshard_states(states: DataFrame, resharder: Resharder, shards: int) -> DataFrame:
-    """Returns the states of the new shards.
+    """Returns the states of the new shards, computed from the states of the old ones.
 
-    A task gets the states that Spark gives it at once, but has only one of them split in memory at a time.
+    A task may receive several states at once, but splits one at a time to save memory.
 
     Args:
-        states: The old states, `shard int, chunk binary`; null where a shard has none.
+        states: The old states, `shard int, chunk binary`; null for a shard without a state.
         resharder: Splits and joins the states.
         shards: The new number of shards.
 
@@ -74,7 +82,7 @@ def reshard_states(states: DataFrame, resharder: Resharder, shards: int) -> Data
 
 @dataclass(frozen=True)
 class _Names:
-    """A `mapInArrow` function that adds the names in each state."""
+    """A `mapInArrow` function that adds to each state the column `names`: the pairs that `Resharder.names` returns."""
 
     resharder: Resharder
 
@@ -87,7 +95,7 @@ class _Names:
 
 @dataclass(frozen=True)
 class _Split:
-    """A `mapInArrow` function that returns the parts of each state as `shard int, chunk binary`."""
+    """A `mapInArrow` function that splits each state and yields its parts as `shard int, chunk binary`."""
 
     resharder: Resharder
 
@@ -99,7 +107,7 @@ class _Split:
 
 
 def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Yields the rows, of which only one at a time is a Python object."""
+    """Yields the rows of a batch as dictionaries. Only one row at a time is converted, to save memory."""
     for number in range(batch.num_rows):
         yield from batch.slice(number, 1).to_pylist()
 

@@ -1,4 +1,4 @@
-"""Detects tables that were restored to an older version, by RESTORE or from a backup, before a job continues."""
+"""Detects, before a job continues, tables that were restored to an older version, by RESTORE or from a backup."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sessionlake.streaming.losses import RESTORE_OR_MOVE, repair_hint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Number of latest commits that are checked per table. Only commits that change rows count; maintenance does not.
+# Number of latest commits to check per table. Only commits that change rows count, not those of maintenance.
 _LATEST = 20
 _AT_MOST = 5_000
 
 
 def refuse_restored(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
-    """Returns if none of these tables was restored to an older version, by RESTORE or from a backup.
+    """Checks that none of these tables was restored to an older version, by RESTORE or from a backup.
 
-    If the ledger was restored too, bronze's tables are assumed to be restored with it: they are then only compared with
+    If the ledger was restored too, bronze's tables are assumed to be restored with it. They are then compared only with
     the ledger.
 
     Raises:
@@ -52,7 +52,7 @@ def refuse_restored(spark: SparkSession | None, lake: Lake, tables: Iterable[str
 
 
 def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
-    """Returns the table's latest commits, back to the oldest one that is checked."""
+    """Returns the latest commits of a table, with at least the last `_LATEST` that change rows if there are so many."""
     count = 2 * _LATEST
     while True:
         commits = lake.storage.latest_commits(spark, table, count)
@@ -65,7 +65,7 @@ def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[
 
 
 def _repair_hint(settings: Settings, table: str) -> str:
-    """Returns what to do about a table that was restored to an older version."""
+    """Returns advice about a table that was restored to an older version, as text."""
     own = next((own for own in settings.processors if own.into == table), None)
     if own is not None:
         return f"Run `sessionlake rebuild {own.rebuilt_as}`, which builds it again"
@@ -76,7 +76,11 @@ _Versions = dict[str, list[tuple[datetime, int]]]
 
 
 def versions_after_batches(reader: TableReader) -> _Versions:
-    """Returns for each table when batches were committed since its layer was rebuilt, and the version each left."""
+    """Returns the versions that batches left in each table since its layer was rebuilt, each with its commit time.
+
+    Returns:
+        By table, pairs of commit time and version, from the ledger.
+    """
     found: _Versions = {}
     for row in to_dicts(LedgerReader(reader, VERSIONS).current()):
         for left in row[VERSIONS] or ():
@@ -85,21 +89,22 @@ def versions_after_batches(reader: TableReader) -> _Versions:
 
 
 def _entries(reader: TableReader) -> int | None:
-    """Returns the number of entries in the ledger; None if old ones are known only as sums."""
+    """Returns the number of entries in the ledger; None if old entries were replaced by sums."""
     books = LedgerReader(reader, "batches")
     return None if books.has_sums else sum(row["batches"] for row in to_dicts(books.entries()))
 
 
 def _only_batches(table: str, latest: int, known: _Versions, entries: int | None) -> bool:
-    """Returns True if, by the ledger, only batches have committed to a table since its first batch or recently.
+    """Returns True if the ledger explains all recent commits of a table as commits of batches.
 
-    A sum of entries knows only the last version, so commits before it cannot be attributed.
+    The sum that replaces old entries contains only their last version. So earlier commits cannot be attributed to
+    batches.
 
     Args:
         table: The table.
         latest: The table's latest version.
         known: Versions that batches left, as `versions_after_batches` returns them.
-        entries: The number of entries in the ledger; None if some are known only as sums.
+        entries: The number of entries in the ledger; None if old entries were replaced by sums.
     """
     if table == LEDGER:  # each entry is one version
         return latest == entries
@@ -111,12 +116,13 @@ def _only_batches(table: str, latest: int, known: _Versions, entries: int | None
 
 
 def _left_at(spark: SparkSession | None, lake: Lake, table: str, last: int, known: _Versions) -> int:
-    """Returns the highest version that a batch left in a table; -1 if there is none.
+    """Returns the highest version that a batch left in a table; -1 if no batch did.
 
-    A table that was dropped and recreated counts its versions from 0 again, so batches from before that are ignored.
+    A table that was dropped and recreated counts its versions from 0 again. So batches from before its creation are
+    ignored.
 
     Args:
-        spark: The session; None if tables are read without Spark.
+        spark: The Spark session; None if tables are read without Spark.
         lake: The lake.
         table: The table.
         last: The table's latest version.

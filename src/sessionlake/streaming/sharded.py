@@ -1,7 +1,7 @@
-"""Stateful folding over shards: the only module that uses Spark's Python state API.
+"""Runs a fold over shards with state: the only module that uses Spark's Python state API.
 
-Spark needs about a millisecond of CPU for every *group*. So the groups are shards, not sessions. A few big binary
-chunks per shard cross Spark's row-by-row boundaries. Only the fold knows what is in them.
+Spark needs about a millisecond of CPU for every *group*. So the groups are shards, not sessions. Per shard, a few large
+binary chunks pass through Spark, which handles them row by row. Only the fold knows their content.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _FOLDED = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
 
 
 class ShardFold(Protocol):
-    """A pure fold of one shard. Picklable, because Spark sends it to its workers."""
+    """A pure function that folds the batches of one shard. Picklable, because Spark sends it to its workers."""
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
-        """Folds a batch's chunks of a shard.
+        """Folds the chunks of one batch into the state of a shard.
 
         Args:
             shard: The number of the shard.
-            state: What the previous call for this shard returned; None for its first call.
-            chunks: The batch's packed input, in any order.
+            state: The state that the previous call for this shard returned; None for the first call.
+            chunks: The batch's packed messages, in any order.
 
         Returns:
-            The new state (None: unchanged), and what the fold emits.
+            The new state (None: unchanged), and the rows and bytes that the fold emits.
         """
         ...
 
 
 def payload_table(payloads: Payloads) -> pa.Table:
-    """Returns payloads that were not folded in the stream as a table of `FOLDED_SCHEMA`."""
+    """Returns payloads as a table of `FOLDED_SCHEMA`, for payloads that did not pass through the stream."""
     return pa.table({"kind": [kind for kind, _ in payloads], "payload": [content for _, content in payloads]}, _FOLDED)
 
 
@@ -52,12 +52,12 @@ def fold_shards(packed: DataFrame, fold: ShardFold, files: PayloadFiles = NO_FIL
     """Runs the fold as a stateful streaming operator.
 
     Args:
-        packed: Streaming frame `shard int, chunk binary`.
-        fold: The fold.
-        files: Where large rows go, instead of into the frame.
+        packed: Packed messages, as a streaming frame `shard int, chunk binary`.
+        fold: The fold of one shard.
+        files: The files for large rows, which keep these out of the frame.
 
     Returns:
-        Streaming frame `kind string, payload binary`, in append mode.
+        The payloads that the fold emits, as a streaming frame `kind string, payload binary` in append mode.
     """
 
     def call(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterable[pd.DataFrame]:
@@ -76,10 +76,10 @@ def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
     """Reads the states of the shards after a batch with Spark's state reader, as `shard int, chunk binary`.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         checkpoint: The folder of the checkpoint.
-        batch: Spark's number of the batch. Without it, the reader would take the last batch with a commit entry, and
-            that entry can be lost.
+        batch: Spark's number of the batch. It is given because the reader would otherwise choose the last batch with a
+            commit entry, and that entry can be lost.
     """
     # Spark's reader encodes the path as a URI and then uses the result as a path.
     stored = spark.read.format("statestore").option("batchId", batch).load(str(plain_link(Path(checkpoint))))
@@ -87,15 +87,15 @@ def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
 
 
 def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFrame:
-    """Runs the fold over one slice of the messages as a batch job.
+    """Runs the fold as a batch job over a slice: a part of the messages that is small enough for one job.
 
     Args:
-        packed: The messages, `shard int, chunk binary`.
-        states: The states before the slice, in the same form. Shards without a state start with none.
-        fold: The fold.
+        packed: The messages of the slice, `shard int, chunk binary`.
+        states: The states before the slice, `shard int, chunk binary`. Shards without a row start without a state.
+        fold: The fold of one shard.
 
     Returns:
-        `shard int, kind string, payload binary`, where the new states have the kind `state`.
+        The new states and the payloads, `shard int, kind string, payload binary`; a new state has the kind `state`.
     """
     from pyspark.sql import functions as F
 
@@ -115,7 +115,7 @@ _SLICE_COLUMNS = ["shard", "kind", "payload"]
 
 
 def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
-    """Calls the fold. Adds the shard to its errors: once Spark has passed an error on, nothing else says the shard."""
+    """Calls the fold and adds the shard's number to its errors, because Spark's own error does not contain it."""
     try:
         return fold(shard, state, chunks)
     except Exception as error:

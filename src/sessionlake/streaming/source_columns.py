@@ -1,8 +1,8 @@
-"""Checks whether a stream can continue to read its table.
+"""Checks whether a stream can continue to read its table: are the columns and the versions it has read still there?
 
-Delta cannot read a stream across columns that were dropped or changed their type. And if a table is restored from a
-backup, a stream that has already read newer versions waits silently until the table reaches them again. It then never
-reads what was committed in between.
+Delta cannot continue a stream if columns of its table were dropped or changed their type. And if a table is restored
+from a backup, a stream that has already read newer versions waits silently until the table reaches them again. It then
+never reads the commits in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
-    """Returns a column of the version last read by a stream that the table no longer has with the same type.
+    """Returns a column that the table had in the version last read by a stream, and now lacks or has with another type.
 
     Returns:
         The column's name and type. None if there is none, or if that version cannot be read: then Delta reports why.
@@ -35,7 +35,7 @@ def changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str)
 
 
 def is_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
-    """Returns True if a stream has read versions that its table no longer has. False if it is another table."""
+    """Returns True if a stream has read versions that its table no longer has. False if the table was recreated."""
     place = last_planned_offset(checkpoint)
     if place is None or place.last_version <= lake.latest_version(spark, table):
         return False
@@ -43,7 +43,7 @@ def is_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: s
 
 
 def can_read_last_version(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
-    """Returns True if the version last read by a stream can still be read; else commits after it may be gone too."""
+    """Returns True if the version last read by a stream can still be read. If not, later commits may be gone too."""
     place = last_planned_offset(checkpoint)
     if place is None:
         return last_planned(checkpoint) is None
@@ -54,9 +54,10 @@ def can_read_last_version(spark: SparkSession, lake: Lake, table: str, checkpoin
 
 
 def last_planned_offset(checkpoint: str) -> DeltaOffset | None:
-    """Returns where the last batch planned by a stream ends; None before the first, or if the checkpoint is damaged.
+    """Returns the point in a table at which the last planned batch of its stream ends.
 
-    The start of the stream reports the damage.
+    Returns:
+        The offset. None if no batch was planned or the checkpoint is damaged, which the start of the stream reports.
     """
     last = last_planned(checkpoint)
     try:
@@ -66,6 +67,6 @@ def last_planned_offset(checkpoint: str) -> DeltaOffset | None:
 
 
 def table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
-    """Returns Delta's id of the table. A table created later under the same name has another id."""
+    """Returns Delta's id of the table, if it has one. A table created later under the same name has another id."""
     found = lake.delta(spark, table).detail().select("id").first()
     return None if found is None else str(found["id"])

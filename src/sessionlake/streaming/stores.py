@@ -1,8 +1,8 @@
-"""Closes the state stores of ended queries, and archives checkpoints without these stores writing into new ones.
+"""Closes the state stores of ended queries, and archives checkpoints so that these stores cannot write into new ones.
 
 The process that runs a query's tasks keeps its state stores open after the query has ended. They are closed when a
-store of another query is opened there, or by Spark's store maintenance, once a minute, when it finds them unused.
-Before that, the maintenance writes a snapshot that is due. If a new checkpoint had taken over the folder by then, it
+store of another query is opened there. Spark's store maintenance, which runs once a minute, also closes unused stores.
+Before it closes a store, it writes a snapshot that is due. If a new checkpoint had taken over the folder by then, it
 would get a snapshot of another query's state. So stores are closed with their query where this process can do that.
 Elsewhere, a checkpoint is archived only after one run of the maintenance.
 """
@@ -32,14 +32,14 @@ _STORE = "default"
 
 
 def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -> None:
-    """Closes the stores of an ended query, if they are in this process's JVM."""
+    """Closes the state stores of an ended query, if they are in this process's JVM."""
     from py4j.protocol import Py4JError
 
     if not _in_one_process(spark):
         return
     jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
     state = jvm.org.apache.spark.sql.execution.streaming.state
-    with suppress(Py4JError, OSError):  # the JVM has ended too, or is one of a platform without these classes
+    with suppress(Py4JError, OSError):  # the JVM has ended too, or its platform lacks these classes
         place = query._jsq.streamingQuery().resolvedCheckpointRoot()  # noqa: SLF001 (as Spark names its stores)
         run = jvm.java.util.UUID.fromString(query.runId)
         for operator, partition in _numbers(checkpoint / "state"):
@@ -48,15 +48,16 @@ def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -
 
 
 def archive_folders(spark: SparkSession, lake: Lake, folders: Iterable[Path], rebuild: str) -> None:
-    """Renames the folders of a checkpoint that exist, so that another one can take their place.
+    """Renames those folders of a checkpoint that exist, so that another checkpoint can take their place.
 
-    The query must have ended. Where its stores may still be open, this waits for one run of Spark's store maintenance.
+    The query must have ended. If its state stores may still be open, this waits for one run of Spark's store
+    maintenance.
 
     Args:
         spark: The session that ran the query.
         lake: The lake.
         folders: The checkpoint and the folders that belong to it.
-        rebuild: The name of the operation, which becomes a part of the new names.
+        rebuild: The name of the operation, which becomes a part of the new folder names.
 
     Raises:
         ClaimedError: Another process has taken over a claim of this process.
@@ -72,7 +73,7 @@ def archive_folders(spark: SparkSession, lake: Lake, folders: Iterable[Path], re
 
 
 def archived_path(folder: Path, rebuild: str) -> Path:
-    """Returns the path of an archived folder."""
+    """Returns the path to which a folder is renamed when the operation `rebuild` archives it."""
     return folder.with_name(f"{folder.name}.before-{rebuild}")
 
 
@@ -81,6 +82,6 @@ def _in_one_process(spark: SparkSession) -> bool:
 
 
 def _numbers(stores: Path) -> list[tuple[int, int]]:
-    """Returns operator and partition of all stores that have a folder."""
+    """Returns the operator number and partition number of every state store that has a folder."""
     found = (folder.relative_to(stores).parts for folder in stores.glob("*/*"))
     return [(int(one), int(other)) for one, other in found if one.isdecimal() and other.isdecimal()]

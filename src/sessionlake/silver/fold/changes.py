@@ -1,4 +1,4 @@
-"""Makes rows of `silver.session_changes` from applied messages, with Arrow operations only."""
+"""Makes the rows of `silver.session_changes` from applied messages, without Python code per message."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _KINDS = pa.array(["clear", "upsert", "delete"])
 
 
 def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns rows for `session_changes`, in order of messages and then of ordinals.
+    """Returns rows for `session_changes`: one for each change of an applied message, ordered by message and ordinal.
 
     Args:
-        messages: Rows of a chunk, in one piece.
-        applied: Indices of the applied messages, ascending.
+        messages: Decoded messages, as `Judged.messages`, in one Arrow chunk.
+        applied: Indices of the applied messages in `messages`, ascending.
         outcome: The result of judging the messages.
         columns: The declared columns.
     """
@@ -69,7 +69,7 @@ def _gather(values: pa.StructArray, indices: Int64s) -> pa.StructArray:
 
 
 def _set_names(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array:
-    """Returns for each change the names of the columns that it sets. Each distinct combination is built only once."""
+    """Returns for each change the list of the columns that it sets. Each distinct list is built only once."""
     flags = np.stack([_bools(changes.field(set_field(i))) for i in range(len(columns))], axis=1)
     packed = np.packbits(flags, axis=1)
     codes = packed[:, 0] if packed.shape[1] == 1 else packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]

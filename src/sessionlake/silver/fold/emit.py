@@ -1,4 +1,4 @@
-"""Makes what silver's fold emits from a judged batch: rows for each table as Arrow IPC, and the shard's report."""
+"""Makes what silver's fold emits for a judged batch: rows for each table as Arrow IPC, and the shard's report."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ _CUT_REASONS = pa.array([reason.name.lower() for reason in CutReason])
 
 @dataclass(frozen=True)
 class Judged:
-    """One shard's judged batch: everything that its rows and its report are made of.
+    """One shard's judged batch: everything from which its rows and its report are made.
 
     Attributes:
-        messages: Rows of a chunk: the messages held back before the batch, then those of the batch.
-        released: Number of messages held back before the batch.
+        messages: The decoded messages: first those held back before the batch, then those of the batch.
+        released: Number of messages held back before the batch, which come first in `messages`.
         arrived_at: Stream time at which each message of the batch arrived, ms.
-        times: Time of each message of the batch, ms.
+        times: Kafka timestamp of each message of the batch, or stream time if it has none, ms.
         clock: The shard's clock after the batch.
-        outcome: The result for each message.
+        outcome: The verdict on each message, with events and cuts.
         topics: Topic of each judged session.
         partitions: Partition of each judged session.
         sessions: Id of each judged session.
         keys: Key of every session that changed, made by `protocol.arrow.session_key`.
         cursors: Cursors of the sessions in `keys`.
         timeouts: Session timeouts of the sessions in `keys`, ms.
-        late_fills: For each session in `keys`, whether it had a late fill (class `once`).
+        late_fills: For each session in `keys`, True if it had a late fill (class `once`) in this batch.
         cuts: The cuts of tables.
         cut_keys: Session key of each cut.
-        silences: Stream times after silences, if this shard is the one that reports them.
+        silences: Stream time after each silence, by topic-partition; empty unless this shard reports the silences.
     """
 
     messages: pa.Table
@@ -80,13 +80,13 @@ class Judged:
     silences: list[LaneTime]
 
     def name(self, session: int) -> tuple[str, int, str]:
-        """Returns topic, partition and id of a judged session by its number."""
+        """Returns topic, partition and id of the judged session with this number."""
         topic, partition, own = (part[session].as_py() for part in (self.topics, self.partitions, self.sessions))
         return topic, partition, own
 
 
 def silver_payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook) -> Payloads:
-    """Returns the payloads to emit by kind: rows for each table that gets any, and the report."""
+    """Returns pairs of kind and payload to emit: rows for each table that gets any, and the report."""
     out = judged.outcome
     quarantine = _quarantine(judged, malformed)
     tables = {
@@ -158,12 +158,12 @@ def _cuts(judged: Judged) -> pa.Table:
 
 
 def _following(last: Int64s) -> pa.Array:
-    """Returns the seq after the highest applied one, or null. The highest possible seq is its own successor."""
+    """Returns the seq after each highest applied one, but not above the highest int64; null if none was applied."""
     return pa.array(np.where(last == np.iinfo(np.int64).max, last, last + 1), mask=last < 0)
 
 
 def _quarantine(judged: Judged, malformed: pa.Table) -> pa.Table:
-    """Returns coordinates and reasons of quarantined messages; the driver adds the raw messages from bronze."""
+    """Returns rows for the quarantine without the raw messages, which the driver adds from bronze."""
     out = judged.outcome
     places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
     parts = [_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
@@ -211,7 +211,10 @@ def _events(judged: Judged, rules: RuleBook) -> pa.Table:
 
 
 def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
-    """Returns the shard's first violation by topic, partition and offset: it does not depend on the sharding."""
+    """Returns a list with the shard's first violation under `fail`, by topic, partition and offset; empty without one.
+
+    The order makes the first violation of all shards independent of the number of shards.
+    """
 
     def violation_of(event: Event) -> Violation:
         topic, partition, session = judged.name(event.session)
@@ -234,7 +237,7 @@ _COUNTED = ("applied", "duplicates", "quarantined", "held", "erased")
 
 
 def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCounts]:
-    """Returns the counts by topic-partition. `held` counts newly held messages minus released ones."""
+    """Returns counts of messages by topic-partition. `held` counts newly held messages minus released ones."""
     names = ["topic", "partition", "offset"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
     released, arrived = rows.slice(0, judged.released), rows.slice(judged.released)
@@ -261,7 +264,7 @@ def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCount
 
 def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
     aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count")]
-    grouped = rows.group_by(["topic", "partition", "verdict"], use_threads=False)  # for few rows, threads cost more
+    grouped = rows.group_by(["topic", "partition", "verdict"], use_threads=False)  # threads cost more than they save
     found: list[dict[str, Any]] = grouped.aggregate(aggregates).to_pylist()
     return found
 

@@ -1,7 +1,7 @@
-"""Packs the raw messages of one task, before the shuffle: decodes them and splits them into one chunk per shard.
+"""Packs the raw messages of one Spark task, before the shuffle: decodes and splits them into one chunk per shard.
 
-It also sends every shard a description of the timestamps and silences in the task's messages, from which the shard
-computes stream time.
+It also sends every shard the timestamps and silences in the task's messages, as segments of offsets. From these the
+shard computes stream time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.silence import decode as decode_silences
 from sessionlake.protocol.types import Int64s
 
-# A block is decoded at once: big enough that a shard's part is worth an IPC stream, small enough for memory.
+# Number of messages that are decoded at once: enough to fill an IPC stream for each shard, and few enough for memory.
 BLOCK_MESSAGES = 262_144
 BLOCK_BYTES = 64 * 1024 * 1024
-# Number of topic-partitions that the error about a block names.
+# The error about a block names at most this many topic-partitions.
 _NAMED = 3
 BRONZE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
 """The columns of `bronze.messages` that silver reads."""
@@ -38,9 +38,9 @@ PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 @dataclass(frozen=True)
 class Packer:
-    """A `mapInArrow` function: takes record batches of raw messages and gives `shard int, chunk binary`.
+    """A `mapInArrow` function: takes record batches of raw messages and yields packed chunks `shard int, chunk binary`.
 
-    Input columns are `shard int32` and `BRONZE_COLUMNS`. A row without a topic contains silences.
+    Input columns are `shard int32` and `BRONZE_COLUMNS`. A row without a topic contains silences instead of a message.
     """
 
     rules: DecodeRules
@@ -53,7 +53,7 @@ class Packer:
     """Silences of the batch that are not in its rows."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Packs the task's messages in blocks."""
+        """Packs the task's messages in blocks of `BLOCK_MESSAGES`."""
         block: list[pa.RecordBatch] = []
         messages = size = 0
         for batch in self._wanted(batches):
@@ -81,7 +81,7 @@ class Packer:
         return re.fullmatch(self.topics, topic) is not None
 
     def pack(self, raw: pa.Table) -> pa.RecordBatch:
-        """Packs one block. Its errors name the messages of the block."""
+        """Packs one block of messages into a chunk per shard. Its errors name the messages of the block."""
         try:
             return self._packed(raw)
         except Exception as error:
@@ -114,7 +114,7 @@ class Packer:
 
 
 def _describe_block(raw: pa.Table) -> str:
-    """Returns the offsets in a block by topic-partition, as text; only the first few if there are many."""
+    """Returns the first and last offset of the first topic-partitions in a block, as text for an error."""
     raw = raw.filter(raw["topic"].is_valid())
     ranges = raw.group_by(["topic", "partition"], use_threads=False).aggregate([("offset", "min"), ("offset", "max")])
     rows = sorted(ranges.select(["topic", "partition", "offset_min", "offset_max"]).to_pylist(), key=_lane)
@@ -130,7 +130,7 @@ def _lane(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def in_milliseconds(raw: pa.Table) -> pa.Table:
-    """Returns rows of `bronze.messages` with their times in ms since the epoch, as `decode` needs them."""
+    """Returns rows of `bronze.messages` with their timestamps as int64 ms since the epoch, which `decode` needs."""
     for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
         raw = raw.set_column(raw.schema.get_field_index(name), now, milliseconds_of(raw[name]))
     return raw

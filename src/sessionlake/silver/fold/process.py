@@ -1,4 +1,4 @@
-"""The interface between judging and the code that uses judged messages.
+"""The interface between judging messages and the code that uses the judged messages.
 
 Silver's own processor makes whole columns of rows; a user's processor is called for each message
 (`processors.shard`). Both get the same input at the same point, so they see the same messages in the same order.
@@ -25,23 +25,23 @@ class ShardProcessor(Protocol):
     """Makes payloads from a shard's judged batches. Pure, and picklable because Spark sends it to its workers."""
 
     def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
-        """Returns the stream times (ms) by topic-partition after which it must run even if no message arrives.
+        """Returns by topic-partition the stream time (ms) after which `process` must run even if no message arrives.
 
         Args:
-            memory: What `process` returned last; None before its first call.
+            memory: The memory that `process` returned last; None before its first call.
         """
         ...
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
-        """Processes one batch.
+        """Processes one judged batch of a shard.
 
         Args:
-            memory: What the last call returned; None for the first call.
+            memory: The memory that the last call returned; None for the first call.
             judged: The judged batch.
-            malformed: Rows of a chunk with the values that are no valid messages and were not judged.
+            malformed: The Kafka values that are no valid messages and were not judged.
 
         Returns:
-            What to remember for the next call (None: nothing), and `(kind, payload)` pairs to emit.
+            The memory for the next call (None: nothing to remember), and `(kind, payload)` pairs to emit.
         """
         ...
 
@@ -54,23 +54,23 @@ class Rebuild:
     rules: RuleBook
 
     def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
-        """Returns nothing: silver's own processor only works when a batch is judged."""
+        """Returns no times: silver's own processor only works when a batch is judged."""
         del memory
         return {}
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
-        """Returns the rows for silver's tables and the report."""
+        """Returns no memory, the payloads with rows for silver's tables, and the report."""
         del memory
         return None, silver_payloads(judged, malformed, self.columns, self.rules)
 
 
 def join(judging: bytes, memory: bytes | None) -> bytes:
-    """Joins the two parts of a shard's state: that of judging and that of the processor, if it has one."""
+    """Joins the two parts of a shard's state: the state of judging, and the processor's memory if it has one."""
     return judging if memory is None else _MAGIC + msgspec.msgpack.encode((judging, memory))
 
 
 def split(state: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Splits a shard's state that `join` made into the part of judging and that of the processor."""
+    """Splits a shard's state that `join` made into the state of judging and the processor's memory (or None)."""
     if state is None or not state.startswith(_MAGIC):
         return state, None
     return _pairs.decode(memoryview(state)[len(_MAGIC) :])

@@ -1,4 +1,4 @@
-"""Arrow schemas of the rows that silver's fold emits for each table, and the report of a shard on a batch."""
+"""Arrow schemas of the rows that silver's fold emits for each table, and the report of one shard about one batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def timestamps(milliseconds: Int64s) -> pa.Array:
-    """Converts milliseconds since the epoch to Arrow timestamps, limited to their range; the lowest int64 is null."""
+    """Converts ms since the epoch to Arrow timestamps, limited to their range; the lowest int64 becomes null."""
     never = milliseconds == np.iinfo(np.int64).min
     return pa.array(np.clip(milliseconds, -_MOST_MS, _MOST_MS) * 1000, mask=never).cast(TIMESTAMP)
 
@@ -72,7 +72,7 @@ PROGRESS_SCHEMA = pa.schema(
         ("partition", pa.int32()),
         ("ended_at", TIMESTAMP),
         ("last_kafka_timestamp", TIMESTAMP),
-        ("beneath", pa.bool_()),  # True if a message was applied after messages with higher seqs
+        ("beneath", pa.bool_()),  # True if the session had a late fill in the batch
     ]
 )
 CUTS_SCHEMA = pa.schema(
@@ -115,14 +115,15 @@ EVENTS_SCHEMA = pa.schema(
 class PartitionCounts(msgspec.Struct):
     """Counts of a shard's messages in one topic-partition. `messages` is the sum of the five counts after it.
 
-    `held` counts newly held messages minus released ones, which are in the other counts. If `messages` is 0, the
-    offsets and times have no meaning.
+    `held` counts newly held messages minus released ones. A released message also counts by its new verdict. If
+    `messages` is 0, the offsets and times have no meaning.
 
     Attributes:
         first: First offset of the batch.
         last: Last offset of the batch.
         since: The offset at which the stream time before the batch was noted.
         stream_time: Stream time after the batch, ms.
+        erased: Number of messages of forgotten sessions, which have only offset and timestamp.
     """
 
     topic: str
@@ -140,7 +141,14 @@ class PartitionCounts(msgspec.Struct):
 
 
 class Violation(msgspec.Struct):
-    """A message at which the job must stop, because it violates its session's class under `fail`."""
+    """A message at which the job must stop, because it violates its session's class under `fail`.
+
+    Attributes:
+        integrity: The session's class.
+        event: The kind of the integrity event.
+        expected_seq: The expected seq; None if any seq was acceptable.
+        actual_seq: The seq of the message; None if it has none.
+    """
 
     topic: str
     partition: int
@@ -157,12 +165,13 @@ class ShardReport(msgspec.Struct):
 
     Attributes:
         partitions: Counts by topic-partition.
-        rows: Number of rows by kind of output.
-        violations: The first violation at which the job must stop, if there is one.
+        rows: Number of emitted rows by kind of output.
+        violations: The shard's first violation at which the job must stop; empty if there is none.
         quarantined: Topic, partition, first and last offset of quarantined messages. Messages that were held back can
             be older than the batch.
-        decided: Topic, partition, session and offset of the operators' decisions that were followed.
-        silences: Stream times after the silences of the batch; only one shard reports them.
+        decided: Topic, partition, session id and offset of each operator's decision that was followed.
+        silences: Stream time of each topic-partition after a silence of the batch; only one shard reports them.
+        format: Version of the report's format.
     """
 
     partitions: list[PartitionCounts]
@@ -178,10 +187,10 @@ _decoder = msgspec.msgpack.Decoder(ShardReport)
 
 
 def read_report(payload: bytes) -> ShardReport:
-    """Decodes a report."""
+    """Decodes a report that `write_report` encoded."""
     return _decoder.decode(payload)
 
 
 def write_report(report: ShardReport) -> bytes:
-    """Encodes a report."""
+    """Encodes a report as the bytes of a payload."""
     return msgspec.msgpack.encode(report)

@@ -1,4 +1,4 @@
-"""The fold of a shard: takes its state and packed messages; gives the new state, the judged changes and the report.
+"""The fold of a shard: takes state and packed messages; returns the new state, and emits the rows and the report.
 
 Pure: the result depends only on the state and the messages, not on how they were split into chunks.
 """
@@ -40,8 +40,8 @@ class SilverFold:
         capture: The settings of capture.
         decisions: Operators' decisions by message.
         snapshot_interval: Time between snapshots of a session's table, ms.
-        bulk: False judges message by message: slower, with the same result.
-        processor: What uses the judged messages; None: silver's own, which makes the tables of sessions.
+        bulk: False judges every message one by one: slower, with the same result.
+        processor: Makes the payloads from judged messages. None means silver's own, which makes the tables of sessions.
     """
 
     columns: tuple[Column, ...]
@@ -53,7 +53,7 @@ class SilverFold:
     _rules: RuleBook | None = field(default=None, repr=False)
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
-        """Folds a batch's chunks; returns the new state (None: unchanged) and the payloads to emit."""
+        """Folds the chunks of one batch; returns the new state (None: unchanged) and the payloads to emit."""
         self._rules = self._rules or RuleBook(self.capture, self.snapshot_interval)
         batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
         segments = [decode_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
@@ -89,7 +89,7 @@ def _is_due(due: Mapping[TopicPartition, int], clock: Clock) -> bool:
 
 
 class ShardJudge:
-    """Judges one shard's batch: finds the sessions with something due, and stores their new cursors."""
+    """Judges one shard's batch: finds the sessions to judge, and stores their new cursors in the shard's state."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ShardJudge:
 
     @property
     def has_due_sessions(self) -> bool:
-        """True if a session must be judged, cut, marked or forgotten although no message arrived."""
+        """True if stream time alone makes it necessary to judge, cut, mark as expired or forget a session."""
         cursors = self._state.cursors
         if not len(cursors):
             return False
@@ -122,7 +122,7 @@ class ShardJudge:
         )
 
     def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
-        """Judges well-formed messages, and the sessions without messages that have something due."""
+        """Judges well-formed messages, and the sessions without messages that are due by stream time."""
         messages, owner, keys = _by_session(messages)
         places = self._state.find(keys)
         silent = self._due_without_messages(places)
@@ -151,15 +151,19 @@ class ShardJudge:
         return judged
 
     def _load_sessions(self, batch: ShardBatch, places: Int64s) -> None:
-        """Copies what the state knows about the sessions into the batch."""
+        """Copies cursors and memories of the sessions, at the indices `places` of the state, into the batch."""
         known = places >= 0
         batch.cursors[known] = self._state.cursors[places[known]]
         batch.memories[known] = self._state.memories[places[known]]
         batch.ends = self._ends(batch)
 
     def _store_sessions(self, batch: ShardBatch, keys: pa.Array, places: Int64s) -> Bools:
-        """Stores the sessions' cursors and updates `places`; returns True for sessions that the state knows now."""
-        # A new session stays unknown if an operator had all its messages skipped.
+        """Stores the sessions' cursors and sets their indices in `places`.
+
+        Returns:
+            A boolean for each session: True if the state contains it now.
+        """
+        # A new session is not stored if an operator had all its messages skipped.
         seen: Bools = batch.cursors["first_offset"] != NO_TIME
         mine = keys.filter(pa.array(seen))
         places[seen] = self._state.update(places[seen], mine, batch.cursors[seen], batch.memories[seen])
@@ -175,7 +179,7 @@ class ShardJudge:
         places: Int64s,
         seen: Bools,
     ) -> Judged:
-        """Returns the judged batch, with the cuts and expiries that stream time alone caused."""
+        """Returns the judged batch, including the cuts and expiries that stream time alone caused."""
         state, cuts = self._state, out.cuts
         cuts["session"] = places[cuts["session"]]
         cuts = np.concatenate([cuts, self._cut_by_time()])
@@ -202,7 +206,7 @@ class ShardJudge:
         )
 
     def _lanes(self, messages: pa.Table) -> Int64s:
-        """Returns the lane of each message: the index of its topic-partition in the clock."""
+        """Returns the lane of each message: the index of its topic-partition in the shard's clock."""
         lane, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
         index = self._state.clock.index
         pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
@@ -210,7 +214,7 @@ class ShardJudge:
         return places[lane] if len(places) else lane
 
     def _ends(self, batch: ShardBatch) -> Int64s:
-        """Returns the stream time of each session's topic-partition after the batch."""
+        """Returns for each session the stream time of its topic-partition after the batch, ms."""
         lane = batch.cursors["lane"].astype(np.int64)
         stream = batch.stream
         lane[: len(stream.starts)] = stream.lane[stream.ends - 1] if len(stream.starts) else 0
@@ -221,7 +225,7 @@ class ShardJudge:
         return np.array([self._rules.of(lane.topic).session_timeout for lane in self._state.clock.lanes], np.int64)
 
     def _silence(self) -> tuple[Int64s, Int64s]:
-        """Returns for every cursor how long its session has been silent, in stream time, and its session timeout."""
+        """Returns two arrays (ms) by cursor: stream time since the session's last message, and its session timeout."""
         cursors, lane = self._state.cursors, self._state.cursors["lane"]
         times, timeouts = self._state.clock.times, self._timeouts()
         if not len(times):
@@ -230,7 +234,13 @@ class ShardJudge:
         return np.where(seen, times[lane] - np.where(seen, cursors["last_kafka_ts"], 0), 0), timeouts[lane]
 
     def _due_without_messages(self, touched: Int64s) -> Int64s:
-        """Returns the cursors without messages that have a gap not filled in time, or held messages that expire."""
+        """Returns the indices of cursors without messages in the batch that must be judged.
+
+        Such a session has a gap that was not filled in time, or held messages that its expiry releases.
+
+        Args:
+            touched: Indices of the cursors with messages.
+        """
         cursors = self._state.cursors
         if not len(cursors):
             return np.zeros(0, np.int64)
@@ -241,7 +251,11 @@ class ShardJudge:
         return np.flatnonzero(due)
 
     def _remove_held(self, keys: pa.Array, schema: pa.Schema) -> tuple[pa.Table, Int64s]:
-        """Removes the held messages of these sessions from the state; returns them by session, and their bounds."""
+        """Removes the held messages of these sessions from the state.
+
+        Returns:
+            The messages by session, and the index of each session's first message, followed by the number of messages.
+        """
         state = self._state
         nothing = np.zeros(len(keys) + 1, np.int64)
         if state.held is None:
@@ -254,7 +268,7 @@ class ShardJudge:
         return taken, np.searchsorted(owner[order], np.arange(len(keys) + 1))
 
     def _store_held(self, combined: pa.Table, out: Outcome) -> None:
-        """Stores the messages that are held back after the batch."""
+        """Adds the messages with the verdict "held back" to the state."""
         state = self._state
         held = np.flatnonzero(out.verdict == Verdict.HELD)
         if len(held):
@@ -271,7 +285,7 @@ class ShardJudge:
         return found
 
     def _cut_by_time(self) -> Cuts:
-        """Returns the cuts caused by stream time alone, for all sessions."""
+        """Returns the cuts, in any session of the state, that stream time alone caused."""
         state = self._state
         if not len(state.cursors):
             return no_cuts()
@@ -279,7 +293,7 @@ class ShardJudge:
         return state.cut_by_time(state.clock.times[lane], self._timeouts()[lane], self._rules.snapshot_interval)
 
     def _mark_expired(self) -> Int64s:
-        """Marks the sessions that have expired by stream time; returns those that were not marked before."""
+        """Marks the sessions that have expired by stream time; returns the cursor indices of the newly marked ones."""
         cursors = self._state.cursors
         silence, timeout = self._silence()
         newly = np.flatnonzero((silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED))
@@ -287,10 +301,10 @@ class ShardJudge:
         return newly
 
     def _forget(self) -> None:
-        """Drops the sessions that no later message can continue.
+        """Removes the sessions from the state that no later message can continue.
 
-        A session stays as long as one of its gaps is still to be judged. It also stays until the offsets have passed
-        its positions, which can be ahead of them.
+        A session stays as long as one of its gaps can still become a violation. It also stays until the offsets of its
+        topic-partition have passed its positions, which can be higher than the offsets.
         """
         state = self._state
         if not len(state.cursors):
@@ -302,7 +316,7 @@ class ShardJudge:
 
 
 def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
-    """Sorts messages by session and offset; returns them, the session number of each, and the sessions' keys."""
+    """Sorts messages by session and offset; returns them, the session number of each, and the session keys."""
     owner, names = number_combinations(*(messages[name] for name in SESSION))
     order = np.lexsort((messages["offset"].to_numpy(), owner))
     if (np.diff(order) != 1).any():
@@ -316,7 +330,7 @@ def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
 
 
 def _before_time(batch: ShardBatch, first_timed_offsets: Int64s, out: Outcome) -> None:
-    """Marks the times of what was applied before the stream time of its topic-partition was known as unknown."""
+    """Marks times in the outcome as unknown where the topic-partition had no stream time yet."""
     of_session = first_timed_offsets[batch.cursors["lane"]]
     held = np.repeat(of_session, np.diff(batch.held_bounds))
     out.before_time(np.append(held, first_timed_offsets[batch.stream.lane]), of_session)

@@ -1,4 +1,4 @@
-"""Unpacks the payloads of a fold into rows, as a `mapInArrow` function."""
+"""Unpacks the rows in the payloads that a fold emitted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sessionlake.protocol.chunk import read_ipc
 
 @dataclass(frozen=True)
 class Unpack:
-    """Takes record batches `payload binary`, each payload an Arrow IPC stream, and gives the rows in them.
+    """A `mapInArrow` function: takes record batches `payload binary`, and yields the rows in the payloads.
 
     Attributes:
         batch: The value of the last column, `_batch`. As a literal in the query, it would make Spark compile the query
@@ -23,13 +23,13 @@ class Unpack:
     batch: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Unpacks the task's payloads."""
+        """Yields the rows in the task's payloads."""
         for batch in batches:
             for payload in batch.column("payload"):
                 yield from unpack_rows([payload.as_buffer()], self.batch).to_batches()
 
 
 def unpack_rows(payloads: Iterable[bytes | pa.Buffer], batch: int) -> pa.Table:
-    """Returns the rows in the payloads, with the additional last column `_batch`."""
+    """Returns the rows in the payloads, with the additional last column `_batch`, which has the value `batch`."""
     rows = pa.concat_tables([read_ipc(payload) for payload in payloads])
     return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch, np.int64)))

@@ -1,4 +1,4 @@
-"""The range of batches to merge, and what all sources of the MERGEs share."""
+"""The range of batches to merge, and the base of the classes that compute its merge sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sessionlake.silver.tables.snapshots import ROW_KEY
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Up to this number, sessions are looked up by their names, which lets Delta skip files.
+# Up to this number, sessions are selected by their ids, which lets Delta skip files.
 NAMED_SESSIONS = 500
 
 
@@ -28,7 +28,7 @@ class BatchRange:
     Attributes:
         first: The number of the first batch.
         last: The number of the last batch.
-        rows: For each batch its rows by table, if they are still in memory.
+        rows: For each batch, the rows that it appended, by table. Empty if they are no longer in memory.
     """
 
     first: int
@@ -36,7 +36,7 @@ class BatchRange:
     rows: tuple[Mapping[str, pa.Table], ...] = ()
 
     def rows_in_memory(self, table: str) -> pa.Table | None:
-        """Returns all rows of a table if every batch's rows are in memory and any batch has some; else None."""
+        """Returns the range's rows of a table if the rows of every batch are in memory and there are any; else None."""
         if not self.rows or not all(self.rows):
             return None
         found = [rows[table] for rows in self.rows if table in rows]
@@ -44,7 +44,7 @@ class BatchRange:
 
 
 class BatchSource:
-    """Base of the classes that look up what a range of batches changed."""
+    """Base of `DriverSource` and `ClusterSource`, which compute the rows to merge for a range of batches."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         self._spark = spark

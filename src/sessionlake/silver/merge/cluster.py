@@ -1,4 +1,4 @@
-"""Computes the sources of the MERGEs into `session_rows` and `sessions` with Spark, for ranges of any size."""
+"""Computes the rows to merge into `session_rows` and `sessions` with Spark, for ranges of any size."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CHANGES_A_TASK = 1_000_000
 
 
 class ClusterSource(BatchSource):
-    """Computes the sources of the two MERGEs with Spark.
+    """Computes with Spark the rows to merge into `session_rows` and `sessions`.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         lake: The lake.
         settings: The settings of the lake.
         batches: The range to merge.
-        changes: The approximate number of changes, which decides the number of tasks.
+        changes: The approximate number of changes in the range, which decides the number of Spark tasks.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int) -> None:
@@ -45,12 +45,12 @@ class ClusterSource(BatchSource):
         return self._lake.read(self._spark, table).where(batches)
 
     def sessions(self) -> DataFrame:
-        """Returns the last row of each session in the range's progress."""
-        # MERGE reads its source twice. This computes it once.
+        """Returns the rows for `sessions`: the last row of each session in the range's `session_progress`."""
+        # MERGE reads its source twice. The checkpoint has the source computed once.
         return newest_progress(self._between(PROGRESS)).localCheckpoint()
 
     def rows(self) -> DataFrame:
-        """Returns the net changes, with a delete for each row that a clear removes."""
+        """Returns the net changes for `session_rows`, including a delete for each row that a clear removes."""
         from pyspark.sql import functions as F
 
         changes = self._between(CHANGES).select(*(quote(name) for name in self._read))
@@ -76,11 +76,11 @@ class ClusterSource(BatchSource):
         return all_rows.localCheckpoint()  # it is also read to find the bounds of its keys
 
     def _held(self, cleared: DataFrame, names: list[str]) -> DataFrame:
-        """Returns the keys that the table has now of these sessions.
+        """Returns the row ids that `session_rows` has now for these sessions.
 
         Args:
-            cleared: The sessions.
-            names: Their ids. If there are more than `NAMED_SESSIONS`, they are not looked up by name.
+            cleared: The sessions, whose tables were cleared.
+            names: Their ids; used to skip files if there are at most `NAMED_SESSIONS`.
         """
         from pyspark.sql import functions as F
 

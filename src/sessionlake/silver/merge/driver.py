@@ -1,4 +1,4 @@
-"""Computes the sources of the MERGEs into `session_rows` and `sessions` in the driver, with few Spark jobs."""
+"""Computes the rows to merge into `session_rows` and `sessions` in the driver, with few Spark jobs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from sessionlake.silver.merge.sessions import newest_progress_in_memory
 
 
 class DriverSource(BatchSource):
-    """Computes the sources of the two MERGEs in the driver, for ranges that fit into its memory.
+    """Computes in the driver the rows to merge into `session_rows` and `sessions`, for ranges that fit into its memory.
 
     Raises:
-        TooLargeError: The data to read does not fit.
+        TooLargeError: The rows to read do not fit into the driver's memory.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
@@ -42,7 +42,7 @@ class DriverSource(BatchSource):
         self._progress = self._rows(PROGRESS, None)
 
     def _rows(self, table: str, columns: Sequence[str] | None) -> pa.Table:
-        """Returns the range's rows of a table, from memory if they are there."""
+        """Returns the range's rows of a table: those in memory if they are complete, otherwise read from the table."""
         known = self._batches.rows_in_memory(table)
         if known is not None:
             return known if columns is None else known.select(columns)
@@ -53,11 +53,11 @@ class DriverSource(BatchSource):
         return self._table(table, *batches, columns=columns)
 
     def sessions(self) -> pa.Table:
-        """Returns the last row of each session in the range's progress."""
+        """Returns the rows for `sessions`: the last row of each session in the range's `session_progress`."""
         return newest_progress_in_memory(self._progress)
 
     def rows(self) -> pa.Table:
-        """Returns the net changes, with a delete for each row that a clear removes; columns as `net_schema`."""
+        """Returns net changes for `session_rows`, columns as `net_schema`, with a delete for each cleared row."""
         changes = self._changes
         filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
         if filled_late.num_rows:
@@ -74,10 +74,10 @@ class DriverSource(BatchSource):
         return rows
 
     def _refolded(self, sessions: pa.Table) -> pa.Table:
-        """Returns the net changes of sessions (class `once`) with late fills.
+        """Returns the net changes of sessions (class `once`) with late fills, computed from all their changes.
 
-        A late fill is applied after messages with higher seqs but takes effect below them. So the last writer of a
-        value cannot be found from the range's changes alone.
+        A late fill is applied after messages with higher seqs but takes effect below them. So the range's changes alone
+        do not show which change of a value is the last one in seq order.
         """
         named = _named(sessions)
         cuts = kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first), of=sessions)
@@ -86,7 +86,7 @@ class DriverSource(BatchSource):
 
 
 def _named(sessions: pa.Table) -> list[Condition]:
-    """Returns a condition that names the sessions, if they are few."""
+    """Returns a condition that selects the sessions by their ids; an empty list if there are too many."""
     ids = sessions["session_id"].to_pylist()
     return [("session_id", is_in, ids)] if len(ids) <= NAMED_SESSIONS else []
 

@@ -1,4 +1,4 @@
-"""The cuts whose whole tables are stored in `session_snapshots`. Every earlier table of a session starts from one."""
+"""Reads the cuts whose whole tables are stored in `session_snapshots`. Earlier tables of a session start from one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ ReadTable = Callable[..., pa.Table]
 
 
 def kept_cuts(read: ReadTable, *conditions: Condition, of: pa.Table | None = None) -> pa.Table:
-    """Returns the rows of the index that meet the conditions, and cuts from before the index existed.
+    """Returns the cuts whose whole tables are stored and that meet the conditions, with the tables' number of rows.
 
-    An older version stored the table at every cut, and did not count its rows: `rows` is null for these.
+    An older version stored the table at every cut without an index and without counting rows: `rows` is null for these.
+
+    Args:
+        read: Reads a table.
+        conditions: Conditions on the cuts.
+        of: Sessions to read the cuts of; None means all.
     """
     index = read(SNAPSHOT_INDEX, *conditions, sessions=of)
     before = read(CUTS, *conditions, ("changes", is_null, None), sessions=of)
@@ -30,6 +35,6 @@ def kept_cuts(read: ReadTable, *conditions: Condition, of: pa.Table | None = Non
 
 
 def kept_cuts_frame(spark: SparkSession, lake: Lake) -> DataFrame:
-    """Returns all cuts whose whole tables are stored, as a Spark frame."""
+    """Returns all cuts whose whole tables are stored, as a Spark frame; `rows` is null if the rows were not counted."""
     before = lake.read(spark, CUTS).where("changes IS NULL")
     return lake.read(spark, SNAPSHOT_INDEX).unionByName(before, allowMissingColumns=True)

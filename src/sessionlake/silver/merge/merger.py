@@ -1,8 +1,8 @@
 """Merges silver's append-only tables into `session_rows`, `sessions` and `session_snapshots`.
 
 `session_changes` is already exact when it is appended, and a MERGE costs seconds whatever its size. So merging runs
-beside the stream and merges all batches committed since the last merge at once, as net changes: for each column of a
-row the last writer counts, and a clear or delete writes absence.
+beside the stream. It merges all batches committed since the last merge at once, as net changes: for each column of a
+row the last change counts, and a clear or delete removes the row.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from sessionlake.spark.session import separate_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Limits of one merge, so that its memory is bounded. A single larger batch is merged alone.
+# Limits of one merge, so that its memory is bounded. A single batch above them is merged alone.
 _MERGE_MESSAGES = 2_000_000
 _MERGE_CHANGES = 10_000_000
-# Up to this number of changes in all pending batches, their rows stay in memory. Otherwise they are read again.
+# If all pending batches have more changes than this, their rows are not kept in memory but read again for the merge.
 _CHANGES_IN_MEMORY = 100_000
 _MERGED = (CHANGES, PROGRESS, CUTS)
 _WRITTEN = (ROWS, SESSIONS, EVENTS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER)
@@ -70,9 +70,9 @@ class PendingBatch:
         app_id: The transaction id of the stream.
         batch: The number of the batch.
         messages: Number of messages.
-        changes: Number of rows of changes and progress.
+        changes: Number of rows of `session_changes` and `session_progress` together.
         cuts: Number of cuts.
-        rows: Its appended rows by table, if the stream still had them in memory.
+        rows: The batch's appended rows by table, if they are still in memory.
         starts: The first offset of each topic-partition in the batch.
     """
 
@@ -86,7 +86,7 @@ class PendingBatch:
 
 
 def batches_for_one_merge(pending: Sequence[PendingBatch]) -> list[PendingBatch]:
-    """Returns the first of the pending batches: as many as one merge may contain, at least one."""
+    """Returns the batches for the next merge: the oldest pending ones, up to the limits of a merge but at least one."""
     messages = changes = 0
     for number, item in enumerate(pending):
         messages, changes = messages + item.messages, changes + item.changes
@@ -108,7 +108,7 @@ def _count_cuts(outputs: Iterable[TableOutput]) -> int:
 
 
 def _all_in_memory(rows: Mapping[str, pa.Table], outputs: Iterable[TableOutput]) -> bool:
-    """True if every row the merge needs is still in memory. A table can be missing because it was too large."""
+    """Returns True if every row the merge needs is still in memory. Tables with too many rows are missing."""
     written = {output.table: output.rows for output in outputs if output.table in _MERGED}
     return written == {table: rows[table].num_rows for table in _MERGED if table in rows}
 
@@ -121,7 +121,7 @@ def _pending_batch(row: Row) -> PendingBatch:
 
 
 def _first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition, int]:
-    """Returns the first offset of each topic-partition in any of the batches."""
+    """Returns the lowest offset of each topic-partition in all these batches together."""
     found: dict[TopicPartition, int] = {}
     for item in pending:
         for place, first in item.starts.items():
@@ -130,7 +130,7 @@ def _first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition, int]
 
 
 class TableMerger:
-    """Merges committed batches of the silver stream, in the background or on demand."""
+    """Merges batches that the stream of silver has committed, in a background thread or on demand."""
 
     def __init__(
         self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
@@ -153,7 +153,7 @@ class TableMerger:
         self.error: BaseException | None = None
 
     def report_batch(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
-        """Reports a batch committed by the stream, with those of its rows that are still in memory."""
+        """Adds a batch committed by the stream to the pending ones, with its rows by table where they are in memory."""
         batch, changes = entry.txn.version, _count_changes(entry.outputs)
         with self._lock:
             if self._pending is not None and all(item.batch != batch for item in self._pending):
@@ -165,7 +165,7 @@ class TableMerger:
         self._wakeup.set()
 
     def start(self) -> TableMerger:
-        """Starts merging in the background, at most once per merge interval, until `stop`."""
+        """Starts merging in the background, at most once per merge interval, until `stop`. Returns this object."""
         self._thread = threading.Thread(target=self._run, name="silver-tables", daemon=True)
         self._thread.start()
         return self
@@ -187,7 +187,7 @@ class TableMerger:
             self._stop.wait(0.1)
 
     def catch_up(self) -> int:
-        """Merges everything committed so far; returns the number of merges."""
+        """Merges everything committed so far in this thread; returns the number of merges."""
         done = 0
         while self._merge_next():
             done += 1
@@ -242,17 +242,17 @@ class TableMerger:
         return True
 
     def _next(self) -> list[PendingBatch]:
-        """Returns the batches to merge next."""
+        """Returns the batches for the next merge; an empty list if none are pending."""
         with self._lock:
             if self._pending is None:
                 self._pending = self._pending_after_takeover()
             return batches_for_one_merge(self._pending)
 
     def _pending_after_takeover(self) -> list[PendingBatch]:
-        """Returns the pending batches, after making sure that no former process can still merge them.
+        """Returns the pending batches, after making sure that an earlier process can no longer merge them.
 
-        What a merge contains, and the rows it finds, is not fixed by any plan of Spark's. So a merge that another
-        process completed later would give other rows.
+        No plan of Spark's fixes which batches a merge contains. So a merge that the earlier process completed later
+        could contain other batches than this process assumes.
         """
         token, pending = self._lake.storage.token(SILVER), self._read_pending()
         if not token or not pending:
@@ -272,7 +272,7 @@ class TableMerger:
         return TableOutput(table, commit.version, commit.rows)
 
     def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[TableOutput, ...]:
-        """Adds the whole tables that are to be stored at the cuts of the batches; runs no job if there are no cuts."""
+        """Stores the whole tables that are due at the cuts of the batches; runs no Spark job if there are no cuts."""
         if not cuts:
             return ()
         made, outputs = SnapshotSource(self._spark, self._lake, self._settings).compute(batches, cuts), []
@@ -288,12 +288,12 @@ class TableMerger:
     def _add(
         self, table: str, rows: DataFrame | pa.Table, least: tuple[str, Any], keys: tuple[str, ...], txn: Txn
     ) -> TableOutput:
-        """Adds rows, some of which can be there already from a merge that died.
+        """Adds rows to a table. Rows that the table already has, from a merge that died, are not added twice.
 
         Args:
             table: The table to add to.
             rows: The rows.
-            least: A column and its lowest value in these rows; the table's rows with lower values are not read.
+            least: A column and its lowest value in these rows; rows of the table with lower values are not compared.
             keys: The columns that identify a row.
             txn: The transaction.
         """

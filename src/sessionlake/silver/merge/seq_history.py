@@ -1,4 +1,4 @@
-"""What a session's table in seq order (class `once`) is computed from: a suitable stored table, and later changes."""
+"""Reads the stored table and later changes from which a session's table in seq order (class `once`) is computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import continuable_cuts, latest_cuts
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, change_columns, last_cuts, rows_schema
 
-# Number of last cuts that are tried for each session.
+# For each session, at most this many of its last stored tables are tried.
 _TRIED = 4
 
 
@@ -29,19 +29,19 @@ def read_seq_history(
     columns: tuple[Column, ...],
     named: Sequence[Condition] = (),
 ) -> tuple[pa.Table, pa.Table]:
-    """Returns what the tables of sessions after a batch are computed from, in seq order.
+    """Returns stored tables and changes from which the tables of sessions after a batch are computed in seq order.
 
     Args:
         read: Reads a table.
         sessions: The sessions, columns `SESSION`.
-        cuts: Cuts of any sessions whose tables are stored, as `kept_cuts` returns them.
-        last_batch: The batch.
+        cuts: Cuts whose tables are stored, of these and any other sessions, as `kept_cuts` returns them.
+        last_batch: The number of the batch.
         columns: The declared columns.
-        named: Further conditions on the rows of these sessions, which let files be skipped.
+        named: More conditions on the rows of these sessions, which let Delta skip files.
 
     Returns:
-        The stored tables to start from, columns as `rows_schema`, and the changes since, columns as `change_columns`.
-        A session without a suitable stored table has all its changes instead.
+        The stored tables, columns as `rows_schema`, and the changes since, columns as `change_columns`. A session
+        without a suitable stored table has all its changes and no table.
     """
     tried = latest_cuts(cuts.filter(is_of_sessions(cuts, sessions)), _TRIED)
     until: list[Condition] = [*named, ("_batch", operator.le, last_batch)]

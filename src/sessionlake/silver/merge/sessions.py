@@ -11,12 +11,12 @@ from sessionlake.protocol.arrow import SESSION
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# The columns that only `session_progress` has.
+# The columns of `session_progress` that `sessions` does not have.
 _OWN = ("beneath", "_batch")
 
 
 def newest_progress_in_memory(progress: pa.Table) -> pa.Table:
-    """Returns the last row of each session, from rows of `session_progress` in memory."""
+    """Returns rows for `sessions`: the last row of each session among these rows of `session_progress`, in memory."""
     ordered = progress.sort_by([("_batch", "descending")])
     index = pa.array(range(ordered.num_rows), pa.int64())
     newest = ordered.append_column("_index", index).group_by(list(SESSION)).aggregate([("_index", "min")])
@@ -24,7 +24,7 @@ def newest_progress_in_memory(progress: pa.Table) -> pa.Table:
 
 
 def newest_progress(progress: DataFrame) -> DataFrame:
-    """Returns the last row of each session with Spark, for more rows than fit into the driver."""
+    """Returns rows for `sessions`: the last row of each session among these rows of `session_progress`, with Spark."""
     from pyspark.sql import functions as F
 
     fields = [name for name in progress.columns if name not in {*SESSION, *_OWN}]

@@ -1,4 +1,4 @@
-"""Computes whole tables at the cuts of a range of batches with Spark, for any size."""
+"""Computes with Spark the whole tables to store at the cuts of a range of batches, for ranges of any size."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 NAMED_SESSIONS = 500
 """Up to this number, sessions are looked up by their names, which lets Delta skip files."""
 _AT, _LAST, _LAST_AT = internal("at"), internal("last"), internal("last_at")
-# The approximate number of cuts in a task.
+# The approximate number of cuts that one Spark task handles.
 _CUTS_A_TASK = 2_000
 
 
 @dataclass(frozen=True)
 class KeptTables:
-    """The whole tables to store for a range of batches: Arrow tables if the driver computed them, else frames.
+    """The whole tables to store for a range of batches: Arrow tables if the driver computed them, else Spark frames.
 
     Attributes:
-        rows: Rows of `session_snapshots`.
-        index: Rows of `session_snapshot_index`: one for each table, even an empty one.
+        rows: Rows for `session_snapshots`.
+        index: Rows for `session_snapshot_index`: one for each stored table, even an empty one.
     """
 
     rows: DataFrame | pa.Table
@@ -49,7 +49,7 @@ class KeptTables:
 
 
 class ClusterSnapshots:
-    """Computes the whole tables of a range of batches with Spark."""
+    """Computes with Spark the whole tables to store for a range of batches."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
@@ -57,12 +57,12 @@ class ClusterSnapshots:
         self._columns = settings.capture.declared
 
     def compute(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
-        """Returns what to add to the two tables.
+        """Returns the rows to add to `session_snapshots` and `session_snapshot_index`.
 
         Args:
-            batches: The range.
+            batches: The range of batches.
             cuts: Number of cuts in the batches.
-            tasks: The lowest number of tasks to share the work.
+            tasks: The lowest number of Spark tasks to use.
         """
         from pyspark.sql import functions as F
 
@@ -94,9 +94,11 @@ class ClusterSnapshots:
         return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
 
     def _weighed(self, batches: BatchRange) -> tuple[DataFrame, DataFrame]:
-        """Returns the cuts of sessions that get a table stored at one of them, and their last stored cuts before.
+        """Returns two frames for the sessions of which at least one table in the range is stored.
 
-        The latter have `rows` and `since`, the numbers that decide which tables are stored (`silver.tables.weights`).
+        Returns:
+            The cuts of these sessions in the range, and each session's last stored cut before the range. The latter
+            have `rows` (of the stored table) and `since` (changes after it), by which `silver.tables.weights` decides.
         """
         from pyspark.sql import functions as F
 
@@ -118,11 +120,11 @@ class ClusterSnapshots:
         return due.join(kept_now, list(SESSION), "left_semi"), last.join(kept_now, list(SESSION), "left_semi")
 
     def _since(self, due: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
-        """Returns the changes since the sessions' last stored tables; all changes of sessions without one."""
+        """Returns the changes of the sessions in `due` after their last stored table; all changes without a table."""
         from pyspark.sql import functions as F
 
         begun = last.select(*SESSION, F.col("position").alias(_LAST), F.col("snapshot_at").alias(_LAST_AT))
-        # Changes since a cut are not older than the cut. Without a cut, they are not older than the first change.
+        # Changes after a cut have at least the cut's time. Without a cut, they have at least that of the first change.
         times = F.unix_micros(F.coalesce(_LAST_AT, "changed_at")).alias("at")
         oldest = _least(due.join(begun, list(SESSION), "left").select(times), "at")
         late = F.col("_applied_at") >= F.timestamp_micros(oldest)
@@ -136,11 +138,11 @@ class ClusterSnapshots:
         )
 
     def _with_late_fills(self, since: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
-        """Returns the sessions that had a late fill since their last tables were stored, marked as `LATE_FILLED`.
+        """Returns the sessions that had a late fill since their last stored tables, with `LATE_FILLED` set to True.
 
         Args:
-            since: The changes since then, including the late fills.
-            last: The last cuts whose tables are stored.
+            since: The changes since these tables were stored, including the late fills.
+            last: The last cut of each session whose table is stored.
             last_batch: The last batch of the range.
         """
         from pyspark.sql import functions as F
@@ -159,7 +161,7 @@ class ClusterSnapshots:
         )
 
     def _changes(self, since: DataFrame, late_filled: DataFrame, last_batch: int) -> DataFrame:
-        """Returns the changes since the last stored tables; all changes of sessions with a late fill."""
+        """Returns the changes since the last stored tables; for sessions with a late fill, all their changes."""
         from pyspark.sql import functions as F
 
         columns = [*map(quote, change_columns(self._columns))]
@@ -174,7 +176,7 @@ class ClusterSnapshots:
 
 
 def _of(sessions: DataFrame) -> Column:
-    """Returns a condition that names these sessions if they are few, so that files can be skipped; else true."""
+    """Returns a condition that selects sessions by id, so that files can be skipped; true if there are too many."""
     from pyspark.sql import functions as F
 
     found = sessions.select("session_id").distinct().limit(NAMED_SESSIONS + 1).collect()
@@ -182,7 +184,7 @@ def _of(sessions: DataFrame) -> Column:
 
 
 def _least(rows: DataFrame, column: str) -> Column:
-    """Returns the lowest value of a column as a literal; null without rows."""
+    """Returns the lowest value of a column of `rows` as a literal; null if there are no rows."""
     from pyspark.sql import functions as F
 
     return F.lit(rows.agg(F.min(column)).collect()[0][0]).cast("bigint")

@@ -1,8 +1,8 @@
-"""Computes what is added to `session_snapshots` and its index: whole tables at the cuts of a range of batches.
+"""Computes the whole tables to store at the cuts of a range of batches: rows of `session_snapshots` and its index.
 
-Each table is computed from the session's last table stored before the range and the changes since. Neither ever
-changes, so a range that is merged again, even together with later batches, gives the same rows. Small ranges are
-computed in the driver, others with Spark.
+Each table is computed from the session's last table stored before the range and the changes since. These never change.
+So a range that is merged again gives the same rows, even together with later batches. Small ranges are computed in the
+driver, large ones with Spark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotSource:
-    """Computes the whole tables to store for a range of batches."""
+    """Computes the whole tables to store for a range of batches, in the driver or with Spark."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
@@ -50,12 +50,12 @@ class SnapshotSource:
         self._columns = settings.capture.declared
 
     def compute(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
-        """Returns what to add to the two tables.
+        """Returns the rows to add to `session_snapshots` and `session_snapshot_index`.
 
         Args:
-            batches: The range.
+            batches: The range of batches.
             cuts: Number of cuts in the batches.
-            tasks: The lowest number of tasks, if Spark does the work.
+            tasks: The lowest number of Spark tasks to use, if Spark does the work.
         """
         if cuts <= self._lake.limits.driver_cuts:
             with contextlib.suppress(TooLargeError):
@@ -63,10 +63,10 @@ class SnapshotSource:
         return ClusterSnapshots(self._spark, self._lake, self._settings).compute(batches, cuts, tasks)
 
     def _in_driver(self, batches: BatchRange) -> KeptTables:
-        """Computes the tables in the driver.
+        """Computes the whole tables in the driver.
 
         Raises:
-            TooLargeError: The data to read does not fit into memory.
+            TooLargeError: The rows to read do not fit into the driver's memory.
         """
         read = partial(self._lake.reader(self._spark).table, max_bytes=self._lake.limits.driver_bytes)
         due = batches.rows_in_memory(CUTS)
@@ -93,14 +93,17 @@ class SnapshotSource:
     def _history(
         self, read: ReadTable, due: pa.Table, last: pa.Table, kept: pa.Table, last_batch: int
     ) -> tuple[pa.Table, pa.Table, pa.Table]:
-        """Returns what the tables are computed from: stored tables, changes since, and sessions with late fills.
+        """Returns what the whole tables are computed from.
 
         Args:
             read: Reads a table.
             due: The cuts to compute tables for.
-            last: The last cuts of the same sessions before the range whose tables are stored.
-            kept: All such cuts, not only the last ones.
+            last: The last cut of each of these sessions, before the range, whose table is stored.
+            kept: All cuts of these sessions, before the range, whose tables are stored.
             last_batch: The last batch of the range.
+
+        Returns:
+            The stored tables to start from, the changes since, and the sessions with late fills.
         """
         until = *_named(due), ("_batch", operator.le, last_batch)
         columns = [*change_columns(self._columns), "_batch"]
@@ -124,9 +127,9 @@ class SnapshotSource:
 
         Args:
             read: Reads a table.
-            changes: The changes since then.
-            last: The last cuts whose tables are stored.
-            until: Conditions that end the range.
+            changes: The changes since these tables were stored.
+            last: The last cut of each session whose table is stored.
+            until: Conditions that exclude rows after the range.
         """
         oldest = pc.min(changes["_batch"]).as_py()
         if oldest is None:
@@ -138,22 +141,32 @@ class SnapshotSource:
 
 
 def _named(due: pa.Table) -> tuple[Condition, ...]:
-    """Returns a condition that names the sessions, if they are few."""
+    """Returns a condition that selects the sessions by their ids; an empty tuple if there are too many."""
     ids = pc.unique(due["session_id"]).to_pylist()
     return (("session_id", is_in, ids),) if len(ids) <= NAMED_SESSIONS else ()
 
 
 def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
-    """Returns the cuts after the last ones whose tables are stored."""
+    """Returns the cuts of the sessions in `last`, from the batch of the oldest of these cuts on, with their `changes`.
+
+    Args:
+        read: Reads a table.
+        last: The last cut of each session whose table is stored.
+        conditions: More conditions on the cuts.
+    """
     oldest = pc.min(last["_batch"]).as_py()
     since: Condition = ("_batch", operator.lt, 0) if oldest is None else ("_batch", operator.ge, oldest)
     return read(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"], sessions=last)
 
 
 def _since(due: pa.Table, last: pa.Table) -> Condition:
-    """Returns the condition that selects all changes since the sessions' last stored tables.
+    """Returns a condition that at least all changes since the sessions' last stored tables meet.
 
-    Changes since a cut are not older than the cut. Without a cut, they are not older than the session's first change.
+    Changes after a cut have at least the cut's time. Without a cut, they have at least the time of the first change.
+
+    Args:
+        due: The cuts to compute tables for.
+        last: The last cut of each session whose table is stored.
     """
     first = due.filter(pc.invert(is_of_sessions(due, last)))["changed_at"]
     times = [time for time in map(value_of, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
@@ -161,13 +174,21 @@ def _since(due: pa.Table, last: pa.Table) -> Condition:
 
 
 def _since_last(rows: pa.Table, column: str, compare: Callable[..., Any], last: pa.Table, name: str) -> pa.Array:
-    """Returns True for rows that compare so with their session's last cut, and for rows of sessions without one."""
+    """Returns a boolean for each row: `compare(row's column, last cut's value)`, True if the session has no last cut.
+
+    Args:
+        rows: The rows.
+        column: The column of the rows to compare.
+        compare: An Arrow compute function, such as "greater".
+        last: The last cut of each session whose table is stored.
+        name: The column of `last` to compare with.
+    """
     value = last[name].take(pc.index_in(session_keys(rows), value_set=session_keys(last)))
     return pc.fill_null(compare(rows[column], value), pa.scalar(value=True))
 
 
 def lowest_value(made: DataFrame | pa.Table, column: str) -> Any:
-    """Returns the lowest value of a column, a time or a number; None without rows."""
+    """Returns the lowest value of a column, a time or an integer; None if there are no rows."""
     from pyspark.sql import functions as F
 
     if isinstance(made, pa.Table):

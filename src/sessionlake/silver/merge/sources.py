@@ -1,4 +1,4 @@
-"""Computes the sources of the two MERGEs: the last row of each session, and the net change of each table row.
+"""Computes the rows to merge: the last row of each session, and the net change of each table row.
 
 Small ranges are computed in the driver, which saves Spark jobs; large ones with Spark. Both run the same pure function,
 `net_changes.net_changes`.
@@ -34,14 +34,14 @@ UPSERT_SESSIONS = Upsert(
 
 
 def upsert_rows(columns: tuple[Column, ...]) -> Upsert:
-    """Returns how net changes, with columns as `net_schema`, are merged into `session_rows`."""
+    """Returns the rule by which net changes, columns as `net_schema`, are merged into `session_rows`."""
     declared = tuple(column.name for column in columns)
     return Upsert(ROW_KEY, (RESCUED, *MARKS), optional_columns=declared, pruned_by=SESSION, deletes=True)
 
 
 @dataclass(frozen=True)
 class MergeSources:
-    """The rows to merge.
+    """The rows to merge for a range of batches, as Arrow tables or Spark frames.
 
     Attributes:
         rows: Net changes for `session_rows`.
@@ -55,14 +55,14 @@ class MergeSources:
 def merge_sources(
     spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int
 ) -> MergeSources:
-    """Returns what to merge for a range of batches.
+    """Returns the rows to merge for a range of batches, computed in the driver if they fit into its memory.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         lake: The lake.
         settings: The settings of the lake.
-        batches: The range.
-        changes: Number of rows of changes and progress in the range.
+        batches: The range of batches.
+        changes: Number of rows of `session_changes` and `session_progress` in the range.
     """
     if changes <= lake.limits.driver_changes:
         with contextlib.suppress(TooLargeError):

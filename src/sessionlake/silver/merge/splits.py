@@ -1,7 +1,7 @@
 """Records the event `split_session` for session ids that a range of batches has used in a second partition.
 
-State forgets a session after twice its timeout. So whether its id occurs in another partition is looked up in
-`sessions`, which has a row for every session. Only sessions that started in the range can split an id.
+State forgets a session after twice its timeout. So whether an id occurs in another partition is looked up in
+`sessions`, which has a row for every session. Only sessions that started in the range can use an id a second time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sessionlake.spark.frames import Rows, as_frame
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Number of ids looked up at once: their rows must fit into the driver.
+# Number of session ids looked up at once: their rows must fit into the driver.
 _AT_ONCE = 100_000
 _PLACE = ("topic", "partition")
 
@@ -38,10 +38,10 @@ _PLACE = ("topic", "partition")
 def record_splits(
     spark: SparkSession, lake: Lake, merged: Rows, starts: Mapping[TopicPartition, int], batch: int, txn: Txn
 ) -> tuple[TableOutput, ...]:
-    """Appends the events that are missing in `integrity_events`; commits nothing if there are none.
+    """Appends the missing `split_session` events to `integrity_events`; commits nothing if there are none.
 
     Args:
-        spark: The session.
+        spark: The Spark session.
         lake: The lake.
         merged: The rows merged into `sessions`.
         starts: The first offset of each topic-partition in the range.
@@ -61,7 +61,12 @@ def record_splits(
 
 
 def started_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.Table:
-    """Returns the sessions whose life started at or after these offsets, or whose topic-partition has no offset."""
+    """Returns the sessions whose life started in the range, and those of topic-partitions that `starts` lacks.
+
+    Args:
+        sessions: Rows of `sessions`.
+        starts: The first offset of each topic-partition in the range.
+    """
     known = pa.array([f"{topic}\0{partition}" for topic, partition in starts], pa.string())
     start = pa.array([*starts.values()], pa.int64())
     places = pc.binary_join_element_wise(*(pc.cast(sessions[name], pa.string()) for name in _PLACE), "\0")
@@ -76,14 +81,14 @@ def _new_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook)
 
 
 def _distinct(rows: pa.Table) -> pa.Table:
-    """Returns the ids of rows, each once. An id has a row for each of its partitions."""
+    """Returns topic and session id of the rows, each pair once: `sessions` has a row for each partition of an id."""
     return rows.group_by(list(ID)).aggregate([])
 
 
 def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
-    """Yields the events that are missing for these ids.
+    """Yields the `split_session` events that are missing for these session ids.
 
-    If the rows of all ids do not fit into the driver, each half of the ids is looked up alone.
+    If the rows of all ids do not fit into the driver's memory, it looks up each half of the ids alone.
     """
     try:
         split = split_sessions(_read(reader, lake, SESSIONS, ids))
@@ -101,7 +106,7 @@ def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) 
 
 
 def _read(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
-    """Returns the columns `SESSION` of the rows that have one of these ids."""
+    """Returns the columns `SESSION` of the rows of a table that have one of these session ids."""
     names = pc.unique(ids["session_id"]).to_pylist()
     named: list[Condition] = [("session_id", is_in, names)] if len(names) <= NAMED_SESSIONS else []
     most = lake.limits.driver_bytes if ids.num_rows > 1 else None  # one id has few rows: one for each partition

@@ -1,7 +1,8 @@
-"""A table function for SQL: `session_as_of(session, time)` gives any session's exact table at any stream time.
+"""A table function for SQL: `session_as_of(session, time)` returns any session's exact table at any stream time.
 
-It starts from the session's nearest stored table and adds the changes applied since, as `silver.asof` does. If a
-session has late fills (class `once`), it folds all its changes in seq order.
+It starts from the nearest earlier table that is stored for the session, and adds the changes applied since. If a
+session
+has late fills (class `once`), it folds all its changes in seq order. The result equals that of `history.asof`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
 
 
 def _kept(spark: SparkSession, lake: Lake) -> str:
-    """Returns SQL for the cuts whose tables are stored: the index and older cuts; only cuts if there is no index."""
+    """Returns SQL that selects the cuts whose tables are stored, including those from before the index existed."""
     index, cuts = lake.identifier(SNAPSHOT_INDEX), lake.identifier(CUTS)
     return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
 

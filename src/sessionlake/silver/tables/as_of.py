@@ -1,10 +1,9 @@
 """A session's table as of a moment: which stored table to start from, and which changes were applied by then. Pure.
 
 A moment is given in one of three ways:
-
 - `ts`: stream time of the topic-partition in ms. The table contains everything applied until then.
 - `offset`: an offset of the topic-partition. The table contains what was applied once the messages up to this offset
-  had arrived, including what they released and what expired by the time that they brought.
+  had arrived. This includes held messages that they released, and expiries that their stream time caused.
 - `seq`: a seq of the session's latest life. The table contains everything applied up to the last message with a seq of
   at most this one. With late fills (class `once`), it is the fold in seq order of the messages up to this seq.
 """
@@ -31,10 +30,10 @@ class SessionHistory:
     """The facts about a session that decide its table as of a moment.
 
     Attributes:
-        life: First offset of its latest life.
-        in_seq_order: True if it ever had a late fill, so that its changes are ordered by seq (class `once`).
-        has_seqs: False if messages may lack a seq (class `none`). Then its cuts say nothing about seqs.
-        reached: Returns True if stream time had reached the given time (ms) at the requested offset.
+        life: First offset of the session's latest life.
+        in_seq_order: True if the session ever had a late fill, so that its changes are ordered by seq (class `once`).
+        has_seqs: False if messages may lack a seq (class `none`). Then its cuts have no seqs to compare with.
+        reached: A function that returns True if stream time had reached a time (ms) at the offset of the moment.
     """
 
     life: int
@@ -45,7 +44,7 @@ class SessionHistory:
 
 @dataclass(frozen=True)
 class AsOf:
-    """A moment in a session's history, given as exactly one of three values.
+    """A moment in a session's history. Exactly one of the three values is given; the other two are None.
 
     Attributes:
         ts: Stream time, ms.
@@ -62,10 +61,10 @@ class AsOf:
         return -1 if self.seq is None else self.seq
 
     def cuts_before(self, cuts: pa.Table, history: SessionHistory) -> pa.Table:
-        """Returns the cuts that contain nothing applied after the moment, the nearest first."""
+        """Returns the stored cuts that contain nothing applied after the moment; the latest cut comes first."""
         at, reason = milliseconds(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
         if self.ts is not None:
-            # A cut at expiry has the time of the expiry, but is only made when stream time is past it.
+            # A cut at expiry has the time of the expiry, but its table is complete only when stream time is past it.
             fits = np.where(reason == "expiry", at < self.ts, at <= self.ts)
         elif self.offset is not None:
             by_message = _known(cuts["offset"])
@@ -79,14 +78,14 @@ class AsOf:
         return cuts.filter(pa.array(fits)).sort_by([("position", "descending"), ("snapshot_at", "descending")])
 
     def applied_changes(self, changes: pa.Table, history: SessionHistory) -> pa.Table:
-        """Returns those changes since a cut that were applied by the moment."""
+        """Returns those of `changes`, all changes since the chosen cut, that were applied by the moment."""
         if self.ts is not None:
             return changes.filter(pa.array(milliseconds(changes["_applied_at"]) <= self.ts))
         if self.offset is not None:
             by, at = changes["_applied_by"], milliseconds(changes["_applied_at"])
             known, position = _known(by), changes["_position"].to_numpy()
             came = known & (_numbers(by) <= self.offset)
-            # Everything before an applied change was applied too; everything after a change not yet applied was not.
+            # Changes apply in order: what precedes an applied change was applied, what follows a missing one was not.
             last, first = position[came].max(initial=-1), position[known & ~came].min(initial=INT64_MAX)
             came |= ~known & (position < last)
             expired = ~known & (position >= last) & (position <= first)
@@ -101,14 +100,14 @@ class AsOf:
 
 
 def _end_of_reached(times: Int64s, history: SessionHistory) -> int:
-    """Returns the first of the times that stream time had not passed; the highest int64 if it had passed all."""
+    """Returns the first of these times (ms) that stream time had not passed; the highest int64 if it had passed all."""
     ordered = np.unique(times).tolist()
     passed = bisect_left(ordered, True, key=lambda time: not history.reached(time + 1))
     return ordered[passed] if passed < len(ordered) else INT64_MAX
 
 
 def milliseconds(times: pa.ChunkedArray) -> Int64s:
-    """Converts timestamps without nulls to ms since the epoch."""
+    """Converts Arrow timestamps without nulls to integers: ms since the epoch."""
     micros: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
     return micros // 1000
 
@@ -124,14 +123,26 @@ def _numbers(column: pa.ChunkedArray) -> Int64s:
 
 
 def follows_in_seq_order(base: pa.Table, changes: pa.Table) -> bool:
-    """Returns True if all changes come after a cut (one row) in seq order too."""
+    """Returns True if all changes have higher seqs than everything that a cut contains.
+
+    Args:
+        base: The cut, as a table of one row.
+        changes: The changes applied after the cut.
+    """
     life, seq = changes["_life"].to_numpy(), _numbers(changes["_seq"])
     first, following = base["life"][0].as_py(), base["next_seq"][0].as_py() or 0
     return not ((life < first) | ((life == first) & (seq < following))).any()
 
 
 def table_after(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], history: SessionHistory) -> pa.Table:
-    """Returns a session's table from the table before and the changes since."""
+    """Returns a session's table after some changes, computed from its table before them.
+
+    Args:
+        rows: The table before the changes, columns as `rows_schema`.
+        changes: The changes.
+        columns: The declared columns.
+        history: The facts about the session.
+    """
     if not changes.num_rows:
         return rows
     ordered = order_by_seq(changes) if history.in_seq_order else changes

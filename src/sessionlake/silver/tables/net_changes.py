@@ -1,6 +1,6 @@
-"""Net changes: reduces all changes of a row to one with the same effect, as the source of the MERGE.
+"""Net changes: reduces all changes of a table row to one change with the same effect, as the source of the MERGE.
 
-For each column the last writer counts. A delete, and a clear, write absence to every column. Pure and columnar.
+For each column the last change that sets it counts. A delete or a clear unsets every column. Pure and columnar.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NEVER = np.iinfo(np.int64).min
 def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the schema of net changes: one row for each row of `session_rows` that changes.
 
-    `WRITTEN` says which declared columns to overwrite. A row without `row_id` says that its session was cleared: all
-    other rows of the session that have no net change are to be removed.
+    The column `WRITTEN` has a boolean for each declared column: True if it is to be overwritten. A net change without
+    `row_id` says that its session was cleared: all rows of the session that have no net change are removed.
     """
     return pa.schema(
         [
@@ -42,7 +42,7 @@ def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def net_ddl(columns: tuple[Column, ...]) -> str:
-    """Returns `net_schema` as Spark DDL."""
+    """Returns the columns of `net_schema` as Spark DDL."""
     declared = ", ".join(f"{quote(column.name)} {column.sql}" for column in columns)
     marks = ", ".join(f"{name} bigint" for name in MARKS)
     return (
@@ -53,19 +53,25 @@ def net_ddl(columns: tuple[Column, ...]) -> str:
 
 @dataclass(frozen=True)
 class NetChanges:
-    """A `mapInArrow` function over `session_changes` rows. All changes of a session must be in one partition."""
+    """A `mapInArrow` function that reduces `session_changes` rows to net changes.
+
+    All changes of a session must be in one Spark partition.
+    """
 
     columns: tuple[Column, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the net changes of the partition."""
+        """Yields the net changes of a Spark partition."""
         received = list(batches)
         if received:
             yield from net_changes(pa.Table.from_batches(received), self.columns).to_batches()
 
 
 def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Reduces changes in any order to one row for each changed row, and one for each cleared session."""
+    """Returns net changes, columns as `net_schema`, for changes in any order.
+
+    There is one net change for each changed row, and one without `row_id` for each cleared session.
+    """
     changes = changes.combine_chunks()
     session, names = number_combinations(*(changes[name] for name in SESSION))
     sessions = pa.StructArray.from_arrays(names, SESSION)
@@ -90,24 +96,27 @@ def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
 
 @dataclass(frozen=True)
 class RefoldBySeq:
-    """A `mapInArrow` function that reduces all changes of sessions with late fills, in seq order."""
+    """A `mapInArrow` function that reduces all changes of sessions with late fills to net changes, in seq order.
+
+    All changes of a session must be in one Spark partition.
+    """
 
     columns: tuple[Column, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the net changes of the partition."""
+        """Yields the net changes of a Spark partition."""
         received = list(batches)
         if received:
             yield from refold_by_seq(pa.Table.from_batches(received), self.columns).to_batches()
 
 
 def refold_by_seq(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None) -> pa.Table:
-    """Returns the whole tables of sessions (class `once`) in seq order, as net changes that replace them.
+    """Returns the whole tables of sessions (class `once`) in seq order, as net changes that replace the present tables.
 
     Args:
-        changes: All changes ever applied, in any order, with `_life`; or with `rows` all changes since these tables.
+        changes: All changes ever applied, in any order, with `_life`. If `rows` is given, only the changes after it.
         columns: The declared columns.
-        rows: Tables that come before all of these changes, with the columns of `session_rows`.
+        rows: Earlier tables of the sessions to start from, columns of `session_rows`; None starts from empty tables.
     """
     parts = [order_by_seq(changes)]
     schema, affected = parts[0].schema, changes.select(SESSION)
@@ -122,7 +131,14 @@ def refold_by_seq(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table
 
 
 def _as_changes(given: dict[str, pa.Array], change: str, position: int, schema: pa.Schema) -> pa.Table:
-    """Returns rows as changes of one kind at one position."""
+    """Returns rows as changes that all have the same kind and position.
+
+    Args:
+        given: The columns of the rows.
+        change: The kind of change.
+        position: The position.
+        schema: The schema of the result.
+    """
     count = len(given["topic"])
     given |= {"change": pa.array([change] * count, pa.string()), "_position": pa.array(np.full(count, position))}
     given["ordinal"] = pa.array(np.zeros(count, np.int32))
@@ -133,7 +149,7 @@ def _as_changes(given: dict[str, pa.Array], change: str, position: int, schema: 
 
 
 def order_by_seq(changes: pa.Table) -> pa.Table:
-    """Returns changes with `_position` replaced by their order by life and seq."""
+    """Returns the changes with `_position` replaced by their rank in the order of life and seq."""
     life, seq = changes["_life"].to_numpy(), changes["_seq"].to_numpy()
     order = np.lexsort((seq, life))
     rank = np.empty(len(order), np.int64)
@@ -144,7 +160,15 @@ def order_by_seq(changes: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Net:
-    """Indices into the changes: `order` sorts them by row and time; `starts` has each row's first place in it."""
+    """Indices that group the changes by table row.
+
+    Attributes:
+        order: Indices of the changes, sorted by row and then by application.
+        starts: Index in `order` of each row's first change.
+        last: Index of each row's last change.
+        delete: True for each change that is a delete.
+        emptied: True for each row whose session was cleared.
+    """
 
     order: Int64s
     starts: Int64s
@@ -181,13 +205,13 @@ def _clear_marks(sessions: pa.StructArray, columns: tuple[Column, ...]) -> pa.Ta
 
 
 def _index(values: pa.Array, value: str) -> int:
-    """Returns the value's code; -2, which matches nothing, if the value does not occur."""
+    """Returns the index of a value in a dictionary; -2, which equals no code, if the value is not in it."""
     found: Any = pc.index(values, value).as_py()
     return -2 if found < 0 else int(found)
 
 
 def _set_flags(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
-    """Returns for each declared column which changes set it."""
+    """Returns for each declared column a boolean array over the changes: True where a change sets the column."""
     lists = contiguous(sets)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
     code, names = dictionary_codes(lists.flatten())

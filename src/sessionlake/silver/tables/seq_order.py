@@ -1,7 +1,8 @@
 """Finds the stored tables from which a session's table in seq order can be computed without all its changes.
 
-This is for class `once`. A late fill takes effect before messages that were already applied. So a table that contains
-such messages cannot be continued. A cut is suitable if everything applied since has higher seqs than all it contains.
+This is for class `once`. A late fill takes effect before messages that were already applied. So a stored table that
+contains such messages is no start. A cut is suitable if all changes applied after it have higher seqs than all that it
+contains.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from sessionlake.protocol.types import Int64s
 
 
 def continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
-    """Returns the cuts from which a table can be continued: everything applied since has higher seqs.
+    """Returns the cuts whose tables can be continued: all changes applied after the cut have higher seqs.
 
     Args:
         cuts: Cuts with `position`, `life` and `next_seq`.
-        changes: At least all changes of the cuts' sessions that were applied since the first cut.
+        changes: The changes of the cuts' sessions, at least all that were applied after each session's first cut.
     """
     owner, names = dictionary_codes(session_keys(cuts))
     changes = changes.filter(pc.is_in(session_keys(changes), value_set=names))
@@ -32,7 +33,7 @@ def continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     )
     order = np.argsort(place[:count], kind="stable")
     whose = changed[order]
-    # The lowest seq among each change and all later ones of its session.
+    # For each change, the lowest seq among this change and all later ones of its session.
     lowest = -running_maximum(-seq[order][::-1], whose.max(initial=0) - whose[::-1])[::-1]
     following = np.searchsorted(place[order], place[count:], side="right")
     fits = following == count
@@ -42,7 +43,7 @@ def continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
 
 
 def latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
-    """Returns the last `count` cuts of each session."""
+    """Returns the last `count` cuts of each session, by position."""
     session, _ = dictionary_codes(session_keys(cuts))
     order = np.lexsort((-_numbers(cuts["position"]), session))
     starts = np.flatnonzero(np.diff(session[order], prepend=-1))
@@ -51,7 +52,7 @@ def latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
 
 
 def _ranks(first: Int64s, second: Int64s) -> Int64s:
-    """Returns the rank of each pair among all; equal pairs have the same rank."""
+    """Returns the rank of each pair `(first, second)` in ascending order; equal pairs have the same rank."""
     order = np.lexsort((second, first))
     steps = (np.diff(first[order], prepend=0) != 0) | (np.diff(second[order], prepend=0) != 0)
     ranks = np.empty(len(order), np.int64)

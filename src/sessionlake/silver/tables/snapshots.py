@@ -1,6 +1,6 @@
 """Computes whole tables from earlier tables and the changes since, for many sessions and many cuts at once.
 
-Pure and columnar: the work grows with the changes and with the cuts per session, not with the number of sessions.
+Pure and columnar: the time grows with the changes and with the cuts per session, not with the number of sessions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CUT_COLUMNS = (*SESSION, "snapshot_at", "reason", "position")
 
 
 def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Returns the schema of session tables: the columns of `session_rows`."""
+    """Returns the schema of session tables, which has the columns of `session_rows`."""
     declared = [(column.name, column.arrow) for column in columns]
     keys = zip(ROW_KEY, (*SESSION_TYPES, pa.string()), strict=True)
     return pa.schema([*keys, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in MARKS)])
@@ -49,13 +49,13 @@ def snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def change_columns(columns: tuple[Column, ...]) -> list[str]:
-    """Returns the names of the columns of `session_changes` that are needed to compute tables."""
+    """Returns the names of the columns of `session_changes` from which tables are computed."""
     own = ("change", "_set", "_position", "ordinal", "_life")
     return [*ROW_KEY, *(column.name for column in columns), RESCUED, *MARKS, *own]
 
 
 def apply_net_changes(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Applies net changes to session tables, as the MERGE into `session_rows` does.
+    """Returns session tables after net changes, as the MERGE into `session_rows` would leave them.
 
     Args:
         rows: Tables of any sessions, in any order, columns as `rows_schema`.
@@ -89,11 +89,11 @@ def compute_snapshots(
 
     Args:
         cuts: The cuts, columns `CUT_COLUMNS` and `changes`; a session can have several.
-        kept: Sizes of the sessions' last stored tables and the changes since, as for `Weights`.
-        rows: The last stored tables.
-        changes: The changes since, columns as `change_columns`.
-        late: The sessions (class `once`) with a late fill since, columns `SESSION`. Their rows and changes must
-            be what `seq_history.read_seq_history` returns, or all their changes.
+        kept: Sizes of the last stored tables and numbers of changes since, as the argument `kept` of `Weights`.
+        rows: The last stored table of each session.
+        changes: The changes since these tables, columns as `change_columns`.
+        late: The sessions (class `once`) with a late fill since these tables, columns `SESSION`. Their rows and changes
+            are what `seq_history.read_seq_history` returns, or all their changes without rows.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
     session, names = dictionary_codes(session_keys(cuts))
@@ -111,7 +111,7 @@ def compute_snapshots(
         if not len(due):
             continue
         due_sessions = session[due]
-        # The cuts of a session are next to each other. Those since its last stored table cover the changes since then.
+        # The cuts of a session are adjacent. Those after its last stored table contain all changes since that table.
         since = concatenate_ranges(following[due_sessions], due + 1 - following[due_sessions])
         fresh = is_late_filled[session[since]]
         present = names.take(pa.array(due_sessions))
@@ -135,7 +135,13 @@ def compute_snapshots(
 
 
 def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns each session's rows, with the columns of its cut before them; only the cut if it has no rows."""
+    """Returns each session's rows with the columns of its cut prepended; one row with only the cut if it has no rows.
+
+    Args:
+        heads: The cuts, one per session.
+        rows: The tables of these sessions.
+        columns: The declared columns.
+    """
     schema = snapshots_schema(columns)
     head = heads.take(pc.index_in(session_keys(rows), value_set=session_keys(heads)))
     body = rows.select(rows.column_names[len(SESSION) :])
@@ -145,19 +151,19 @@ def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...])
 
 
 def table_sizes(made: pa.Table) -> pa.Table:
-    """Returns the number of `rows` of each table that `compute_snapshots` yields, with `CUT_COLUMNS`."""
+    """Returns a row for each table that `compute_snapshots` yields: `CUT_COLUMNS` and its number of rows (`rows`)."""
     counted = made.group_by(list(CUT_COLUMNS)).aggregate([("row_id", "count")])
     return counted.rename_columns({"row_id_count": "rows"})
 
 
 def _rows_of_each(rows: pa.Table, sessions: pa.Array) -> Int64s:
-    """Returns the number of rows of each session, in the order of the session keys."""
+    """Returns the number of rows of each session, in the order of `sessions`, which has session keys."""
     place = pc.index_in(session_keys(rows), value_set=sessions).to_numpy()
     return np.bincount(place, minlength=len(sessions))
 
 
 def last_cuts(cuts: pa.Table) -> pa.Table:
-    """Returns the last cut of each session; if several have the same position, the latest in time."""
+    """Returns the last cut of each session: the highest position, and among equal positions the latest time."""
     order = [("position", "descending"), ("snapshot_at", "descending"), ("reason", "descending")]
     ordered = cuts.sort_by(order).combine_chunks()
     places = pa.array(range(ordered.num_rows), pa.int64())
@@ -166,20 +172,27 @@ def last_cuts(cuts: pa.Table) -> pa.Table:
 
 
 class _ChangesByCut:
-    """Looks up which changes each cut is the first to contain."""
+    """Looks up the changes that no earlier cut of the session contains, by cut."""
 
     def __init__(self, cut: Int64s, cuts: int) -> None:
         self._order = np.argsort(cut, kind="stable")
         self._bounds = np.searchsorted(cut[self._order], np.arange(cuts + 1))
 
     def of(self, cuts: Int64s) -> pa.Array:
-        """Returns the indices of the changes of these cuts."""
+        """Returns the indices of the changes for which one of these cuts is the first to contain them."""
         lengths = self._bounds[cuts + 1] - self._bounds[cuts]
         return pa.array(self._order[concatenate_ranges(self._bounds[cuts], lengths)])
 
 
 def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Table) -> Int64s:
-    """Returns for each change the first cut of its session that contains it; -1 if there is none."""
+    """Returns for each change the index of the first cut of its session that contains it; -1 if there is none.
+
+    Args:
+        cuts: The cuts, sorted by session and position.
+        session: For each cut, the index of its session in `names`.
+        names: Session keys.
+        changes: The changes.
+    """
     owner = pc.fill_null(pc.index_in(session_keys(changes), value_set=names), -1).to_numpy().astype(np.int64)
     position, at = changes["_position"].to_numpy(), cuts["position"].to_numpy()
     distinct, order = np.unique(np.concatenate([at, position]), return_inverse=True)
@@ -193,16 +206,17 @@ def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Ta
 
 @dataclass(frozen=True)
 class SnapshotTables:
-    """A `mapInArrow` function over cuts, rows and changes, which have different values of `KIND`.
+    """A `mapInArrow` function that computes the tables to store, from cuts, stored rows and changes in one input.
 
-    All input of a session must be in one partition. The cuts have the columns `WEIGHTS` under their `internal` names,
-    and `LATE_FILLED`: whether the session had a late fill.
+    The column `KIND` says which of the three an input row is. All input of a session must be in one Spark partition.
+    The cuts have the columns `WEIGHTS` under their `internal` names, and `LATE_FILLED`: True if the session had a late
+    fill.
     """
 
     columns: tuple[Column, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the tables to store for the sessions of the partition."""
+        """Yields the tables to store for the sessions of a Spark partition."""
         received = list(batches)
         if not received:
             return

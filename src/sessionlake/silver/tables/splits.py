@@ -1,7 +1,8 @@
 """The event `split_session`: a session id that occurs in several partitions of a topic names several sessions.
 
-Each of these sessions gets the event once. The event depends only on which sessions exist. Partitions have no order
-between them, so it has no offset and no time. Pure.
+Each of these sessions gets the event once. The event depends only on which sessions exist. It has no offset and no
+time,
+because messages of different partitions have no order. Pure.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ ID = ("topic", "session_id")
 
 
 def split_sessions(sessions: pa.Table) -> pa.Table:
-    """Returns the sessions whose id occurs in several partitions of their topic.
+    """Returns the sessions whose id occurs in several partitions of their topic, as columns `SESSION`.
 
     Args:
-        sessions: Columns `SESSION`, each session once; all sessions of every id that occurs.
+        sessions: Columns `SESSION`, each session once. If an id occurs, all its sessions must be included.
     """
     partitions = sessions.group_by(list(ID)).aggregate([("partition", "count")])
     split = partitions.filter(pc.greater(partitions["partition_count"], 1)).select(ID)
@@ -30,11 +31,11 @@ def split_sessions(sessions: pa.Table) -> pa.Table:
 
 
 def split_events(split: pa.Table, known: pa.Table, rules: RuleBook) -> pa.Table:
-    """Returns the events for sessions with a split id that are not recorded yet, columns as `EVENTS_SCHEMA`.
+    """Returns the `split_session` events that are not recorded yet, columns as `EVENTS_SCHEMA`.
 
     Args:
-        split: The sessions, as `split_sessions` returns them.
-        known: Columns `SESSION` of those that are already recorded.
+        split: The sessions with a split id, as `split_sessions` returns them.
+        known: Columns `SESSION` of the sessions whose event is already recorded.
         rules: The rules of the topics.
     """
     new = split.filter(pc.invert(is_of_sessions(split, known))).combine_chunks()

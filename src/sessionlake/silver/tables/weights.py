@@ -1,10 +1,14 @@
 """Decides which whole tables are stored: those at a session's end and expiry, and some of those at an interval.
 
 A table that is cut at an interval is stored if more changes were applied since the session's last stored table than
-that table has rows. This limits both costs. All stored tables of a session together have fewer than two rows per
-change: a table has at most the rows of the one before, plus one per change since. And any earlier table can be computed
-from one stored table and few changes. Those are at most as many as that table has rows, and those of one interval. The
-decision depends only on the cuts and the sizes of stored tables.
+that stored table has rows. This limits two costs:
+
+- Storage: all stored tables of a session together have fewer than two rows per change. A table has at most the rows of
+  the one before, plus one per change since.
+- Reading: any earlier table can be computed from one stored table and few changes. There are at most as many changes as
+  that table has rows, plus those of one interval.
+
+The decision depends only on the cuts and the sizes of stored tables.
 """
 
 from __future__ import annotations
@@ -18,16 +22,17 @@ from sessionlake.protocol.types import Bools, Int64s
 
 
 class Weights:
-    """The sizes of the sessions' last stored tables, and the number of changes since.
+    """The number of rows in each session's last stored table, and of changes applied since it was stored.
 
     Args:
-        sessions: Session keys; below, a session is its index here.
+        sessions: Session keys; the methods name a session by its index in this array.
         kept: Columns `SESSION`, `rows` and `since` of the sessions that have a stored table. `rows` is null if an older
-            version stored it without counting: then, as for sessions without a table, any change outweighs it.
+            version stored the table without counting. Then any change causes a new table, as for sessions without a
+            table.
 
     Attributes:
         rows: Number of rows in each session's last stored table.
-        since: Number of changes applied since.
+        since: Number of changes applied after each session's last stored table.
     """
 
     def __init__(self, sessions: pa.Array, kept: pa.Table) -> None:
@@ -35,21 +40,26 @@ class Weights:
         self.rows, self.since = (_numbers(kept[name].take(place)) for name in ("rows", "since"))
 
     def advance(self, cuts: pa.Table, session: Int64s) -> Bools:
-        """Moves to the next cuts, at most one per session; returns True where the table is to be stored."""
+        """Adds the changes of the next cuts, at most one cut per session.
+
+        Returns:
+            A boolean for each cut: True if its table is to be stored.
+        """
         self.since[session] += _numbers(cuts["changes"])
         return _always(cuts) | (self.since[session] > self.rows[session])
 
     def keep(self, session: Int64s, rows: Int64s) -> None:
-        """Notes the sizes of tables that are stored at the current cuts."""
+        """Records the sizes of the tables that are stored at the current cuts, as the sessions' last stored tables."""
         self.rows[session], self.since[session] = rows, 0
 
 
 def cuts_of_kept_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
-    """Returns True for the cuts of sessions that get a table stored at one or more of these cuts.
+    """Returns a boolean for each cut: True if its session gets a table stored at one or more of these cuts.
 
     Args:
         cuts: The cuts; a session can have several.
-        kept: The last stored tables, as for `Weights`.
+        kept: Sizes of the sessions' last stored tables and numbers of changes since, as the argument `kept` of
+            `Weights`.
     """
     session, names = dictionary_codes(session_keys(cuts))
     weights = Weights(names, kept)
@@ -60,11 +70,11 @@ def cuts_of_kept_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
 
 
 def weights_input(last: pa.Table, passed: pa.Table) -> pa.Table:
-    """Returns the input `kept` of `Weights`.
+    """Returns the argument `kept` of `Weights`: columns `SESSION`, `rows` and `since`.
 
     Args:
         last: Each session's last cut whose table is stored, with `rows`.
-        passed: Columns `SESSION`, `position` and `changes` of the cuts since; other cuts are ignored.
+        passed: Columns `SESSION`, `position` and `changes` of cuts; those that are not after the last one are ignored.
     """
     place = pc.index_in(session_keys(passed), value_set=session_keys(last))
     later = pc.fill_null(pc.greater(passed["position"], last["position"].take(place)), pa.scalar(value=False))
@@ -74,7 +84,10 @@ def weights_input(last: pa.Table, passed: pa.Table) -> pa.Table:
 
 
 def _always(cuts: pa.Table) -> Bools:
-    """Returns True for cuts whose table is always stored: not at an interval, or without a count of changes."""
+    """Returns a boolean for each cut: True if its table is always stored.
+
+    This is so for a cut at an end or expiry, and for one without a count of changes, which an older version made.
+    """
     always = pc.or_(pc.not_equal(cuts["reason"], "interval"), pc.is_null(cuts["changes"]))
     found: Bools = always.to_numpy().astype(np.bool_)
     return found
