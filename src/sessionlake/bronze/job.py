@@ -322,7 +322,7 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
 
 
 def stored_ranges(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
-    """Returns, for each topic-partition of a planned batch, the offsets that the table has of it and their number.
+    """Returns, for each topic-partition of a planned batch, the offset range and number of its messages in the table.
 
     Each range ends at the last message in the table, not at the last planned offset, as layers that read the table do.
     """

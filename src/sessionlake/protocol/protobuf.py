@@ -158,7 +158,7 @@ class ProtobufDecoder:
         }
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Returns type, seq and ts of a message, without those that it lacks."""
+        """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         fields = message.DESCRIPTOR.fields_by_name
         known = [fields[name] for name in HEADER_FIELDS if name in fields]
         header_fields = {field.name: _value(message, field) for field in known if _is_set(message, field)}

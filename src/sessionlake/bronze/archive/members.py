@@ -76,7 +76,7 @@ class CheckedMember:
     """The result of reading a member to its end.
 
     Attributes:
-        member: The place of the member.
+        member: Where the member is.
         header: The member's first line, parsed; None if it cannot be read.
         damage: The kind of damage; None if the member is intact.
         why: Details of the damage; empty if there is none.
