@@ -162,12 +162,12 @@ def next_due(sessions: Mapping[str, SessionState], timeout_of: Callable[[str], i
 
 
 def stored_processor_name(stored: bytes) -> str:
-    """Reads the name of the processor that wrote an encoded memory."""
+    """Reads from an encoded memory (`ProcessorMemory`) the name of the processor that wrote it."""
     return _open(stored).processor
 
 
 def stored_shard_count(stored: bytes) -> int:
-    """Reads the number of shards that an encoded memory was written for."""
+    """Reads from an encoded memory (`ProcessorMemory`) the number of shards that it was written for."""
     return _open(stored).shards
 
 

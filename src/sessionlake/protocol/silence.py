@@ -16,12 +16,12 @@ from sessionlake.protocol.types import TopicPartition
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """A topic-partition had no message after an offset until a moment of stream time.
+    """A record that a topic-partition had no message from its last one until a moment of stream time.
 
     Attributes:
         topic: The topic.
         partition: The partition.
-        behind: Offset of its last message.
+        behind: Offset of the last message before the silence.
         until: Stream time at the end of the silence, in ms since the Unix epoch.
         lasted: Length of the silence in ms.
     """
@@ -34,7 +34,7 @@ class Silence(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> TopicPartition:
-        """The topic-partition."""
+        """The topic and partition."""
         return self.topic, self.partition
 
 
