@@ -383,8 +383,8 @@ def bronze_ledger_entry(
 
     Args:
         ranges: The offsets that the batch added.
-        version: Version of `bronze.messages` that has them.
-        other_outputs: Versions of further tables to record.
+        version: Version of `bronze.messages` that the batch created.
+        other_outputs: Versions of further tables to record in the entry.
     """
     messages = sum(item.messages for item in ranges)
     return LedgerEntry(

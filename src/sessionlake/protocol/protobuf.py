@@ -60,7 +60,7 @@ _VALUE_KINDS = {
 
 
 class ProtobufDecoder:
-    """Decodes messages of one type.
+    """Decodes payloads that are Protobuf messages of one type.
 
     Args:
         definition: The schema: serialized descriptors, each after those that it refers to.
@@ -310,7 +310,7 @@ def _is_set(message: Any, field: FieldDescriptor) -> bool:
 
 
 def _value(message: Any, field: FieldDescriptor) -> Any:
-    """Returns a field's value as lists and dicts, with symbols in place of enum numbers."""
+    """Returns a field's value for JSON: lists, dicts and simple values, with the names of enum values."""
     value = getattr(message, field.name)
     if _is_map(field):
         of_value = field.message_type.fields_by_name["value"]
