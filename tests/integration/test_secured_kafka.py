@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[Way, type[SessionlakeError], str]] = {
     "a wrong password": (
         lambda broker: broker.kafka(password=WRONG),
         AccessError,
-        r"invalid credentials.*: correct username and password in kafka\.security",
+        r"invalid credentials.*\. Correct username and password in kafka\.security",
     ),
     "a wrong client secret": (
         lambda broker: broker.by_token(client_secret=WRONG),
@@ -136,8 +136,8 @@ def test_who_does_not_get_in_is_told_server_and_setting(way: Way, kind, told: st
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"password": WRONG}, r"Authentication failed.*correct username and password in kafka\.security"),
-        ({"ca": None}, r"certification path.*correct kafka\.security\.ca"),
+        ({"password": WRONG}, r"Authentication failed.*Correct username and password in kafka\.security"),
+        ({"ca": None}, r"certification path.*Correct kafka\.security\.ca"),
     ],
     ids=["a wrong password", "a broker that is not trusted"],
 )

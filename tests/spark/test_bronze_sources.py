@@ -204,7 +204,7 @@ def told(rows: list[Any], without: set[str]) -> list[str]:
 
 def test_kinesis_is_read_on_databricks_alone(location):
     settings = Settings(**location, bronze=BronzeSettings(source="kinesis", kinesis={"streams": "a", "region": "r"}))
-    with pytest.raises(ConfigError, match=r"part of Databricks' runtime .* run bronze there"):
+    with pytest.raises(ConfigError, match=r"Only Databricks' runtime .* Run bronze on Databricks"):
         sources.require(settings)
 
 

@@ -246,7 +246,7 @@ def test_a_file_is_put_into_a_reference_table_and_the_command_says_what_gold_has
     feed.run()
     assert placed(feed) == {0: "one", 1: "late", 2: "late", 3: "two", 4: "two"}
     assert states() == {"sites": ("taken", 0), "states": ("taken", 0)}
-    for text, wrong in (("site,place\n", "no size"), ("site,place,size\n,a,1\n", "a key is null")):
+    for text, wrong in (("site,place\n", "lacks the columns size"), ("site,place,size\n,a,1\n", "a key is null")):
         file.write_text(text)
         done = ask("load", "sites", str(file))
         assert (done.exit_code, wrong in done.stderr) == (2, True), done.stderr

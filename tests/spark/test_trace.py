@@ -245,7 +245,7 @@ def test_rows_that_silver_should_have_and_has_not_are_told(traced, tmp_path):
     shutil.copytree(traced.settings.warehouse, home / "warehouse")
     shutil.rmtree(home / "warehouse" / "silver" / "session_changes")
     settings = traced.settings.model_copy(update={"home": home})
-    with pytest.raises(LakeError, match=r"batch 0 took in .* offset 1 \(update, 2 row changes\), but no table"):
+    with pytest.raises(LakeError, match=r"batch 0 read .* offset 1 \(update, 2 row changes\), but no table"):
         trace(Lake(settings).reader(), settings, TOPIC, 0, 1)
 
 

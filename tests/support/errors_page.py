@@ -24,6 +24,10 @@ Made by `make reference` from the `raise` statements of the code.
 """
 
 
+_FEWEST_WORDS = 3
+"""A text with fewer words passes on another error's."""
+
+
 class ErrorText(NamedTuple):
     """An error of one `raise` statement: its class, and its three parts with `…` for values."""
 
@@ -87,7 +91,7 @@ def _texts(classes: dict[str, tuple[str, int]]) -> Iterator[ErrorText]:
             if isinstance(node, ast.Call) and (name := _name(node.func)) in classes and node.args:
                 parts = {word.arg: word.value for word in node.keywords}
                 what = _text(node.args[0], constants)
-                if re.search("[a-z]{3}", what):
+                if len(re.findall("[A-Za-z]{2,}", what)) >= _FEWEST_WORDS:
                     yield ErrorText(name, what, *(_text(parts.get(part), constants) for part in ("why", "fix")))
 
 

@@ -1,4 +1,4 @@
-"""Compares messages of Kafka and bronze, by offset and by a hash of each field. Pure: it gets two Arrow tables."""
+"""Compares messages of Kafka and bronze by offset and by a hash of each field. Pure: it works on two Arrow tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ _COMPLETE = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("comp
 
 @dataclass(frozen=True, order=True)
 class Difference:
-    """A message that differs between Kafka and bronze, and how."""
+    """A message that differs between Kafka and bronze.
+
+    Attributes:
+        topic: Topic of the message.
+        partition: Partition of the message.
+        offset: Offset in `bronze.messages`.
+        how: A text that says how it differs, for example that bronze lacks it.
+    """
 
     topic: str
     partition: int
@@ -35,13 +42,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison.
+    """The result of comparing messages of Kafka with those of bronze.
 
     Attributes:
-        messages: Number of messages that are in Kafka, in bronze or in both.
-        different: Number of them that differ in some way.
-        first_difference: The first one that differs, by topic, partition and offset; None if there is none.
-        erased: Number of further messages that are erased in bronze, so that there is nothing to compare.
+        messages: Number of compared messages: those in Kafka, in bronze or in both.
+        different: Number of compared messages that are missing, repeated or changed in bronze, or missing in Kafka.
+        first_difference: The first of them, ordered by topic, partition and offset; None if all are equal.
+        erased: Number of messages, not counted above, that are erased in bronze and so cannot be compared.
     """
 
     messages: int = 0
@@ -50,7 +57,7 @@ class Comparison:
     erased: int = 0
 
     def __add__(self, other: Comparison) -> Comparison:
-        """Returns the result for the messages of both comparisons."""
+        """Returns the sum of two results, as if all their messages had been compared at once."""
         first = min((found.first_difference for found in (self, other) if found.first_difference), default=None)
         different, erased = self.different + other.different, self.erased + other.erased
         return Comparison(self.messages + other.messages, different, first, erased)
@@ -59,11 +66,12 @@ class Comparison:
 def compare(
     kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int], erased: pa.Table | None = None
 ) -> Comparison:
-    """Compares the messages of both sides.
+    """Compares messages of Kafka with messages of bronze.
 
     Args:
-        kafka: The columns `OFFSET`, and `FIELDS` as hashes that are never null. Each offset occurs once.
-        bronze: The same columns, in any order.
+        kafka: Kafka's messages: the columns `OFFSET`, and each of `FIELDS` as a hash that is never null. Each offset
+            occurs once.
+        bronze: Bronze's messages with the same columns, in any order. An offset may occur several times.
         complete_from: By topic-partition, the offset from which Kafka still has every message. Messages before it that
             only bronze has are ignored.
         erased: The columns `OFFSET` of messages that are erased in bronze; None if there are none.
@@ -78,7 +86,10 @@ def compare(
 
 
 def _joined(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int]) -> pa.Table:
-    """Returns a row per offset: `in_kafka` (true or null), hashes of both sides, and bronze's `copies` (or null)."""
+    """Returns a row per offset that Kafka or bronze has, with both hashes of each field.
+
+    `in_kafka` is true, or null if Kafka lacks the offset. `copies` is the number of rows in bronze, or null if none.
+    """
     held = kafka.append_column("in_kafka", pa.array([True] * kafka.num_rows, pa.bool_()))
     copies = bronze.group_by(OFFSET).aggregate([([], "count_all"), *((name, "min") for name in FIELDS)])
     copies = copies.rename_columns({"count_all": "copies"} | {f"{name}_min": f"{name}{_OF_BRONZE}" for name in FIELDS})
@@ -92,7 +103,7 @@ def _joined(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicParti
 
 
 def _differences(sides: pa.Table) -> list[pa.ChunkedArray]:
-    """Returns a boolean column for each way to differ: true for rows that differ so."""
+    """Returns a boolean column for each kind of difference: true for rows of `sides` that differ in this way."""
     fields = (pc.not_equal(sides[name], sides[f"{name}{_OF_BRONZE}"]) for name in FIELDS)
     presence = pc.is_null(sides["in_kafka"]), pc.is_null(sides["copies"]), pc.greater(sides["copies"], 1)
     return [pc.fill_null(column, fill_value=False) for column in (*presence, *fields)]

@@ -29,7 +29,7 @@ def explain_gaps(
     shifts: Mapping[str, int],
     txn: Txn,
 ) -> None:
-    """Records the offsets of a batch that have no message because of Kafka transactions.
+    """Finds the offsets of a batch that have no message, and records them if Kafka transactions are the reason.
 
     Args:
         spark: The session to write with.
@@ -65,7 +65,7 @@ def explain_gaps(
 
 
 def _gaps(planned: Mapping[TopicPartition, Run], read: pa.Table) -> dict[TopicPartition, list[Run]]:
-    """Returns the runs of planned offsets `[first, end)` without a message, by topic-partition."""
+    """Returns the ranges of planned offsets, each `[first, end)`, that have no message, by topic-partition."""
     gaps = {}
     for (topic, partition), (first, end) in planned.items():
         messages = read.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 LAYER = BRONZE
 
 _IN_MEMORY_BYTES = 128 * 1024 * 1024
-"""The most bytes of messages that a batch reads into memory. The JVM holds about three copies of them."""
+"""Limit for reading a batch into memory, in bytes of messages. The JVM has about three copies of each byte."""
 Planned = dict[TopicPartition, tuple[int, int]]
 """Offsets `[first, end)` that a batch covers, by topic-partition."""
 """Offsets `[first, end)` that a batch covers, by topic-partition."""
@@ -131,7 +131,7 @@ def to_bronze_columns(messages: DataFrame, shifts: Mapping[str, int]) -> DataFra
     """Converts rows of Spark's Kafka source to the columns of `bronze.messages`.
 
     Args:
-        shifts: Number to add to Kafka's offsets, by topic. Topics with a shift of 0 may be absent.
+        shifts: Number to add to Kafka's offsets of a topic, by its name. Topics with a shift of 0 may be absent.
     """
     from pyspark.sql import functions as F
 
@@ -184,7 +184,7 @@ class _BronzeBatch:
             self._commit(rows, txn)
 
     def note_silences(self, *, at_end: bool = False) -> None:
-        """Writes down which topic-partitions are silent, if a check is due or the query has ended."""
+        """Writes the silences of topic-partitions to bronze, if the next check is due or the query has ended."""
         if self._silences.is_time() or at_end:
             silences = self._silences.find_silences()
             with self._commit_lock:
@@ -231,10 +231,10 @@ class _BronzeBatch:
             self._on_batch(entry)
 
     def _rows_to_write(self, rows: DataFrame, expected: int) -> Rows:
-        """Returns the batch's rows: in memory if they are few and small, else as a lazy frame to be staged on disk.
+        """Returns the batch's rows: as an Arrow table if they are few and small, else as a frame to stage on disk.
 
-        A topic that is deleted and created again during the read is noticed only after it. Rows that are in the table
-        by then cannot be removed, because silver may have read them. So all rows are read before the commit.
+        All rows are read before the commit: only then it is known whether a topic was created again during the read.
+        Rows that are in the table by then cannot be removed, because silver may have read them.
         """
         if expected <= self._lake.limits.few_messages:
             read = _read_if_small(rows, _IN_MEMORY_BYTES // max(expected, 1))
@@ -245,7 +245,7 @@ class _BronzeBatch:
 
 
 def _read_if_small(rows: DataFrame, limit: int) -> pa.Table | None:
-    """Reads the rows into memory; returns None if one is larger than `limit` bytes. Large contents are not read."""
+    """Reads the rows into memory. Returns None if a row is larger than `limit` bytes; its content is not read."""
     from pyspark.sql import functions as F
 
     def with_header(total: Column, header: Column) -> Column:
@@ -260,9 +260,9 @@ def _read_if_small(rows: DataFrame, limit: int) -> pa.Table | None:
 
 
 def _record_last_batch(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
-    """Writes the missing ledger row of the last planned batch; returns True if its messages are in the table.
+    """Returns True if the last planned batch is in the table. Writes its ledger row if that is missing.
 
-    A crash between the two commits leaves a batch without its ledger row.
+    A crash between the commit of the messages and that of the ledger row leaves a batch without its row.
 
     Raises:
         LossError: The ledger has later batches of this checkpoint.
@@ -286,10 +286,10 @@ def _record_last_batch(spark: SparkSession, lake: Lake, settings: Settings, gene
 
 
 def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Generation) -> int | None:
-    """Returns the last batch in the ledger of this checkpoint's query, or None if there is none.
+    """Returns the number of the last batch that the ledger has of this checkpoint's query; None if it has none.
 
     Raises:
-        LossError: The batch is later than every batch in the checkpoint.
+        LossError: The ledger has a batch that is later than every batch in the checkpoint.
     """
     recorded = last_batch(lake.reader(spark), LAYER, generation.app_id)
     if recorded is not None and recorded >= generation.next_batch:
@@ -305,8 +305,8 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
 def _bar_last_batch(spark: SparkSession, lake: Lake, generation: Generation) -> None:
     """Makes the table reject the last planned batch, because its messages are planned again in another batch.
 
-    A former writer that lost its lease may still hold the batch in memory. If the generation has no batch yet, the
-    last batch of the previous generation is rejected.
+    A process that lost its lease may still hold the batch in memory and commit it. If the generation has no batch yet,
+    the last batch of the previous generation is rejected.
     """
     last = generation.next_batch - 1
     if generation.app_id is not None and last >= 0 and lake.storage.token(LAYER):
@@ -322,9 +322,9 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
 
 
 def stored_ranges(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
-    """Returns the ranges of planned offsets that the table holds, counted in the table.
+    """Returns, for each topic-partition of a planned batch, the offset range and number of its messages in the table.
 
-    Each range ends at its last message, because that is how far layers that read the table get.
+    Each range ends at the last message in the table, not at the last planned offset, as layers that read the table do.
     """
     from pyspark.sql import functions as F
 
@@ -338,9 +338,9 @@ def stored_ranges(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[Of
 
 
 def stored_ranges_after(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> tuple[OffsetRange, ...]:
-    """Returns the ranges that the table holds after the given last offset of each topic-partition.
+    """Returns the offset range and number of messages that the table has after `ends`, by topic-partition.
 
-    Topic-partitions that are not in `ends` are returned from their beginning.
+    `ends` has the last known offset of topic-partitions. Others are returned from their first offset.
     """
     from pyspark.sql import functions as F
 
@@ -383,8 +383,8 @@ def bronze_ledger_entry(
 
     Args:
         ranges: The offsets that the batch added.
-        version: Version of `bronze.messages` that has them.
-        other_outputs: Versions of further tables to record.
+        version: Version of `bronze.messages` that the batch created.
+        other_outputs: Versions of further tables to record in the entry.
     """
     messages = sum(item.messages for item in ranges)
     return LedgerEntry(

@@ -20,9 +20,9 @@ _SEEN_SECONDS, _LOOK_SECONDS = 60.0, 0.2
 
 
 def wait_for_plan(checkpoint: str | Path, batch_id: int, seconds: float = _SEEN_SECONDS) -> None:
-    """Waits until Spark's plan of the current batch is visible to Python, or the time is over.
+    """Waits until Python can read the files in which Spark planned the current batch, or until the time is over.
 
-    Spark's JVM writes the plan to the object store. Python reads it through a volume's mount, where it may appear
+    Spark's JVM writes them to the object store. Python reads them through a volume's mount, where they may appear
     later.
 
     Args:
@@ -47,8 +47,8 @@ def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int
         batch_id: Spark's number of the batch.
 
     Raises:
-        LossError: The checkpoint lacks the batch, or the file cannot be read.
-        LakeError: The file is of another version.
+        LossError: The checkpoint lacks the batch, or its file cannot be read.
+        LakeError: Spark wrote the file in another format version.
     """
     ends = read_offsets(Path(checkpoint) / _plan(batch_id))
     starts = read_offsets(Path(checkpoint) / INITIAL)
@@ -59,13 +59,13 @@ def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int
 
 
 def read_offsets(file: Path) -> Offsets:
-    """Reads the offsets in a file of the checkpoint.
+    """Reads Kafka offsets by topic-partition from a file of the checkpoint: of a batch, or of the query's start.
 
-    The file has a version line, for batches a metadata line, and one JSON line of the source.
+    The file has a version line, for batches a metadata line, and then one line of JSON with the offsets.
 
     Raises:
         LossError: The file is missing or cannot be read.
-        LakeError: The file is of another version.
+        LakeError: Spark wrote the file in another format version.
     """
     try:
         version, *lines = file.read_bytes().removeprefix(b"\0").decode().splitlines()

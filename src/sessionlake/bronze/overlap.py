@@ -1,4 +1,4 @@
-"""Finds the offsets that both bronze and Kafka should have. Pure: it gets the ranges of both sides as arguments."""
+"""Finds the offsets that both bronze and Kafka should have. Pure: the offset ranges of both are arguments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from sessionlake.protocol.types import TopicPartition
 
 @dataclass(frozen=True)
 class Overlap:
-    """The offsets that both sides should have, and what cannot be compared.
+    """The offsets that both bronze and Kafka should have, and topics and offsets that cannot be compared.
 
     Attributes:
-        ranges: Offsets of `bronze.messages`, by topic-partition; without topic-partitions that have nothing to compare.
+        ranges: First and last offset to compare, by topic-partition, numbered as in `bronze.messages`. Topic-partitions
+            without such offsets are absent.
         unread: Number of offsets in Kafka that bronze has not read yet.
-        gone: Topics of bronze that Kafka does not have any longer.
-        recreated_topics: Topics of bronze that were deleted in Kafka and created again, and not read since.
+        gone: Names of bronze's topics that Kafka no longer has.
+        recreated_topics: Names of bronze's topics that were deleted in Kafka and created again, if bronze has not read
+            the new topic yet.
     """
 
     ranges: OffsetRanges
@@ -30,15 +32,15 @@ class Overlap:
 
 
 def overlap(spans: Iterable[Span], known: Mapping[str, Topic], seen: Mapping[str, Seen]) -> Overlap:
-    """Returns the offsets that both sides should have: from the later first offset to the earlier last one.
+    """Returns the offsets that both bronze and Kafka should have.
 
-    If a topic was created again and read on, Kafka has only its last generation. Offsets below that generation's
-    `offset_shift` are then below Kafka's first offset.
+    For each topic-partition they start at the higher of the two first offsets and end at the lower of the two last. If
+    a topic was created again and bronze has read the new one, the messages of the old one are not compared.
 
     Args:
-        spans: The offsets that bronze has read.
-        known: The last generation of every topic. A topic that is missing here is assumed to be unchanged.
-        seen: Topics that Kafka has now: those of bronze, and those that bronze is going to read.
+        spans: First and last offset that bronze has read, per topic-partition.
+        known: The last generation of every topic in `ops.topics`. A topic that is not in it counts as unchanged.
+        seen: Bronze's topics, and topics that bronze is going to read, as Kafka has them now.
     """
     taken = {(span.topic, span.partition): (span.first, span.last) for span in spans}
     ours = sorted({topic for topic, _ in taken})

@@ -18,10 +18,10 @@ _FEW_MESSAGES = 20_000
 
 
 def polled_bytes(generation: Generation, book: TopicBook) -> int:
-    """Returns the most bytes that one poll may fetch.
+    """Returns the limit in bytes of one poll, which is one request of a consumer for messages.
 
-    It is fewer if the last batch was not finished, since it may not have fit into memory: every topic-partition that
-    is read at the same time holds two polls.
+    The limit is lower if the last batch was not finished, because it may not have fit into memory. Every
+    topic-partition that is read at the same time has two polls in memory.
     """
     unfinished = last_planned(generation.folder) != last_committed(generation.folder)
     try:

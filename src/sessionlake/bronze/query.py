@@ -49,12 +49,12 @@ class BatchCommitter(Protocol):
 
 @dataclass(frozen=True)
 class StartPlan:
-    """How the query is to be started.
+    """The options for one start of the query.
 
     Attributes:
         generation: Generation of the checkpoint to use.
         excluded_topics: Topics not to subscribe to.
-        positions: Kafka offsets to start from; None if the checkpoint already has its starting offsets.
+        positions: Kafka offsets to start from, by topic-partition; None if the checkpoint already has its own.
     """
 
     generation: Generation
@@ -69,7 +69,7 @@ class StartPlan:
         return starting_offsets(self.positions or {}) if explicit else "earliest"
 
     def differs(self, before: StartPlan) -> bool:
-        """True if this start asks Spark for something else than the previous one."""
+        """Returns True if this start has another generation, other topics or other offsets than the previous one."""
         if self.positions is not None and self.positions != before.positions:
             return True
         return self.excluded_topics != before.excluded_topics or self.generation.number != before.generation.number
@@ -81,7 +81,7 @@ class Interruption:
 
     Attributes:
         error: The error that ended the query; None if it was stopped because its topics changed.
-        has_waited: True if Kafka did not answer at least once since.
+        has_waited: True if Kafka has failed to answer at least once since the query ended.
         since: When the query ended, in seconds of the monotonic clock.
         next_look: When to ask Kafka again, in seconds of the monotonic clock.
     """
@@ -109,16 +109,18 @@ class BronzeQuery(LayerQuery):
 
     Args:
         layer: Name of the layer, for texts.
-        generations: Generations of the checkpoint.
-        book: What bronze knows of its topics.
-        source: Returns the stream of a start and the function that commits its batches.
-        record_planned: Completes the last planned batch of a generation if its messages are in the tables. Returns
-            True if they are.
-        bar_planned: Makes the tables reject the last planned batch of a generation, which they do not have.
+        generations: The current and former generations of bronze's checkpoint.
+        book: State, ids and offsets of bronze's topics.
+        source: Returns for a `StartPlan` the Spark stream to read, and the function that commits its batches.
+        record_planned: Called with a generation. Returns True if the messages of its last planned batch are in the
+            tables, and then writes the batch's ledger row if it is missing.
+        bar_planned: Called with a generation whose last planned batch is not in the tables. Makes them reject it from
+            now on.
         trigger: Time between two batches.
         once: If true, the query stops after it has read what Kafka holds now.
         on_wait: Called with a text when the query starts to wait for Kafka and when it resumes.
-        find_unreadable: Returns an error that names the message that ended the query; None if no message did.
+        find_unreadable: Called with the error that ended the query. Returns an error that names the message which
+            Spark could not read; None if no message was the reason.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class BronzeQuery(LayerQuery):
         return self
 
     def check(self) -> None:
-        """Does what the query needs now: a restart, or a check for silent topic-partitions.
+        """Restarts the query if it has ended or its topics require it, else checks for silent topic-partitions if due.
 
         Raises:
             SessionlakeError: The query has failed and cannot be restarted.
@@ -273,7 +275,7 @@ class BronzeQuery(LayerQuery):
         self._start_planned()
 
     def _should_restart(self, halt: Interruption) -> bool:
-        """Returns True if the query can restart now, False if Kafka does not answer; raises what ends it for good."""
+        """Returns True if the query can restart now, False if Kafka does not answer; raises errors that end it."""
         failed = self._planned_start
         try:
             self._book.require_answer()
@@ -334,7 +336,7 @@ class BronzeQuery(LayerQuery):
         offsets = QueryOffsets(generation.folder)
         has_started, is_unchanged = offsets.has_started, False
         if not has_started and generation.number:
-            self._bar_batch(generation)  # the process that began the generation may have died before it did so
+            self._bar_batch(generation)  # the process that began the generation may have died before this step
         ends = {} if offsets.pending is None else self._book.kafka_ends()
         if has_started and not offsets.resumes_at(positions, ends, settled=settled):
             is_unchanged = settled and offsets.ended_at(positions)

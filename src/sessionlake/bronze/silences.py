@@ -1,4 +1,4 @@
-"""Records in `bronze.messages` that a topic-partition had no message for long, so that stream time moves on.
+"""Records silences in `bronze.messages`: a topic-partition had no message for long. They advance its stream time.
 
 A silence is written only if Kafka has no message after those in bronze, and before any later message is written. It is
 written twice: once when the sessions of the topic-partition have expired, and once when their state may be dropped.
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _MS = timedelta(milliseconds=1)
 # The longest time between two checks.
 _LOOK_SECONDS = 60.0
-# The highest Kafka time of a topic-partition is looked for among this many last offsets.
+# The highest Kafka timestamp of a topic-partition is looked up only among its last messages, this many offsets.
 _LAST = 1_000
 # The most topic-partitions in one query and in one row.
 _AT_ONCE = 500
@@ -58,7 +58,7 @@ class Silences:
         spark: The session to read and write with.
         lake: The lake of bronze.
         settings: `bronze.silent_after` says how long a topic-partition must be silent; None turns silences off.
-        book: Knows how far each topic-partition was read, and what Kafka has of it.
+        book: Says how far each topic-partition was read, and whether Kafka has more messages of it.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, book: TopicBook) -> None:
@@ -69,30 +69,30 @@ class Silences:
         self._last: dict[TopicPartition, Moment] = {}
         self._has_history, self._lock = False, threading.Lock()
         self._noted: dict[TopicPartition, Silence] = {}
-        # By topic-partition: the next offset, and the last message's offset.
+        # By topic-partition: one past bronze's last offset, and the offset of its last message.
         self._last_offsets: dict[TopicPartition, tuple[int, int]] = {}
         self._looked_at = time.monotonic()
         self._token, self._writes = lake.storage.token(BRONZE), count()
 
     def is_time(self) -> bool:
-        """Returns True if the next check is due."""
+        """Returns True if the time for the next check of silent topic-partitions has come."""
         if self._after is None:
             return False
         pause = min(_LOOK_SECONDS, self._after.total_seconds() / 4)
         return time.monotonic() - self._looked_at >= pause
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
-        """Records that a batch is committed: topic-partitions with messages are not silent.
+        """Records, for the topic-partitions of a committed batch, that their last message was read now.
 
         Args:
-            ranges: The offsets of the batch.
+            ranges: The offset ranges of the batch.
         """
         now = _current_moment()
         with self._lock:
             self._last |= {(item.topic, item.partition): now for item in ranges if item.messages}
 
     def find_silences(self) -> list[tuple[Silence, int]]:
-        """Returns the silences that are due, each with the offset that the next message would have.
+        """Returns the silences to write now, each with the offset that the topic-partition's next message would have.
 
         Raises:
             BrokerError: Kafka does not answer.
@@ -102,7 +102,7 @@ class Silences:
             return []
         now = _current_moment()
         ends = self._book.ends()
-        # A clock that was set forward is no silence.
+        # A clock that was set forward must not look like a silence, so the shorter of two measured times counts.
         last_moments = self._last_message_moments(now, self._after, ends)
         lasting = {place: now.shortest_since(last) for place, last in last_moments.items()}
         due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted)]
@@ -120,12 +120,12 @@ class Silences:
         return new
 
     def write(self, silences: Iterable[tuple[Silence, int]]) -> None:
-        """Writes silences to `bronze.messages`, except those that a message has ended since.
+        """Writes silences to `bronze.messages`, except of topic-partitions that have a new message in bronze.
 
-        The caller makes sure that no batch is committed at the same time.
+        No batch may be committed at the same time.
 
         Args:
-            silences: As `find_silences` returns them.
+            silences: Silences, each with the offset that the topic-partition's next message would have.
         """
         ends = self._book.ends()
         silent = [silence for silence, end in silences if ends.get(silence.place) == end]
@@ -142,7 +142,7 @@ class Silences:
         self._save_noted()
 
     def _txn(self) -> Txn:
-        """Returns the transaction of the next write; without leases it is numbered by the table's version."""
+        """Returns the Delta transaction of the next write. Without leases, its number is the table's version."""
         if self._token:
             return Txn(SILENCES_APP, next(self._writes)).fenced_by(self._token)
         return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
@@ -150,9 +150,15 @@ class Silences:
     def _last_message_moments(
         self, now: Moment, after: timedelta, ends: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, Moment]:
-        """Returns when bronze read each topic-partition's last message.
+        """Returns when bronze read the last message of each topic-partition.
 
-        The first call reads the ledger. Messages that are older than three times `after` count as that old.
+        The first call reads the ledger. A message that is older than three times `after` counts as exactly that old.
+        Returns nothing while bronze has no topic that is older than `after`.
+
+        Args:
+            now: The present time.
+            after: How long a topic-partition must be silent.
+            ends: One past bronze's last offset, by topic-partition.
         """
         if not self._has_history:
             if not self._book.has_older(now.wall - after):
@@ -169,22 +175,25 @@ class Silences:
             return {place: last for place, last in self._last.items() if place in ends}
 
     def _load_noted(self, reader: TableReader) -> Iterable[Silence]:
-        """Returns the last silences of each topic-partition, or all silences in bronze if the file is missing."""
+        """Returns the last silence of each topic-partition from the file; if it is missing, all silences in bronze."""
         with suppress(OSError, LakeError):
             return [*decode([self._notes.read_bytes()])]
         return read_silences(reader)
 
     def _save_noted(self) -> None:
-        """Saves the last silences to a file beside the checkpoint. If a crash prevents it, one may be written twice."""
+        """Saves the last silence of each topic-partition to a file beside the checkpoint.
+
+        If a crash prevents this, bronze may write a silence twice, which does no harm.
+        """
         write_atomically(self._notes, encode(self._noted.values()))
 
     def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
-        """Returns True if a silence is to be written, for the first or the second time.
+        """Returns True if a silence must be written now: the first one of a topic-partition, or the second one.
 
         Args:
             place: The topic-partition.
             end: The offset that its next message would have.
-            lasted: How long it has been silent.
+            lasted: Time since its last message.
         """
         noted, (known_end, last_offset) = self._noted.get(place), self._last_offsets.get(place, (end, end - 1))
         written = timedelta(0)
@@ -194,12 +203,13 @@ class Silences:
         return written <= after < lasted or written <= 2 * after < lasted
 
     def _last_messages(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int, bool]]:
-        """Returns, by topic-partition, the last message's offset, the highest time of the last messages, and its kind.
+        """Returns, by topic-partition, the offset of the last message, a time in ms since 1970, and its kind.
 
-        The time is in ms: the highest Kafka time that counts (kind True), or else when bronze read them (kind False).
+        Kind True: the time is the highest Kafka timestamp of the last messages that counts for stream time. Kind False:
+        none counts, and it is the time at which bronze read them.
 
         Args:
-            ends: The offset that the next message would have, by topic-partition.
+            ends: One past bronze's last offset, by topic-partition.
         """
         from pyspark.sql import functions as F
 
@@ -211,7 +221,7 @@ class Silences:
 
 
 def silences_file(settings: Settings) -> Path:
-    """Returns the path of the file with the last silences, which repeats what bronze holds."""
+    """Returns the path of the file with the last silences. They are also in bronze, so the file may be lost."""
     return Path(f"{settings.checkpoint(BRONZE)}.silences.json")
 
 

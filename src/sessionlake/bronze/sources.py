@@ -91,7 +91,7 @@ class Archives:
         """Checks that the folder exists.
 
         Raises:
-            ConfigError: It does not exist.
+            ConfigError: The folder does not exist.
         """
         if not Path(self._path).is_dir():
             raise ConfigError(
@@ -100,7 +100,7 @@ class Archives:
             )
 
     def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
-        """Returns the messages of all files after the checkpoint's last one, in the columns `archives.DDL`."""
+        """Returns a stream of the messages in files after the checkpoint's last one, in the columns `archives.DDL`."""
         archives.register(spark)
         options = {
             "path": self._path,
@@ -161,7 +161,7 @@ class Kinesis:
             )
 
     def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
-        """Returns the records in the connector's own columns, from the oldest that Kinesis still has."""
+        """Returns a stream of records in the connector's columns. A new checkpoint starts at Kinesis's oldest one."""
         del checkpoint
         kinesis = self._settings
         options: dict[str, Any] = {"initialPosition": "trim_horizon", **kinesis.options}

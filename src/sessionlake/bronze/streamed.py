@@ -1,4 +1,4 @@
-"""The bronze job for sources that are plain Spark streams: archives and Kinesis. Kafka is read by `bronze.job`.
+"""The bronze job for archives and Kinesis, which Spark reads as plain streams. `bronze.job` reads Kafka.
 
 There is one query with one checkpoint, and no topics to watch. Each source implements `StreamSource`. A batch is first
 staged on disk, because a repeated task would read its source again. Then three commits follow, each done once: damaged
@@ -52,14 +52,14 @@ class StreamSource(Protocol):
         """Checks that the source can be read, as far as that is possible without Spark.
 
         Raises:
-            ConfigError: It cannot be read.
+            ConfigError: The source cannot be read.
         """
 
     def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
         """Returns the stream of messages for a query with this checkpoint, in the source's own columns."""
 
     def has_more(self, checkpoint: Path) -> bool:
-        """Returns True if the source has messages after those in the checkpoint: another query must read them."""
+        """Returns True if the source has messages after those in the checkpoint, so the query must run once more."""
 
     def messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
         """Converts a batch's rows to the columns of `bronze.messages` without `ingested_at`, and five more.
@@ -119,7 +119,9 @@ class _Query(LayerQuery):
         return self.start(frame, self._commit, trigger=self._trigger, once=self._once)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the query ends and, under `--once`, nothing is left to read; returns True if that is so.
+        """Waits until the query ends and, under `--once`, nothing is left to read.
+
+        Returns True if it has ended, False if the time was over before.
 
         Args:
             seconds: The longest time to wait; None waits without a limit.
@@ -143,7 +145,7 @@ class _Query(LayerQuery):
 
 
 def refuse_other_source(spark: SparkSession, lake: Lake, name: str) -> None:
-    """Checks that bronze's messages so far came from this source: offsets of another source mean something else.
+    """Checks that all messages in bronze came from this source, because each source numbers offsets in its own way.
 
     Args:
         spark: The session to read the ledger with.
@@ -151,7 +153,7 @@ def refuse_other_source(spark: SparkSession, lake: Lake, name: str) -> None:
         name: Name of the configured source.
 
     Raises:
-        LakeError: They came from another source; the text names both.
+        LakeError: Bronze has messages from another source. The text names both sources.
     """
     if name == SourceKind.KAFKA and not lake.exists(spark, DAMAGED):
         return  # no other source was used; this spares reading the ledger at each start
@@ -226,7 +228,10 @@ def _damaged_rows(rows: DataFrame) -> DataFrame:
 
 
 class _Extent(NamedTuple):
-    """The offsets of one topic-partition in one member of a file, or in the batch if the source has no files."""
+    """The first and last offset, and the number of messages, of a topic-partition in one member of an archive file.
+
+    If the source has no files, they are those of a topic-partition in the batch, and `file` and `member` are None.
+    """
 
     topic: str
     partition: int
@@ -238,7 +243,10 @@ class _Extent(NamedTuple):
 
 
 def _extents(sound: DataFrame) -> list[_Extent]:
-    """Returns the extents of a batch, sorted by topic, partition, file name and first offset."""
+    """Returns an extent for each topic-partition and archive member in a batch of undamaged rows.
+
+    They are sorted by topic, partition, file name and first offset.
+    """
     from pyspark.sql import functions as F
 
     found = sound.groupBy("topic", "partition", "file", "member").agg(
@@ -258,7 +266,7 @@ def _ranges(extents: Iterable[_Extent]) -> tuple[OffsetRange, ...]:
 
 
 def _refuse_repeated(sound: DataFrame, extents: Iterable[_Extent], ends: Mapping[TopicPartition, int]) -> None:
-    """Checks that offsets rise from file to file, and that bronze has none of them yet.
+    """Checks that the offsets of each topic-partition rise from file to file, and that bronze has none of them yet.
 
     Args:
         sound: The batch's rows without damaged members.
@@ -266,7 +274,7 @@ def _refuse_repeated(sound: DataFrame, extents: Iterable[_Extent], ends: Mapping
         ends: The last offset of each topic-partition before the batch.
 
     Raises:
-        OffsetHoleError: They do not; the text names a file and its member.
+        OffsetHoleError: An offset is repeated or does not rise. The text names the file and its member.
     """
     reached = dict(ends)
     for extent in extents:
@@ -289,7 +297,7 @@ def _refuse_repeated(sound: DataFrame, extents: Iterable[_Extent], ends: Mapping
 def _repeats_offsets(sound: DataFrame, extent: _Extent) -> bool:
     """Returns True if an offset of the extent occurs twice in the batch, the second time in the extent's file.
 
-    Extents may overlap without that: two members of a topic-partition can have alternating offsets.
+    Extents can overlap although no offset is repeated: two members of a topic-partition can have alternating offsets.
     """
     from pyspark.sql import functions as F
 

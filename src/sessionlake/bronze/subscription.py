@@ -67,7 +67,7 @@ class QueryOffsets:
         return read_offsets(self._folder / (INITIAL if done is None else Path("offsets", str(done))))
 
     def end(self) -> Offsets:
-        """Returns the offsets at which the pending batch ends. There must be one."""
+        """Returns the offsets at which the pending batch ends, each one past its last. A batch must be pending."""
         return read_offsets(self._folder / "offsets" / str(self.pending))
 
     def resumes_at(
@@ -77,8 +77,9 @@ class QueryOffsets:
 
         Args:
             positions: Kafka offsets that are to be read next, by topic-partition.
-            ends: One past the last readable offset of the same topic-partitions. Used if a batch is pending.
-            settled: True if the batch that was planned last is in the tables.
+            ends: One past the last Kafka offset that can be read, by topic-partition. Used only if a batch is pending:
+                planned but not finished.
+            settled: True if the messages of the last planned batch are in the tables.
         """
         # Spark first repeats a pending batch, even if the tables have it and Kafka has removed its messages. It fails
         # if partitions of that batch are gone, and under `availableNow` also if there are new ones. It waits forever

@@ -31,7 +31,7 @@ from sessionlake.streaming.losses import refuse_unknown_topics
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Time between two checks of topics that are not subscribed to, and between two writes of how far the others were read.
+# Time between two checks of topics that are not subscribed to, and between two writes of the next offsets of topics.
 _IDLE_CHECK_SECONDS = 60.0
 # Time between two checks while a topic is missing that may come back.
 _RECHECK_SECONDS = 1.0
@@ -40,7 +40,7 @@ _MAX_LOOKS = 5
 
 
 class TopicBook:
-    """What bronze knows of its topics: their state, ids and offsets. It may be used by several threads."""
+    """The topics of `ops.topics` in memory: their state, ids and offsets. Several threads may use it."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
@@ -61,17 +61,17 @@ class TopicBook:
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """The last generation of every topic."""
+        """The last generation of every topic in `ops.topics`, by name."""
         return latest_generations(self._rows.values())
 
     def topics_to_exclude(self) -> frozenset[str]:
-        """Returns the topics that a query which starts now must not subscribe to, and remembers them."""
+        """Returns the names of topics to which a query that starts now must not subscribe, and remembers them."""
         self._excluded = frozenset(name for name, row in self.topics.items() if row.state not in SUBSCRIBED)
         return self._excluded
 
     @property
     def shifts(self) -> dict[str, int]:
-        """Number to add to Kafka's offsets, by topic; without topics where it is 0."""
+        """Bronze's offset minus Kafka's for the topics where it is not 0, by topic name."""
         return {name: row.offset_shift for name, row in self.topics.items() if row.offset_shift}
 
     def positions(self) -> dict[TopicPartition, int]:
@@ -104,7 +104,7 @@ class TopicBook:
         return any(row.first_seen < moment for row in self._rows.values())
 
     def fully_read(self, places: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Returns those of the given topic-partitions that Kafka has no further message of.
+        """Returns the topic-partitions among `places` of which bronze has read every message that Kafka has.
 
         Raises:
             BrokerError: Kafka does not answer, or one of the topics is gone.
@@ -112,7 +112,7 @@ class TopicBook:
         known = self.topics
         lasting = [row for name, row in known.items() if row.state not in MAY_BE_ABSENT and self._matches(name)]
         read = {(row.topic, part.partition): part.next_offset for row in lasting for part in row.partitions}
-        asked = [place for place in places if place in read]  # the others are of a topic that is gone
+        asked = [place for place in places if place in read]  # without topic-partitions of deleted topics
         held = self._admin.offsets(asked) if asked else {}
         waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read[place]}
         return {*places} - waiting
@@ -133,7 +133,7 @@ class TopicBook:
             self._ids()
 
     def look(self) -> None:
-        """Compares all topics with Kafka, applies the configured rule, and writes `ops.topics`.
+        """Compares all topics with Kafka, applies `kafka.on_topic_change`, and writes `ops.topics`.
 
         This takes several seconds if a topic is missing, because only a steady absence counts as a deletion.
 
@@ -157,7 +157,7 @@ class TopicBook:
             )
 
     def _decision(self) -> TopicUpdate:
-        """Returns the decision about all topics; asks again if a topic vanishes while Kafka is asked about it."""
+        """Asks Kafka about all topics and decides about changes. Asks again if a topic vanishes meanwhile."""
         left = _MAX_LOOKS
         while True:
             ids = self._ids()
@@ -228,10 +228,10 @@ class TopicBook:
                 self._write()
 
     def unrecorded_version(self) -> tuple[TableOutput, ...]:
-        """Returns the version of `ops.topics` if the ledger has no entry with it yet, else nothing.
+        """Returns the version of `ops.topics`, for the next ledger entry; empty if the ledger has this version already.
 
-        The ledger's entries reveal an older copy of the table. With one, messages of a topic that was created again
-        would be read twice.
+        By these versions bronze notices that the table was replaced by an older copy. With such a copy, messages of a
+        topic that was created again would be read twice.
         """
         with self._lock:
             if self._is_version_recorded:
@@ -280,7 +280,7 @@ class TopicBook:
                     yield (row.topic, part.partition), part, row.offset_shift
 
     def _ids(self) -> dict[str, str | None]:
-        """Returns the ids of Kafka's topics by name, and records which of bronze's topics are missing."""
+        """Returns the ids of Kafka's topics by name, and records which of bronze's topics Kafka does not list."""
         try:
             ids = self._admin.topic_ids()
         except BrokerError:
@@ -291,7 +291,7 @@ class TopicBook:
         return ids
 
     def _activity_candidates(self) -> set[str]:
-        """Returns the topics without messages for `kafka.inactive_after`: they may become inactive, or active again."""
+        """Returns the names of topics without messages for `kafka.inactive_after`, whether inactive already or not."""
         since = datetime.now(UTC) - self._kafka.inactive_after
         rows = self.topics.values()
         states = {TopicState.ACTIVE, TopicState.INACTIVE}
@@ -315,7 +315,7 @@ class TopicBook:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
     def _apply_ledger(self) -> None:
-        """Moves each `next_offset` to where the ledger ends, and past recorded offsets without a message."""
+        """Moves each `next_offset` past the offsets in the ledger, and past recorded offsets without a message."""
         known, now = self.topics, datetime.now(UTC)
         reader = self._lake.reader(self._spark)
         taken = offset_spans(reader, BRONZE)
@@ -355,7 +355,10 @@ def seen_topics(
 
 
 def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
-    """Returns the topic's row after offsets `[first, end)` were read. Offsets of earlier generations are ignored."""
+    """Returns the topic's row after offsets `[first, end)` of a partition were read.
+
+    Offsets of earlier generations are ignored.
+    """
     parts = {part.partition: part for part in row.partitions}
     part = parts.get(partition)
     if part is None:

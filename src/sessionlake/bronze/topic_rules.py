@@ -1,10 +1,13 @@
-"""Decides what to do about each topic that changed in Kafka. Pure: it gets the known and the present topics.
+"""Decides what to do about each topic that was deleted, created again or cut in Kafka. Pure: no Kafka, no clock.
+
+A topic is *cut* if Kafka's retention has removed messages that bronze has not read. The columns are the values of the
+rule, `kafka.on_topic_change`:
 
 | a topic was | `fail` | `forget` | `restart` |
 |---|---|---|---|
 | deleted | stops bronze | no longer read | waits for a topic of that name |
 | deleted and created again | stops bronze | neither is read | reads the new one from its start, as next generation |
-| cut by retention before it was read | stops bronze | no longer read | reads the rest, as next generation |
+| cut | stops bronze | no longer read | reads the remaining messages, as next generation |
 
 The number of lost messages is recorded under every rule. Under `fail`, bronze stops at each start until the rule is
 changed. A forgotten topic stays forgotten until there is another topic of that name.
@@ -83,11 +86,11 @@ class Absences:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a topic.
+    """A change of a topic in Kafka, about which `kafka.on_topic_change` decides.
 
     Attributes:
-        state: The topic's new state.
-        what: What happened, for the operator; a sentence without its subject.
+        state: The topic's new state: deleted, recreated or cut.
+        what: What happened, as a text for the operator that continues after the topic's name.
     """
 
     state: TopicState
@@ -96,11 +99,11 @@ class Change:
 
 @dataclass(frozen=True)
 class TopicUpdate:
-    """The result of a decision.
+    """The decision about all topics after a comparison with Kafka.
 
     Attributes:
-        rows: Rows to write to `ops.topics`.
-        refusals: Reasons why bronze must stop, one per topic; empty if it may continue.
+        rows: New or changed rows to write to `ops.topics`.
+        refusals: Texts that say why bronze must stop, one per topic; empty if bronze may continue.
     """
 
     rows: tuple[Topic, ...]
@@ -115,13 +118,13 @@ def decide(
     now: datetime,
     inactive_after: timedelta,
 ) -> TopicUpdate:
-    """Compares the last known generation of topics with Kafka and applies the rule to changes.
+    """Compares topics in `ops.topics` with Kafka, and applies the rule to those that changed.
 
     Args:
-        known: The topics to compare, by name. `next_offset` must be up to date.
-        seen: The topics that Kafka has, by name: those of `known`, and new ones.
-        rule: What to do about changed topics.
-        now: Time that is recorded in the rows.
+        known: Last generation of each topic in `ops.topics`, by name. Each `next_offset` must be up to date.
+        seen: Topics that Kafka has now, by name, including new ones.
+        rule: The setting `kafka.on_topic_change`.
+        now: Time to record in the rows.
         inactive_after: A topic without a message for this time becomes inactive.
     """
     rows: list[Topic] = []
@@ -144,7 +147,12 @@ def decide(
 
 
 def change_of(topic: Topic, found: Seen | None) -> Change | None:
-    """Returns the change that a rule must decide about; None if there is none, or if it was decided before."""
+    """Returns how a topic has changed in Kafka; None if it has not, or if the change was decided before.
+
+    Args:
+        topic: Last generation of the topic in `ops.topics`.
+        found: The topic as Kafka has it now; None if Kafka does not have it.
+    """
     if found is None:
         gone = Change(TopicState.DELETED, "was deleted, or this client may no longer see it")
         return None if topic.state is TopicState.FORGOTTEN else gone
@@ -199,7 +207,7 @@ def _partitions(topic: Topic, found: Seen) -> Iterator[PartitionOffsets]:
 def _changed_topic(
     topic: Topic, found: Seen | None, change: Change, rule: OnTopicChange, now: datetime
 ) -> Iterator[Topic]:
-    """Yields the rows of a changed topic under `forget` or `restart`: the ended generation, and the next if any."""
+    """Yields the rows of a changed topic under `forget` or `restart`: its ended generation, and the next one if any."""
     forgets = rule is OnTopicChange.FORGET
     if found is None or (forgets and change.state is TopicState.CUT):
         ends = {} if found is None else {n: end + topic.offset_shift for n, (_, end) in found.partitions.items()}

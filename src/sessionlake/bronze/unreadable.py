@@ -44,16 +44,16 @@ _NO_CONSUMER = KnownFailure(
     "no consumer can be made",
     beginnings=("Failed to construct kafka consumer", "Failed to create new Kafka"),
 )
-"""These are also a `KafkaException`, but mean a wrong address or keystore, not a message."""
+"""Errors that are also a `KafkaException`, but mean a wrong address or keystore, not an unreadable message."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """A message that bronze cannot read and stopped at.
+    """A message that Spark cannot deliver, so that bronze stopped before it. Saved beside the checkpoint.
 
     Attributes:
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its offset in `bronze.messages`.
+        topic: Topic of the message.
+        partition: Partition of the message.
+        offset: Offset that the message would have in `bronze.messages`.
         why: Spark's error text.
     """
 
@@ -74,7 +74,7 @@ class Unreadable(msgspec.Struct, frozen=True):
 def explain_unreadable(
     spark: SparkSession, settings: Settings, error: BaseException, generation: Generation, shifts: Mapping[str, int]
 ) -> UnreadableMessageError | None:
-    """Returns an error that names the message which ended the last planned batch; None if no message did.
+    """Returns an error that names the message which Spark could not read; None if the query failed for another reason.
 
     Args:
         spark: The session to read Kafka with.
@@ -112,7 +112,7 @@ def is_unreadable(error: BaseException) -> bool:
 
 
 def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:
-    """Returns the first unreadable offset of one of the topic-partitions; None if all can be read.
+    """Returns a topic-partition and its first unreadable offset; None if all offsets can be read.
 
     Args:
         fails: Returns True if reading the given offsets fails.
@@ -133,5 +133,5 @@ def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tu
 
 
 def stopped_at(settings: Settings) -> Unreadable | None:
-    """Returns the message that bronze stopped at; None if bronze has continued since."""
+    """Returns the saved message before which bronze stopped; None if there is none, or bronze has continued since."""
     return manifest.stopped_at(settings, BRONZE, Unreadable)

@@ -1,7 +1,7 @@
 """`sessionlake verify bronze`: compares `bronze.messages` with what Kafka still holds, in slices of offsets.
 
-Spark reads both sides and returns only offsets and a hash of each field to the driver. So a slice bounds the memory,
-whatever the size of messages. Bronze may run at the same time: the offsets to compare are fixed at the start, and
+Spark reads Kafka and bronze, and returns only offsets and a hash of each field to the driver. So memory is bounded by
+the number of offsets in a slice. Bronze may run at the same time: the offsets to compare are fixed at the start, and
 messages that Kafka's retention removes during the comparison are ignored.
 """
 
@@ -46,13 +46,13 @@ _NEVER = 2**63 - 1
 
 @dataclass(frozen=True)
 class VerifiedBronze:
-    """The result of `verify`.
+    """The result of comparing `bronze.messages` with Kafka.
 
     Attributes:
-        comparison: Result for the messages that both sides should have.
-        overlap: Offsets of these messages, and what could not be compared.
+        comparison: Result for the messages that both bronze and Kafka should have.
+        overlap: Offsets of these messages, and the topics and offsets that could not be compared.
         removed: Number of messages in bronze that Kafka no longer holds.
-        gone: Number of messages that retention has removed from bronze.
+        gone: Number of messages that bronze's own retention has removed from `bronze.messages`.
     """
 
     comparison: Comparison
@@ -62,7 +62,9 @@ class VerifiedBronze:
 
 
 def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
-    """Compares bronze with Kafka: bronze must have each message of Kafka once and unchanged, and no others.
+    """Compares bronze with Kafka: bronze must have each message of Kafka once and unchanged.
+
+    A message that Kafka no longer holds, because of its retention, is counted but is not a difference.
 
     Raises:
         LakeError: Bronze has no messages yet.
@@ -102,19 +104,19 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
 
 
 def _absent_behind(reader: TableReader, taken: Iterable[Span]) -> int:
-    """Returns the number of offsets after bronze's last messages that bronze has read and that have no message."""
+    """Returns the number of offsets after bronze's last messages that bronze has recorded as having no message."""
     behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
     return sum(count_covered(runs, *behind[place]) for place, runs in recorded_runs(reader, behind).items())
 
 
 def _left(taken: Iterable[Span], gone: Mapping[TopicPartition, Beginning]) -> list[Span]:
-    """Returns the spans without the messages that retention has removed from bronze."""
+    """Returns bronze's offset ranges without the messages that retention has removed from bronze."""
     firsts = {place: at.last_removed + 1 for place, at in gone.items()}
     return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in taken]
 
 
 def hashed(messages: DataFrame) -> DataFrame:
-    """Returns the columns `OFFSET` of messages, and each of `FIELDS` as a hash.
+    """Returns a row per message: the columns `OFFSET` (topic, partition, offset), and a hash of each of `FIELDS`.
 
     Headers are hashed as JSON with nulls, because hashing a struct skips its nulls.
     """
@@ -127,10 +129,10 @@ def hashed(messages: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Reads and compares slices of Kafka and bronze.
+    """Reads the same slice of offsets from Kafka and from bronze, and compares the messages.
 
     Attributes:
-        ids: Ids of the topics that are compared, by name.
+        ids: Kafka's ids of the topics that are compared, by topic name; None for a topic without an id.
         shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
     """
 
@@ -141,7 +143,7 @@ class _Sides:
     shifts: Mapping[str, int]
 
     def compare(self, part: OffsetRanges) -> Comparison:
-        """Compares one slice of offsets."""
+        """Compares one slice: offset ranges by topic-partition, numbered as in `bronze.messages`."""
         from pyspark.sql import functions as F
 
         kafka = self._kafka(part)
@@ -162,7 +164,10 @@ class _Sides:
         try:
             return hashed(to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
-            raise BrokerError(f"Kafka's messages could not be read: {parse_failure(error)}") from error
+            raise BrokerError(
+                f"Kafka's messages could not be read: {parse_failure(error)}",
+                fix="Check that the brokers of kafka.bootstrap_servers are reachable, and run the command again",
+            ) from error
 
     def _complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
         """Returns the offset from which Kafka still has every message, by topic-partition."""

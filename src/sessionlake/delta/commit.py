@@ -1,9 +1,11 @@
 """Writes rows to tables so that a repeated write changes nothing.
 
-Delta stores, for each application id, the highest transaction version it has committed. Every write of a micro-batch
-carries the application id `<streaming query id>:<table>` and the batch number as version. So Delta skips a write that
-an earlier run of the batch has already committed. A new checkpoint has a new query id, so its batch numbers never
-collide with those of an old one.
+For each application id, a Delta table stores the highest transaction version that was committed. Every write of a
+micro-batch carries the application id `<streaming query id>:<table>` and the batch number as transaction version. So
+Delta skips a write that an earlier run of the batch has already committed. A new checkpoint has a new query id, so
+batch numbers of an old checkpoint do not matter.
+
+Some functions need a claim: an exclusive right that one process at a time holds (`Storage.claim`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ if TYPE_CHECKING:
 
 
 def merge_app_id(app_id: str) -> str:
-    """Returns the application id under which batches of a silver query are merged."""
+    """Returns the application id of the MERGEs that follow a silver query.
+
+    Args:
+        app_id: the silver query's own application id.
+    """
     return f"{app_id}:{SILVER_TABLES}"
 
 
@@ -47,9 +53,9 @@ def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: 
 
 @contextmanager
 def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[StagedRows]:
-    """Writes rows to files, runs the block, and then appends the rows to the table; not if the block fails.
+    """Writes rows to files, runs the block, and then appends the rows to the table in one commit.
 
-    A replay of the same transaction appends nothing.
+    If the block fails, nothing is appended. A replay of the same transaction appends nothing.
     """
     with lake.storage.stage(spark, table, rows) as written:
         yield written
@@ -60,7 +66,7 @@ def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: T
 
 
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
-    """Replaces all rows of a small table in one commit; with a transaction, a replay changes nothing."""
+    """Replaces all rows of a small table in one commit. With a transaction, a replay changes nothing."""
     fault_point(f"before:{table}")
     lake.storage.require_lease(table)
     lake.storage.replace(spark, table, rows, txn)
@@ -85,16 +91,16 @@ def delete_claimed(spark: SparkSession, lake: Lake, table: str, where: Column) -
 
 
 def _claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
-    """Returns a transaction that is newer than those of all earlier holders of the table's claim.
+    """Returns a transaction with a higher version than the transactions of all earlier holders of the table's claim.
 
-    If an earlier holder was suspended and commits later, Delta skips its commit.
+    If an earlier holder was suspended and tries to commit now, Delta skips its commit.
     """
     claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
     return next_txn(spark, lake, table, CLAIMED_APP).fenced_by(lake.storage.token(claim))
 
 
 def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
-    """Returns a transaction for a write outside a streaming query, versioned by the table's next Delta version."""
+    """Returns a transaction for a write that belongs to no streaming query. Its version is the next Delta version."""
     return Txn(app_id, lake.latest_version(spark, table) + 1)
 
 
@@ -120,9 +126,9 @@ def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Co
 
 
 def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelection) -> None:
-    """Removes the selected rows of an append-only table in one commit that streams skip.
+    """Removes the selected rows of an append-only table in one commit. Streams that read the table skip this commit.
 
-    Does nothing where the rows are gone already, and sets `delta.appendOnly` to false.
+    Sets `delta.appendOnly` to false. If a replay finds no selected rows, it removes nothing.
     """
     fault_point(f"before:remove:{table}")
     _opened(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, chosen))
@@ -130,9 +136,9 @@ def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelectio
 
 
 def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
-    """Erases the session's messages in one commit that streams skip; each keeps its offset and Kafka timestamp.
+    """Erases the content of a session's messages in one commit. Streams that read the table skip this commit.
 
-    Sets `delta.appendOnly` to false if the table has it.
+    Each message keeps its offset and Kafka timestamp. Sets `delta.appendOnly` to false if the table has it.
     """
     _opened(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
 
@@ -153,11 +159,11 @@ def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], Non
 
 
 def fence_off(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
-    """Makes Delta skip this transaction, and earlier ones of its application, from now on.
+    """Makes Delta skip this transaction in these tables from now on, and earlier transactions of the application.
 
-    A process that was suspended just before its commit can wake up and commit at any time. Where another process would
-    write different rows under the same transaction, it first calls this. A commit that the transaction has made already
-    stays.
+    A process that was suspended just before its commit may resume and commit at any time. So a process that would write
+    different rows under the same transaction calls this function first. If the transaction was already committed, that
+    commit stays.
     """
     for table in tables:
         lake.storage.require_lease(table)
@@ -181,7 +187,15 @@ def accumulate(
 ) -> Commit:
     """Combines rows with the table's rows of the same keys, and MERGEs the results in one commit.
 
-    A replay of the same transaction changes nothing. `Storage.accumulate` describes the arguments.
+    A replay of the same transaction changes nothing.
+
+    Args:
+        rows: at most one row per key, with the table's columns.
+        combine: computes the resulting rows from `rows` and the table's rows of the same keys.
+        upsert: names the keys and all other columns. It must update and insert, and not delete.
+
+    Returns:
+        The commit; after a replay, the table's latest one.
     """
     fault_point(f"before:{table}")
     commit = lake.storage.accumulate(spark, table, rows, combine, upsert, txn)

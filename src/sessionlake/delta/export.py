@@ -1,8 +1,8 @@
-"""Exports a frame as plain files of bounded size, into a folder of any store that Spark writes to.
+"""Exports a Spark frame as Parquet, CSV or JSON Lines files of limited size, to any file system that Spark can use.
 
-The files are written to another folder first, which is then renamed. Where a rename is atomic (a disk, HDFS, ADLS), the
-target folder holds all files or none. Where it is not (S3), the export is complete once `_SUCCESS` exists, which is
-written last.
+The files are written to a temporary folder, which is then renamed to the target folder. If the file system renames
+atomically (a disk, HDFS, ADLS), the target folder has all files or none. If not (S3), the export is complete when the
+file `_SUCCESS` exists, which is written last.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-# Number of rows from which the bytes per row are estimated.
+# Size of the sample from which the bytes per row are estimated, in rows.
 _SAMPLE = 20_000
-# After a file came out too large, the next attempt uses this fraction of the rows that would just fit.
+# If a file was too large, the next attempt writes fewer rows per file: this fraction of what should just fit.
 _MARGIN = 0.9
 _SUCCESS = "_SUCCESS"
 # Marks a folder as an export of sessionlake.
@@ -37,7 +37,7 @@ _NESTED = {"array", "map", "struct"}
 
 
 class FileFormat(StrEnum):
-    """Format of the files."""
+    """Format of exported files."""
 
     PARQUET = "parquet"
     CSV = "csv"
@@ -54,7 +54,7 @@ _OPTIONS: dict[FileFormat, tuple[str, dict[str, str]]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export: numbers of rows, files and bytes."""
+    """What an export wrote: number of rows, number of files, and size of all files in bytes."""
 
     rows: int
     files: int
@@ -64,15 +64,15 @@ class Exported:
 def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, overwrite: bool) -> Exported:
     """Writes a frame's rows to a folder, which then holds exactly these rows.
 
-    CSV stores nested columns as JSON, and bytes as Base64. JSON Lines store bytes as Base64, and every column in every
-    line.
+    In CSV files, nested columns are JSON and binary columns are Base64. In JSON Lines files, binary columns are Base64,
+    and null columns are written, too.
 
     Args:
-        frame: must give the same rows each time, since it is read more than once.
-        path: of the folder.
+        frame: the rows. The frame is computed more than once, and must have the same rows each time.
+        path: path of the folder, as Spark takes it.
         form: format of the files.
-        max_bytes: limit for the size of a file.
-        overwrite: True to replace files of an earlier export.
+        max_bytes: limit for the size of each file, in bytes.
+        overwrite: True to replace the files of an earlier export in the folder.
 
     Raises:
         UsageError: the folder holds other files, or a single row is larger than `max_bytes`.
@@ -104,7 +104,12 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
 
 
 def _fitting(rows: int, written: _Folder, max_bytes: int) -> int:
-    """Returns how many rows a file may have, judging by the largest of the written files, which have `rows` rows."""
+    """Returns how many rows a file may have to stay below `max_bytes`, estimated from files that were just written.
+
+    Args:
+        rows: number of rows of each written file.
+        written: the folder with these files. The largest one counts.
+    """
     return max(1, int(rows * max_bytes * _MARGIN / max(*written.sizes(), 1)))
 
 
@@ -115,7 +120,7 @@ def _write(rows: DataFrame, into: _Folder, form: FileFormat, files: int, at_most
 
 
 def _flat(frame: DataFrame) -> DataFrame:
-    """Returns the frame with columns that a CSV cell can hold."""
+    """Returns the frame with its columns converted to types that CSV can store."""
     return frame.select(*(_cell(field.name, field.dataType) for field in frame.schema.fields))
 
 
@@ -126,15 +131,15 @@ def _cell(name: str, kind: DataType) -> Column:
     if kind.typeName() in _NESTED:
         column = F.to_json(column, {"ignoreNullFields": "false", **_TIMES})
     elif kind.typeName() == "binary":
-        column = F.translate(F.base64(column), "\r\n", "")  # Spark breaks its lines
+        column = F.translate(F.base64(column), "\r\n", "")  # Spark inserts line breaks into Base64
     return column.alias(name)
 
 
 class _Folder:
-    """A folder on the file system that Spark uses for its path. A local path may be relative.
+    """A folder in any file system that Spark can use. It is chosen by the path; a local path may be relative.
 
     Attributes:
-        path: full path of the folder.
+        path: full path of the folder, with the scheme of its file system.
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
@@ -146,10 +151,13 @@ class _Folder:
         self._files = self._here.getFileSystem(conf)
 
     def require_free(self, *, overwrite: bool) -> None:
-        """Checks that writing here would lose nothing.
+        """Checks that an export to this folder would overwrite no foreign files.
+
+        Args:
+            overwrite: True to accept files of an earlier export in the folder.
 
         Raises:
-            UsageError: the path is no folder, or holds other files.
+            UsageError: the path is not a folder, or the folder has files that may not be overwritten.
         """
         if self._here.getParent() is None:
             raise UsageError(f"export: {self.path} is no folder that can be created", fix="Name another folder")
@@ -168,18 +176,18 @@ class _Folder:
         )
 
     def sizes(self) -> list[int]:
-        """Returns the bytes of each file with rows."""
+        """Returns the size in bytes of each data file in the folder."""
         return [size for name, size in self._list() if name.startswith(_ROWS)]
 
     def move_to(self, other: _Folder) -> None:
-        """Moves this folder to the other's path. If that fails, the other's former content is put back."""
+        """Renames this folder to the path of `other`, whose content is deleted. If that fails, it is restored."""
         former = self._new(f"{other.path.rstrip('/')}.replaced-{uuid.uuid4()}")
         replaces = self._files.exists(other._here)
         self._files.mkdirs(other._here.getParent())
         if replaces and not self._files.rename(other._here, former):
             raise UsageError(f"export: {other.path} cannot be replaced", fix="Remove the folder")
         for name in [name for name, _ in self._list() if not name.startswith(_ROWS)]:
-            self._remove(self._new(self._here, name))  # what Spark's committer notes; Databricks' leaves more of it
+            self._remove(self._new(self._here, name))  # files of Spark's commit protocol; Databricks has more
         self._files.create(self._new(self._here, _MARKER)).close()
         if not self._files.rename(self._here, other._here):
             if replaces:

@@ -1,10 +1,10 @@
-"""Tables as folders of a home: implements `Storage` with `delta.folders`, and with Spark for the rest.
+"""Table storage on a laptop: each table is a folder in the home.
 
-A write through Spark costs a second of CPU or more, most of it planning, and Spark's Parquet writer works row by row.
-So appends and MERGEs bypass it: this process or Spark's tasks write Arrow rows, and the commit takes milliseconds
-(`folders.log`). A MERGE rewrites the files of a small table. In a large table it marks the replaced rows in deletion
-vectors (`folders.marked_merge`). Spark writes tables with features that this package does not know
-(`folders.writable`).
+Most operations use `delta.folders`, which works without Spark. A write with Spark costs a second of CPU or more, most
+of it for planning. So this process or Spark's tasks write the rows of an append or MERGE as Arrow data, and the commit
+takes milliseconds (`folders.log`). A MERGE into a small table rewrites the table's files. In a large table it marks
+replaced rows in deletion vectors (`folders.marked_merge`). Only Spark writes to tables with features that
+`delta.folders` does not support.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-_Merge = Callable[..., bool]  # see `merge_by_marking`
+_Merge = Callable[..., bool]  # `merge_by_marking` with all arguments except the transaction
 _MERGE_CONF = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     "spark.sql.shuffle.partitions": "1",
 }
-# a table of at most this many times a MERGE's rows is rewritten, since most files would be marked anyway
+# A MERGE rewrites a table with at most this many times its own rows, since it would mark rows in most files anyway.
 _REWRITE_FACTOR = 4
 
 
 class FolderStorage(Storage):
     """Tables in folders `warehouse/<schema>/<table>` of a home."""
 
-    # The cluster is the driver's machine. Arrow alone needs a fifth of the CPU time that Spark's shuffle and Python
-    # workers add. So whatever fits into memory counts as small.
+    # The cluster is the driver's own machine. Arrow in the driver needs a fifth of the CPU time that Spark's shuffle
+    # and Python workers need. So the driver does all work that fits into memory.
     limits = Limits(
         few_messages=20_000,
         few_changes=100_000,
@@ -86,7 +86,7 @@ class FolderStorage(Storage):
     functions_persist = False
     log_properties: Mapping[str, str] = {
         LOG_CLEANUP: "false"
-    }  # maintenance removes the log, since it knows which versions streams have not read
+    }  # maintenance removes old log entries, because it knows which versions streams have not read
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -116,7 +116,7 @@ class FolderStorage(Storage):
         require_home(self._settings)
 
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
-        """Claims by a file lock, which excludes other processes of this machine."""
+        """Holds a file lock until the block ends. It excludes other processes of this machine."""
         return claim(self._settings, name, doing)
 
     def require_claims(self) -> None:
@@ -165,7 +165,7 @@ class FolderStorage(Storage):
         """Does nothing: delta-rs does not write to clustered tables."""
 
     def drop(self, spark: SparkSession, table: str) -> None:
-        """Removes the table's folder, and those of its parents that are empty afterwards."""
+        """Deletes the table's folder, and also its parent folders if they are empty then."""
         folder = self.path(table)
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
@@ -188,7 +188,7 @@ class FolderStorage(Storage):
         return DeltaTable.forPath(spark, str(self.path(table)))
 
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Returns missing files of the latest version, also those of deletion vectors."""
+        """Returns missing files of the latest version as paths relative to the table's folder."""
         return upkeep.lost_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
@@ -224,7 +224,7 @@ class FolderStorage(Storage):
     # -- writing
 
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        """Writes rows to files, with Spark if only Spark can write the table."""
+        """Writes rows to files until the block ends. Uses Spark if only Spark may write to the table."""
         return self._staged(spark, table, rows, open_table(self.path(table)))
 
     def _staged(
@@ -238,7 +238,7 @@ class FolderStorage(Storage):
         return TableLocation(self.path(table), table, self.commit_lock)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends rows; for a repeated batch they are not computed."""
+        """Appends the rows. If the transaction is already committed, the rows are not even computed."""
         delta = open_table(self.path(table))
         if not has_commit(delta, table, txn):
             with self._staged(spark, table, rows, delta) as staged:
@@ -258,7 +258,7 @@ class FolderStorage(Storage):
             files.replace(None, txn)
 
     def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
-        """Replaces all rows; with Spark if the columns change."""
+        """Replaces all rows. Uses Spark if the table's columns change or only Spark may write to the table."""
         delta = open_table(self.path(table))
         if has_commit(delta, table, txn):
             return
@@ -288,7 +288,7 @@ class FolderStorage(Storage):
     def accumulate(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> Commit:
-        """MERGEs combined rows: the table's rows are found, read and marked in one version."""
+        """Combines and MERGEs rows. The table's rows are found, read and marked in the same version of the table."""
         delta, how = self._engine(spark, table, rows)
         if how is None:
             return super().accumulate(spark, table, rows, combine, upsert, txn)
@@ -296,7 +296,11 @@ class FolderStorage(Storage):
         return self._merged(spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup))
 
     def _engine(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
-        """Returns the table and the function that merges without Spark; None if only Spark can merge."""
+        """Opens the table, and chooses how to MERGE into it.
+
+        Returns:
+            The table, and the function that merges without Spark; None for the function if Spark must merge.
+        """
         delta = open_table(self.path(table))
         if spark_only_reason(delta):
             return delta, None
@@ -314,8 +318,8 @@ class FolderStorage(Storage):
         self.require_lease(table)
         with self.commit_lock(table):
             done = not rows
-            while not done:  # repeated if a process without this lock committed first
-                delta.update_incremental()  # a tenth of the time that opening the table takes
+            while not done:  # repeated if a process that does not use this lock committed first
+                delta.update_incremental()  # takes a tenth of the time of opening the table
                 done = has_commit(delta, table, txn) or merge(txn.app_id_for(table), txn.version)
             return self.last_commit(spark, table)
 
@@ -326,7 +330,7 @@ class FolderStorage(Storage):
     # -- upkeep
 
     def commit_lock(self, table: str) -> AbstractContextManager[None]:
-        """Excludes other commits: on a local disk, Spark's rename can overwrite a commit that came first."""
+        """Holds a lock that excludes other commits. On a local disk, Spark could overwrite a commit that came first."""
         return hold_lock(self._settings, f"commit-{table}")
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
@@ -353,7 +357,7 @@ class FolderStorage(Storage):
             removal.rewrite(self.path(table), rows, rows.with_erased)
 
     def purge_vectors(self, table: str) -> int:
-        """Rewrites files with deletion vectors. The next MERGE into a large table adds new ones."""
+        """Rewrites files that have deletion vectors. A later MERGE into a large table may add new vectors."""
         with self.commit_lock(table):
             return removal.purge_vectors(self.path(table))
 

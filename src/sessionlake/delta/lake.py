@@ -1,4 +1,4 @@
-"""The lake: its tables by their two-level names, on a laptop or in a catalog."""
+"""The lake: all tables of one home (on a laptop) or catalog, by two-level names such as `gold.rolling_average`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _NO_VERSION = {
     "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION",
 }
 SKIP_REMOVALS = {"skipChangeCommits": "true"}
-"""Option of a stream: it skips commits that remove rows, as retention does. The stream has read those rows."""
-# A table of at most this many rows is read into memory.
+"""Option of a Spark stream: skips commits that remove rows. Retention removes only rows that streams have read."""
+# `read_small_in_memory` reads tables with up to this many rows into memory.
 _SMALL_ROWS = 20_000
 
 
@@ -49,13 +49,15 @@ def storage_of(settings: Settings) -> Storage:
 
 
 class Lake:
-    """Opens, creates and describes the tables of one home or catalog. Holds no Spark session and no state.
+    """Creates, reads and describes the tables of one home or catalog. It holds no Spark session and no state.
+
+    Tables are named by their two-level names in all methods.
 
     Args:
-        own: definitions of further tables that not every lake has.
+        own: definitions of tables that are not in `schemas.tables.TABLES`, by table name.
 
     Attributes:
-        storage: creates, reads and writes the tables.
+        storage: does the work, in folders or in a catalog.
     """
 
     def __init__(self, settings: Settings, own: dict[str, TableSchema] | None = None) -> None:
@@ -65,11 +67,11 @@ class Lake:
 
     @property
     def limits(self) -> Limits:
-        """Sizes up to which the driver does work that Spark would do otherwise."""
+        """Sizes of batches and tables up to which the driver does work itself instead of the cluster."""
         return self.storage.limits
 
     def staging(self) -> Lake:
-        """Returns a separate lake for tables that are built only to be copied into this one."""
+        """Returns a separate lake in which a rebuild builds tables before it copies them into this lake."""
         return Lake(self.storage.staging(), self._schemas)
 
     def identifier(self, table: str) -> str:
@@ -81,14 +83,17 @@ class Lake:
         return self.storage.exists(spark, table)
 
     def is_known_missing(self, table: str) -> bool:
-        """True if the table has not been created, as far as this can be checked without Spark."""
+        """True if the table does not exist. Always False in a catalog, where only Spark could check it."""
         return not self.storage.needs_spark and not self.exists(None, table)
 
     def read(self, spark: SparkSession, table: str, version: int | None = None) -> DataFrame:
-        """Returns the table as a frame, at its latest Delta version or at the given one.
+        """Returns the table as a Spark frame.
+
+        Args:
+            version: the Delta version to read; None for the latest.
 
         Raises:
-            LakeError: the version does not exist, or is no longer kept.
+            LakeError: the version does not exist, or its files or log entries were removed.
         """
         if version is None:
             return self.storage.read(spark, table, {})
@@ -107,10 +112,10 @@ class Lake:
             ) from error
 
     def read_small_in_memory(self, spark: SparkSession, table: str) -> DataFrame:
-        """Returns the table as a frame; a small local table is read now, and the frame holds its rows.
+        """Returns the table as a Spark frame. A small local table is read at once, and the frame then holds its rows.
 
-        Spark takes some tenths of a second to plan a read of a Delta table. Reading a small one takes a few
-        milliseconds.
+        This is faster: Spark takes some tenths of a second to plan the read of a Delta table, while reading a small
+        table takes a few milliseconds.
         """
         if not self.storage.needs_spark and self.reader(spark).count(table) <= _SMALL_ROWS:
             with suppress(TooLargeError):
@@ -119,16 +124,16 @@ class Lake:
         return self.read(spark, table)
 
     def stream(self, spark: SparkSession, table: str, max_bytes: int, options: Mapping[str, Any]) -> DataFrame:
-        """Returns the table as a stream of its appended rows.
+        """Returns a Spark stream of the rows that are appended to the table.
 
         Args:
-            max_bytes: approximate size of the files that one batch reads; a batch reads at least one file.
-            options: further options of Spark's reader.
+            max_bytes: approximate limit for the bytes of files that one batch reads. A batch reads at least one file.
+            options: further options of Spark's stream reader.
         """
         return self.storage.stream(spark, table, {"maxBytesPerTrigger": f"{int(max_bytes)}b", **options})
 
     def reader(self, spark: SparkSession | None = None) -> TableReader:
-        """Returns a reader that brings rows to the driver.
+        """Returns a reader that reads rows of tables into the driver's memory.
 
         Raises:
             LakeError: the tables are in a catalog, and `spark` is None.
@@ -136,11 +141,11 @@ class Lake:
         return self.storage.reader(spark)
 
     def delta(self, spark: SparkSession, table: str) -> DeltaTable:
-        """Returns Delta's handle of the table, for MERGE and history."""
+        """Returns the table as an object of Delta's Python API, for MERGE and history."""
         return self.storage.delta(spark, table)
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
-        """Returns the table's latest commit."""
+        """Returns the version of the table's latest commit, and how many rows it wrote."""
         return self.storage.last_commit(spark, table)
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
@@ -148,7 +153,9 @@ class Lake:
         return self.storage.latest_version(spark, table)
 
     def ensure(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Creates missing tables; for existing ones, adds newly declared columns and sets how far back history reaches.
+        """Creates tables that are missing, and adapts existing tables to the configuration.
+
+        Existing tables get newly declared columns, and the configured time for which their history is kept.
 
         Raises:
             LakeError: an existing table has columns or types that the configuration does not declare.
@@ -161,26 +168,28 @@ class Lake:
                 self.storage.create(spark, table, self._schemas[table])
 
     def require_columns(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Checks that these tables have only declared columns, of the declared types. Missing columns and tables pass.
+        """Checks that each column of these tables is declared with the same type. Tables that do not exist are skipped.
+
+        Declared columns that a table lacks are no error, since `ensure` adds them.
 
         Raises:
-            LakeError: a table has another column or type. The text names it, and the command that rebuilds the table.
+            LakeError: a column is not declared, or has another type. The text names the column and how to fix it.
         """
         for table in tables:
             if self.exists(spark, table):
                 self._require_columns(table, self.storage.columns(spark, table))
 
     def find_column_conflict(self, spark: SparkSession, tables: Iterable[str]) -> str | None:
-        """Describes the first column that the configuration declares otherwise, or not at all; None if there is none.
+        """Returns a sentence about the first column that is not declared or has another type; None if all are correct.
 
-        Missing columns do not count, since `ensure` adds them. Nor do missing tables.
+        Tables that do not exist are skipped. Declared columns that a table lacks are no conflict.
         """
         there = (table for table in tables if self.exists(spark, table))
         found = (self._column_conflict(table, self.storage.columns(spark, table)) for table in there)
         return next((other for other in found if other is not None), None)
 
     def add_missing_columns(self, spark: SparkSession, table: str) -> None:
-        """Adds declared columns that the table lacks. Other columns, and all types, stay as they are."""
+        """Adds the declared columns that the table lacks. Existing columns stay as they are, even undeclared ones."""
         self._add_columns(spark, table, self.storage.columns(spark, table))
 
     def overwrite(
@@ -193,11 +202,11 @@ class Lake:
         *,
         columns: bool = False,
     ) -> None:
-        """Replaces a table's rows in one commit; a replay of the same transaction changes nothing.
+        """Replaces all rows of a table in one commit. A replay of the same transaction changes nothing.
 
         Args:
-            metadata: stored with the commit, as its `userMetadata` in the table's history.
-            columns: True if the table also gets the columns of `rows`.
+            metadata: stored with the commit, as `userMetadata` in the table's history.
+            columns: True to replace the table's columns by the columns of `rows`, too.
         """
         self.storage.require_claims()
         append_only = self._schemas[table].append_only
@@ -209,28 +218,35 @@ class Lake:
             self.set_property(spark, table, APPEND_ONLY, "true")
 
     def cluster(self, spark: SparkSession, table: str) -> None:
-        """Sets the table's clustering keys as defined. Spark's writer drops them when it replaces all rows."""
+        """Sets the clustering keys that the table's definition names. Spark drops them when it replaces all rows."""
         if keys := self._schemas[table].cluster_by:
             self.storage.cluster(spark, table, keys)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """Sets a Delta property in a separate commit."""
+        """Sets a Delta property of the table in a separate commit."""
         self.storage.set_property(spark, table, key, value)
 
     def ensure_version_after(self, spark: SparkSession, table: str, after: int) -> None:
-        """Adds a commit if the table has no version after `after`.
+        """Adds a commit without rows if the table has no version higher than `after`.
 
-        A stream cannot start at a version that does not exist.
+        A stream that starts at the next version needs that version to exist.
         """
         if self.latest_version(spark, table) <= after:
             self.set_property(spark, table, "sessionlake.built_from", str(int(after)))
 
     def drop(self, spark: SparkSession, table: str) -> None:
-        """Removes a table and its history. Meant for tables that are built only to be copied."""
+        """Removes a table with its history. Used for tables in `staging`, after they were copied."""
         self.storage.drop(spark, table)
 
     def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
-        """Lets this session's SQL find existing tables by their two-level names; returns the names of those tables."""
+        """Makes tables available to SQL of this session under their two-level names.
+
+        Args:
+            tables: names of the tables; None for all in `schemas.tables.TABLES`. Tables that do not exist are skipped.
+
+        Returns:
+            The names of the tables that exist.
+        """
         found = [table for table in tables or TABLES if self.exists(spark, table)]
         self.storage.register(spark, found)
         return found
@@ -250,7 +266,11 @@ class Lake:
             )
 
     def _column_conflict(self, table: str, present: Mapping[str, str]) -> str | None:
-        """Describes the first of these columns that the configuration declares otherwise; None if there is none."""
+        """Returns a sentence about the first column that is not declared or has another type; None if all are correct.
+
+        Args:
+            present: Spark SQL types of the table's columns, by name.
+        """
         wanted, where = dict(self._schemas[table].columns_for(self.settings)), self._declared_in(table)
         for name, sql in present.items():
             if name not in wanted:
@@ -264,7 +284,7 @@ class Lake:
         return "capture.columns" if own is None else f"the output of processor {own.name}"
 
     def _column_fix(self, table: str) -> str:
-        """Returns what to do where a table's columns differ from the configuration."""
+        """Returns the fix part of the error about a table whose columns differ from the configuration."""
         own = self._processor_of(table)
         if own is not None:
             return f"Run `sessionlake rebuild {own.rebuilt_as}`, or declare the column as it was"

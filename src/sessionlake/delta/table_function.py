@@ -1,4 +1,4 @@
-"""SQL table functions over the lake's tables."""
+"""Creates SQL table functions: functions whose result is a table, computed from the lake's tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _RELATION = "(SELECT {columns} FROM {table})"
 
 
 def subquery(table: str, columns: Iterable[str]) -> str:
-    """Returns a subquery that selects only these columns of a table.
+    """Returns a SQL subquery that selects only these columns of a table, for the body of a table function.
 
-    A function selects only the columns that it needs: SQL could confuse any other column with the function or one of
-    its parameters, if both have the same name.
+    The body should read tables only through such subqueries. If a table has a column with the name of a parameter, SQL
+    would take the column.
 
     Args:
         table: the table's name in SQL.
-        columns: quoted names, or expressions with aliases.
+        columns: quoted column names, or SQL expressions with aliases.
     """
     return _RELATION.format(columns=", ".join(columns), table=table)
 
@@ -30,16 +30,16 @@ def subquery(table: str, columns: Iterable[str]) -> str:
 def create_table_function(
     spark: SparkSession, lake: Lake, function: str, parameters: str, columns: str, body: str
 ) -> str:
-    """Creates or replaces a SQL table function, and returns its name in SQL.
+    """Creates or replaces a SQL table function, and returns the name by which SQL calls it.
 
-    In a catalog the function is permanent and belongs to its schema. On a laptop it is temporary, and the tables that
-    its body names must exist.
+    In a catalog the function is permanent and belongs to its schema. On a laptop it exists until the session ends, and
+    the tables that its body names must exist.
 
     Args:
-        function: two-level name.
-        parameters: declaration of the parameters in SQL.
-        columns: declaration of the result columns in SQL.
-        body: the query.
+        function: two-level name, as in `silver.session_as_of`.
+        parameters: the parameters, as SQL declares them: names and types.
+        columns: the result columns, as SQL declares them: names and types.
+        body: the function's query in SQL.
 
     Raises:
         LakeError: Spark refuses to create it.

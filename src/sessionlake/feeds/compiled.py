@@ -1,8 +1,8 @@
-"""Reads many messages by a feed with code made for it. What that code does not plainly take, the interpreter reads.
+"""Reads many messages fast, by Python code that is generated for a feed. The interpreter reads all unusual messages.
 
-The code is a function with one loop: it decodes a value, tries the rules in order, and appends to `EventLists`. Names,
-constants and paths come into it as arguments or as `repr` of a text, never as text of the configuration. If a message
-has anything unusual, such as a wrong type or a missing part, its events are removed and the interpreter reads it. A
+The code is a function with one loop: it decodes a value, tries the rules in order, and appends to `EventLists`. Texts
+of the configuration enter the code only through `repr` or as values, so they cannot become code. If a message has
+anything unusual, such as a wrong type or a missing part, its events are removed again and `feeds.interpret` reads it. A
 test compares both readers on random messages.
 """
 
@@ -25,7 +25,7 @@ from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
 
 _REMEMBERED = 100_000
-"""Row ids and values of a kind that are kept, so that those which come often are made once."""
+"""Most entries of each cache. The caches keep session ids, row ids and converted values, which recur often."""
 _OF_EVENT = (
     "message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows",
 )  # fmt: skip
@@ -35,20 +35,21 @@ _INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 class _UnusualError(Exception):
-    """Raised in the made code: the interpreter reads this message."""
+    """Raised in the generated code for a message that the interpreter must read."""
 
 
 class _CannotError(Exception):
-    """The feed has something that no code is made for: the interpreter reads all of its messages."""
+    """No code can be generated for the feed, so the interpreter must read all its messages."""
 
 
 @dataclass
 class Compiled:
-    """A feed with the function made for it.
+    """A feed with the function that is generated for it.
 
     Attributes:
-        source: The function's code; None if the interpreter reads all messages.
-        slow: How many messages the interpreter has read since.
+        feed: The feed.
+        source: Source text of the function; None if none could be generated and the interpreter reads all messages.
+        slow: Number of messages that the interpreter has read so far.
     """
 
     feed: Feed
@@ -58,18 +59,18 @@ class Compiled:
 
     @classmethod
     def of(cls, feed: Feed) -> Compiled:
-        """Makes the function for a feed."""
+        """Generates and compiles the function for a feed."""
         try:
             writer = _Writer(feed)
             source = writer.function()
         except _CannotError:
             return cls(feed, None, None)
         names = writer.names
-        exec(compile(source, f"<feed {feed.name}>", "exec"), names)  # noqa: S102 - of texts by repr alone, see above
+        exec(compile(source, f"<feed {feed.name}>", "exec"), names)  # noqa: S102 - users' texts enter only by `repr`
         return cls(feed, source, names["read_all"])
 
     def read(self, records: Sequence[KafkaRecord], *, max_bytes: int = MAX_BYTES) -> EventLists:
-        """Reads messages. Equal, message by message, to what `reader.read` gives."""
+        """Reads messages. The result for each message is the same as that of `reader.read`."""
         out = EventLists.of(self.feed)
         unusual = [*range(len(records))] if self._function is None else []
         if self._function is not None:
@@ -81,10 +82,10 @@ class Compiled:
 
 
 class _Writer:
-    """Writes the function of one feed, line by line.
+    """Generates the function of one feed, line by line. Methods append lines and return the names of variables.
 
     Attributes:
-        names: What the code calls by name.
+        names: Objects that the generated code uses, by their names in the code.
     """
 
     def __init__(self, feed: Feed) -> None:
@@ -106,7 +107,7 @@ class _Writer:
         self._temporary = 0
 
     def function(self) -> str:
-        """The code of `read_all(records, max_bytes, out, unusual)`."""
+        """Returns the code of `read_all(records, max_bytes, out, unusual)`; it adds indices of records to `unusual`."""
         feed = self._feed
         self._line("def read_all(records, max_bytes, out, unusual):")
         self._depth += 1
@@ -150,7 +151,7 @@ class _Writer:
     # -- rules
 
     def _rules(self) -> None:
-        """A block for each rule, in a loop of one turn that a rule leaves when it has read the message."""
+        """Adds a block for each rule, in a loop. The rule that has read the message leaves the loop by `break`."""
         self._line("while True:")
         self._depth += 1
         for rule in self._feed.rules:
@@ -276,7 +277,7 @@ class _Writer:
         self._row(part, element)
 
     def _each(self, part: Rows, source: Path) -> None:
-        """Loops over the elements that a path gives."""
+        """Adds a loop that reads a row from each element at a path."""
         if len(source.alternatives) != 1 or not isinstance(one := source.alternatives[0], Access):
             raise _CannotError
         if one.entries or one.start is not Start.MESSAGE or _uses_parent(part):
@@ -328,12 +329,12 @@ class _Writer:
         self._line(f"add_expect({None if part.expect is None else part.expect.value!r})")
 
     def _refuse_undeclared(self, element: str) -> None:
-        """A row that has fields of no column is read by the interpreter, which keeps their text."""
+        """Adds a check that leaves rows with undeclared fields to the interpreter, which stores these fields."""
         declared = self._constant(frozenset(self._feed.columns))
         self._line(f"if not {element}.keys() <= {declared}: raise Unusual")
 
     def _deleted(self, part: Rows, raw: dict[str, tuple[FeedColumn, str]]) -> str:
-        """Sets `deleted` where it depends on the row; returns its value, or the name."""
+        """Returns code for "the row is deleted": `True`, `False`, or the variable `deleted`, which it sets."""
         if isinstance(part.delete, bool):
             return str(part.delete)
         tests = []
@@ -359,7 +360,7 @@ class _Writer:
         self._line(f"    if len(row_id) > {MAX_ID_BYTES // 4}: raise Unusual")
 
     def _value(self, column: FeedColumn, path: Path, element: str) -> str:
-        """The name of a column's value at a path."""
+        """Adds lines that read a column's value in the variable `element`; returns the variable that has it."""
         if len(path.alternatives) == 1 and isinstance(one := path.alternatives[0], Constant):
             return self._constant(typed_constant(one, column))
         if any(isinstance(one, Constant) for one in path.alternatives):
@@ -367,7 +368,7 @@ class _Writer:
         return self._converted(column, self._find(path, element))
 
     def _converted(self, column: FeedColumn, raw: str) -> str:
-        """Lines that make a column's value of a message's; missing and null stay as they are."""
+        """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result."""
         if self._feed.unavailable:
             wanted = self._constant(tuple(self._feed.unavailable))
             self._line(f"if {raw} is None or type({raw}) in (str, int, float, Decimal, bool) and {raw} in {wanted}:")
@@ -405,7 +406,11 @@ class _Writer:
     # -- paths
 
     def _find(self, path: Path, element: str | None) -> str:
-        """Lines that find the value at a path, and its name."""
+        """Adds lines that find the value at a path, from the variable `element` if the path starts there.
+
+        Returns:
+            The variable that has the value.
+        """
         found = self._name()
         for number, one in enumerate(path.alternatives):
             if isinstance(one, Constant) or one.entries:
@@ -467,13 +472,13 @@ class _Writer:
 
 
 def _wanted(feed: Feed) -> list[Any]:
-    """The values of conditions, and those that stand for "not sent"."""
+    """Returns all values of the configuration with which values of messages are compared."""
     conditions = [one for rule in feed.rules for one in rule.when if isinstance(one.wanted, tuple)]
     return [*feed.unavailable, *(value for one in conditions for value in one.wanted)]
 
 
 def _is_exact(column: FeedColumn) -> bool:
-    """True if the column needs a number's digits, and not only its double."""
+    """Returns True if the column needs exact decimal numbers, because a double would lose digits."""
     return (column.sql.startswith(("decimal", "variant", "array", "timestamp")) and column.how is None) or (
         column.how or ""
     ).startswith("epoch")

@@ -1,4 +1,4 @@
-"""What a feed makes of a message: events of sessions, or the reason why it is refused."""
+"""The result of reading a message by a feed: events of sessions, or the reason why the message goes to quarantine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from sessionlake.feeds.feed import Kind, Presence
 from sessionlake.protocol.reasons import Reason
 
 Key = tuple[Any, ...]
-"""The values of the key columns of a row."""
+"""A row's values in the feed's key columns, in the order of `Feed.key`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A row with the columns that a message sets. In a row that is new, all others are null.
+    """Inserts a row, or changes some columns of it. A new row has null in the columns that the message does not set.
 
     Attributes:
-        values: By column. The key's columns are among them.
+        key: The row's key.
+        row_id: The key as text, unique in the session.
+        values: Values that the message sets, by column, including the key columns.
         rescued: Undeclared fields as a JSON object with sorted names; None if there are none.
-        expect: Whether the row must have been there before; None for either.
+        expect: Whether the table must have the row before, or must not have it; None if either is fine.
     """
 
     key: Key
@@ -31,7 +33,13 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The row of this key goes, if it is there."""
+    """Deletes the row with this key. Without such a row, nothing happens.
+
+    Attributes:
+        key: The row's key.
+        row_id: The key as text, unique in the session.
+        expect: Whether the table must have the row before, or must not have it; None if either is fine.
+    """
 
     key: Key
     row_id: str
@@ -40,19 +48,20 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a message is to one session. It covers the interval `(after, seq]` of the session's order.
+    """The effect of a message on one session. It covers the interval `(after, seq]` of the session's order.
 
     Attributes:
-        session: The session's id; "" for an ignored message of a chain.
-        ts: Event time, milliseconds since 1970.
-        seq: Its place in the order; None where the message is not in it.
-        after: None for whatever was last.
-        is_link: True if `after` must be exactly the last seq.
-        chain: What the order is kept for, if not the session.
-        restart: True if the order begins again here.
-        rows: In the order in which they apply.
-        scope: On a snapshot: only rows with these values are replaced. Empty for all.
-        sent: What the message says for `check`; None without one.
+        session: Session id; "" for an ignored message that only advances a chain.
+        kind: Snapshot, update, heartbeat, end or ignore.
+        ts: Event time in ms since 1970.
+        seq: Last seq that the message covers; None if the message has no place in the order.
+        after: The seq after which the message follows: above the last seq there is a gap. None: it follows any seq.
+        is_link: True if there is also a gap if `after` is below the last seq.
+        chain: Name of the chain of sessions that share one sequence of seqs; None if the session has its own.
+        restart: True if the order starts again at this event, so that it is never a duplicate or after a gap.
+        rows: Changes of rows, in the order in which they apply.
+        scope: For a snapshot: values by column. Only rows with these values are replaced; empty replaces all rows.
+        sent: The checksum in the message, as `Feed.check` reads it; None if there is none.
     """
 
     session: str
@@ -70,11 +79,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A message that was read.
+    """A message that a feed has read without a fault.
 
     Attributes:
-        rules: Numbers of the rules that read it, or its parts; empty for a decoder.
-        events: One for each session that it concerns; empty if it is ignored.
+        rules: Numbers of the rules that read the message or its parts; empty if a decoder class read it.
+        events: One event for each session of the message; empty if the message is ignored.
     """
 
     rules: tuple[int, ...]
@@ -83,11 +92,12 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a message goes to quarantine.
+    """The fault for which a message goes to quarantine.
 
     Attributes:
-        path: Where in the message; "" for the message itself.
-        why: In words, with the value.
+        reason: The reason, as in `silver.quarantine`.
+        path: Path of the faulty value in the message; "" if the fault is in the whole message.
+        why: A text that describes the fault and shows the value.
     """
 
     reason: Reason

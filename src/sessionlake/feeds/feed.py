@@ -1,4 +1,8 @@
-"""What a feed says, ready to be applied: paths parsed, columns typed, rules in order. `settings.feeds` makes it."""
+"""A feed as both readers use it: one entry of `capture.feeds`, validated, with parsed paths and typed columns.
+
+A feed says how the messages of some topics become events of sessions. `settings.feeds` builds it from the
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from sessionlake.feeds.values import FeedColumn
 
 
 class Kind(StrEnum):
-    """What a message is to its session."""
+    """The effect of a message on its session, as `is` in a rule names it."""
 
     SNAPSHOT = "snapshot"
     UPDATE = "update"
@@ -22,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Body(StrEnum):
-    """What a Kafka value is."""
+    """The outermost type of a Kafka value, as `when: {body: …}` in a rule names it. A tombstone has no value."""
 
     ARRAY = "array"
     OBJECT = "object"
@@ -31,35 +35,40 @@ class Body(StrEnum):
 
 
 class Presence(StrEnum):
-    """Whether a value is in the message. `null` is present."""
+    """Whether a message has a value at a path, or a table has a row. A `null` in a message counts as present."""
 
     PRESENT = "present"
     ABSENT = "absent"
 
 
 class Ordering(Enum):
-    """How a message says which interval `(after, seq]` of its session's order it covers."""
+    """How a message gives the interval `(after, seq]` that it covers in its session's order.
+
+    There is a gap if `after` is above the session's last seq; with LINK, if it is not equal to the last seq.
+    """
 
     ARRIVAL = "arrival"
-    """seq is the Kafka offset; after is whatever was last."""
+    """seq is the message's Kafka offset, and after is the last seq, so there is never a gap."""
     STEP = "step"
-    """after is seq - 1."""
+    """The message gives seq, and after is seq - 1."""
     LINK = "link"
-    """after is the seq of the message before, as this one says."""
+    """The message gives its own seq, and as after the seq of the message before it."""
     RANGE = "range"
-    """after is one below the first seq, as the message says."""
+    """The message gives the first and the last seq that it covers. after is the first minus 1."""
     RISING = "rising"
-    """after is whatever was last."""
+    """The message gives a seq that rises in any steps. after is the last seq, so there is never a gap."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Where a message says its place in the order.
+    """The paths at which a message gives its interval `(after, seq]`.
 
     Attributes:
-        other: Of a link the path to `after`, of a range the path to the first seq.
-        chain: What one cursor is kept for, if not the session.
-        modulo: The counter starts again at 0 after `modulo - 1`.
+        seq: Path of the seq; None if the Kafka offset is the seq.
+        other: With LINK, the path of `after`. With RANGE, the path of the first seq. Otherwise None.
+        chain: Path of a text that names a chain: several sessions that share one sequence of seqs. None if each
+            session has its own sequence.
+        modulo: The number at which the producer's counter starts again at 0; None if it rises for ever.
     """
 
     kind: Ordering
@@ -71,13 +80,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Time:
-    """Where a message says its event time.
+    """How the event time of a message is read.
 
     Attributes:
-        path: None for the Kafka timestamp.
-        how: `iso`, or `epoch_s` to `epoch_ns`.
-        from_text: True if the number is in a text.
-        or_kafka: True if the Kafka timestamp counts where the path is missing.
+        path: Path of the time in the message; None if the Kafka timestamp is the event time.
+        how: `iso` for an ISO 8601 text. `epoch_s`, `epoch_ms`, `epoch_us` or `epoch_ns` for a number since 1970.
+        from_text: True if this number is written as a text.
+        or_kafka: True if a message without a time at the path, or with null, gets its Kafka timestamp instead of being
+            refused.
     """
 
     path: Path | None = None
@@ -88,11 +98,11 @@ class Time:
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of a message for a rule to read it.
+    """One entry of a rule's `when`. A rule reads a message only if all its conditions are met.
 
     Attributes:
-        path: None where the condition is about the body.
-        wanted: One of these values, a `Presence`, or bodies.
+        path: Path of the value to test; None to test the type of the whole Kafka value (`Body`).
+        wanted: The allowed values, or the allowed `Body` types. A `Presence` only tests whether there is a value.
     """
 
     path: Path | None
@@ -101,17 +111,20 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a message has rows, and what becomes of each.
+    """One entry of a rule's `rows`: where rows are in a message, and how each is read.
+
+    A row is read from an *element*: a JSON value in the message, usually an object or an array.
 
     Attributes:
-        source: The path to the element or elements; None for the message itself.
-        each: True if every element that the path gives is a row.
-        values: Which column takes which path. Empty with `by_name`.
-        by_name: The columns that take the element's field with their own name.
-        rescue: True if the element's undeclared fields are kept as JSON text.
-        delete: True if the row is deleted; else it is if all of these columns have these values. None: never.
-        absent_is_null: True if a column that is not in the message becomes null, False if it keeps its value.
-        expect: Whether the row must have been there before.
+        source: Path of the element or elements; None if the message itself is the element.
+        each: True if the path gives several elements, each of which is a row. False if it gives one.
+        values: Each column with the path of its value; empty with `by_name`.
+        by_name: Columns whose value is the element's field of the same name.
+        rescue: True if the element's undeclared fields are stored as JSON text in `_rescued`.
+        delete: True if every row is deleted, False if none is. Pairs of column and value: a row is deleted if all
+            these columns have these values.
+        absent_is_null: True if a column that the message lacks becomes null. False if it keeps its value.
+        expect: Whether the table must have the row before the change, or must not have it; None if either is fine.
     """
 
     source: Path | None
@@ -126,13 +139,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one kind of message is read.
+    """One entry of a feed's `messages`: which messages it reads, and what they mean.
 
     Attributes:
-        number: From 1, in the order of the feed.
-        session, time, order: None for the feed's own.
-        split: The path whose elements are read part by part.
-        scope: The columns whose values say which rows a snapshot replaces.
+        number: Number of the rule in its feed, from 1. The first rule whose conditions are met reads the message.
+        kind: Effect of the message on its session.
+        when: Conditions that the message must meet; empty if it reads every message.
+        restart: True if the session's order starts again at this snapshot, whatever its last seq was.
+        session, time, order: Values for this rule; None if the feed's values apply.
+        split: Path whose elements are read as parts, as if each were a message; None if the message is not split.
+        scope: Pairs of a column and the path of its value. A snapshot replaces only rows with these values; empty if it
+            replaces all rows.
+        rows: Where the rows are in the message.
     """
 
     number: int
@@ -149,11 +167,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Keep:
-    """The rows that a session's table holds: of each group the first `rows` by a column.
+    """A limit for the rows of a session's table, such as the 1,000 best bids and asks of an order book.
+
+    Rows with equal values in `per` form a group. Each group keeps its first `rows` rows; the others are deleted.
 
     Attributes:
-        per: Columns whose values make a group.
-        best: The column that orders a group, ascending unless one of the group's values is in `descending`.
+        per: Columns that form the groups.
+        best: Column by which the rows of a group are sorted, ascending.
+        descending: Values of `per`: groups that have one of them are sorted in descending order.
+        rows: Number of rows that each group keeps.
     """
 
     per: tuple[str, ...]
@@ -164,12 +186,12 @@ class Keep:
 
 @dataclass(frozen=True)
 class Check:
-    """What a message says about the table after it.
+    """A checksum that the producer sends, with which the session's table is compared after a message.
 
     Attributes:
-        sent: The path of what the message says. Where it is missing, nothing is compared.
-        function: `module:function`, called with the groups of rows and what was sent.
-        rows: How many rows of each group it is given.
+        sent: Path of the checksum in the message. A message without one is not checked.
+        function: `module:function` of the user's function `(groups, checksum) -> bool`, true if the table is right.
+        rows: Number of rows that the function receives of each group in `Keep`, or of the whole table without `Keep`.
     """
 
     sent: Path
@@ -182,14 +204,18 @@ class Feed:
     """How the messages of some topics are read.
 
     Attributes:
-        topics: Pattern of whole topic names.
-        columns: By name, in the order in which they are declared.
+        name: Name of the feed.
+        topics: Pattern that must match the whole name of a topic.
+        columns: The declared columns by name, in the order in which they are declared.
         key: The columns that identify a row.
-        session: The paths of the session; of several, `session_id` is a JSON array of texts.
-        unavailable: Values that stand for "not sent".
-        refuse_repeats: True if a message must not have the same key twice.
-        keep: How many rows a session's table holds; None for all.
-        check: What proves the table; None without.
+        session: Paths of the texts that form the session id: one text, or a JSON array of several.
+        time: How the event time is read.
+        order: How the seq is read.
+        rules: The rules in order; the first whose conditions are met reads a message.
+        unavailable: Values by which the producer says that it did not send a column.
+        refuse_repeats: True if a message with the same row key twice goes to quarantine.
+        keep: Limit for the rows of a session's table; None if it has no limit.
+        check: Checksum with which tables are compared; None if there is none.
     """
 
     name: str
@@ -205,4 +231,4 @@ class Feed:
     keep: Keep | None = None
     check: Check | None = None
     needs_digits: bool = field(default=False)
-    """True if a column is `from: digits`: numbers are then read with their text."""
+    """True if a column is `from: digits`. JSON numbers are then read with their digits, as `Digits`."""

@@ -1,4 +1,7 @@
-"""Reads a message by a feed, one path at a time: the authority on what a feed says. The compiled reader equals it."""
+"""Reads a message by the rules of a feed, one path at a time. This slow reader defines what a feed means.
+
+The fast reader in `feeds.compiled` must give the same result for every message.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from sessionlake.protocol.reasons import Reason
 
 _INTEGER = re.compile(r"-?\d{1,19}")
 _SHOWN = 60
-"""Characters of a value that a refusal shows."""
+"""Number of characters of a faulty value that the text of a refusal shows."""
 
 
 class _RefusedError(Exception):
-    """Ends the reading of a message. Never leaves this module."""
+    """The message goes to quarantine. `interpret` catches the error and returns its `refusal`."""
 
     def __init__(self, reason: Reason, path: str, why: str) -> None:
         super().__init__(why)
@@ -30,13 +33,14 @@ class _RefusedError(Exception):
 
 
 def interpret(feed: Feed, place: Place) -> Decoded | Refusal:
-    """Reads a message.
+    """Reads a message by the rules of a feed.
 
     Args:
-        place: The message, its value decoded.
+        feed: The feed of the message's topic.
+        place: The message with its decoded value.
 
     Returns:
-        The events of the sessions that it concerns, or why it is refused. A message is never read in part.
+        The events of the message. If any part of it is faulty, no events but the fault.
     """
     try:
         return _read(feed, place)
@@ -61,7 +65,10 @@ def _is_of_part(condition: Condition) -> bool:
 
 
 def _parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
-    """Reads a message part by part. Parts of one session are joined, in order."""
+    """Reads each part of a message by the first rule whose conditions it meets.
+
+    Parts of the same session are joined into one event, with their rows in order.
+    """
     found = elements(split, place)
     if found is None:
         raise _RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
@@ -85,7 +92,10 @@ def _parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
 
 
 def _event(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
-    """The event of a message or part; none if it is ignored, unless its order is that of a chain."""
+    """Yields the event of a message or part.
+
+    An ignored one yields nothing, or an event without a session if it advances a chain.
+    """
     order = rule.order or feed.order
     if rule.kind is Kind.IGNORE:
         if order.chain is not None:
@@ -136,7 +146,7 @@ def _body(value: Any) -> Body | None:
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """True if a value is one of the configuration. `1` and `1.0` are equal, `1` and `true` are not."""
+    """Returns True if a message's value equals one of the configuration. `1` equals `1.0`, but not `true`."""
     if isinstance(value, Constant):
         value = value.text
     value = number_of(value)
@@ -175,7 +185,7 @@ def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
 
 
 def _sources(part: Rows, place: Place) -> list[Element]:
-    """The elements that are rows."""
+    """Returns the elements of the message from which rows are read, each with its parent."""
     if part.source is None:
         return [Element(place.value if place.element is MISSING else place.element, place.parent)]
     if not part.each:
@@ -228,7 +238,10 @@ def _rescued(feed: Feed, part: Rows, element: Any) -> str | None:
 
 
 def session_of(texts: Sequence[str]) -> str | None:
-    """The id of a session: its text, or of several texts a JSON array. None if that is no id."""
+    """Returns the session id made of one or several texts; None if it is too long or has control characters.
+
+    One text is the id itself. Several texts give a JSON array.
+    """
     session = texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
     fits = 1 <= len(session.encode()) <= MAX_KEY_BYTES and not any(unicodedata.category(c) == "Cc" for c in session)
     return session if fits else None
@@ -244,7 +257,7 @@ def _session(paths: tuple[Path, ...], place: Place) -> str:
 
 
 def _text(path: Path, place: Place) -> str:
-    """A text, or a whole number or a truth value as text."""
+    """Returns the value at a path as text. Only texts, whole numbers, true and false are accepted."""
     value = find(path, place)
     if value is MISSING or value is None:
         raise _RefusedError(Reason.BAD_PATH, path.text, "it is missing or null")
@@ -258,7 +271,7 @@ def _text(path: Path, place: Place) -> str:
 
 
 def _time(time: Time, place: Place) -> int:
-    """Event time in whole milliseconds; parts of one are cut off."""
+    """Returns the event time in ms since 1970, rounded down."""
     if time.path is None:
         return place.timestamp
     value = find(time.path, place)
@@ -276,7 +289,7 @@ def _time(time: Time, place: Place) -> int:
 
 
 def _interval(order: Order, place: Place) -> tuple[int, int | None]:
-    """The `(after, seq]` that a message covers; after is None for whatever was last."""
+    """Returns seq and after of a message; after is None if the message follows any seq."""
     if order.kind is Ordering.ARRIVAL or order.seq is None:
         return place.offset, None
     seq = _number(order.seq, place)
@@ -292,7 +305,7 @@ def _interval(order: Order, place: Place) -> tuple[int, int | None]:
 
 
 def _number(path: Path, place: Place) -> int:
-    """A whole number of 64 bits, or the text of one."""
+    """Returns the signed 64-bit integer at a path, which may be written as a text."""
     value = number_of(find(path, place))
     if value is MISSING or value is None:
         raise _RefusedError(Reason.BAD_PATH, path.text, "the order's number is missing or null")
@@ -304,7 +317,7 @@ def _number(path: Path, place: Place) -> int:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error, cut to what fits a line."""
+    """Returns a value as it is shown in an error, cut to 60 characters."""
     if value is MISSING:
         return "a tombstone"
     text = value.text if isinstance(value, Constant) else json_text(value)

@@ -8,13 +8,13 @@ from typing import Any
 
 
 def checksum(groups: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]], sent: Any) -> bool:
-    """True if the book has the checksum that was sent.
+    """Returns True if the order book has the checksum that was sent.
 
     The texts of price and quantity are joined without points and leading zeros, first of the asks from the lowest price
     up, then of the bids from the highest down. Source: Kraken's WebSocket API v1, "Book checksum".
 
     Args:
-        groups: `("ask",)` and `("bid",)` to their best rows, with columns `price_text` and `qty_text`.
+        groups: The best rows of the groups `("ask",)` and `("bid",)`, with columns `price_text` and `qty_text`.
         sent: The checksum as an unsigned decimal number in a text.
     """
     rows = [row for side in ("ask", "bid") for row in groups.get((side,), ())]

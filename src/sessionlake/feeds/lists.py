@@ -1,4 +1,4 @@
-"""Events of many messages as lists, one for each field: what both readers fill, and what a chunk is made of."""
+"""Events of many messages column by column: one list per field. Both readers of feeds append to these lists."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ class EventLists:
     """The events of a batch of messages, in the order in which they were added.
 
     Attributes:
-        message: The place in the batch of each event's message.
-        session, kind, ts, seq, after, is_link, restart, chain, scope, sent: As in `Event`.
-        rows: How many rows each event has.
-        deletes: Whether each row is deleted. Rows of all events follow one another.
-        row_id, rescued, expect: As in `Put` and `Delete`.
-        values: By column, the value of each row; `MISSING` where the row does not set it. A deleted row has the
-            values of its key alone.
-        refused: By message, why it is refused.
+        columns: Names of the feed's columns.
+        message: Index in the batch of the message of each event.
+        session, kind, ts, seq, after, is_link, restart, chain, scope, sent: Fields of each event, as in `Event`.
+        rows: Number of changed rows of each event.
+        deletes: For each changed row, true if it is deleted. This list and the next four have the rows of all events,
+            one event after the other.
+        row_id, rescued, expect: Fields of each changed row, as in `Put` and `Delete`.
+        values: A list per column, with the value of each changed row. `MISSING` if the message does not set it. A
+            deleted row has only values of key columns.
+        refused: Faults of messages that go to quarantine, by the index of the message.
     """
 
     columns: tuple[str, ...]
@@ -47,11 +49,17 @@ class EventLists:
 
     @classmethod
     def of(cls, feed: Feed) -> EventLists:
-        """Empty lists for a feed's columns."""
+        """Returns empty lists for a feed's columns."""
         return cls(tuple(feed.columns), values=[[] for _ in feed.columns])
 
     def add(self, feed: Feed, message: int, found: Decoded | Refusal) -> None:
-        """Adds what a message was read as."""
+        """Adds the events of a message, or its fault.
+
+        Args:
+            feed: The feed that has read the message.
+            message: Index of the message in the batch.
+            found: Result of reading the message.
+        """
         if isinstance(found, Refusal):
             self.refused[message] = found
             return

@@ -1,17 +1,17 @@
-"""Paths: where in a message a value is. This module parses them and finds values one at a time.
+"""Paths: expressions of the configuration that say where a value is in a message. Parses them and finds values.
 
 - `params.data.bids[*]`: a field of a field; each element of an array
 - `[-1]`, `[1:-2]`: an element from the end; a part of an array
 - `.price`, `.`, `^.symbol`: a field of the element; the element itself; a field of the element's parent
-- `"x.y".z`: a field whose name has a dot
-- `kafka.key`, `kafka.headers.source`: of the Kafka message
+- `"x.y".z`: a field of a field whose name has a dot
+- `kafka.key`, `kafka.headers.source`: the key and a header of the Kafka message
 - `=ask`: a constant
 - `a | b`: the first that is present
 - `entries(state)`: the fields of an object as elements with `.key` and `.value`
-- `parts(kafka.key, "/")[2]`: a part of a text
+- `parts(kafka.key, "/")[2]`: a part of a text between separators
 
-A value is *missing* where a field or an element is not there, or where a step meets something that has no fields or no
-elements. `null` is a value.
+An *element* is the JSON value from which a row is read, or a part of a split message. A value is *missing* if a field
+or array element does not exist, or if a step meets a value without fields or elements. `null` is a value.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, Final, NamedTuple
 
 
 class PathError(ValueError):
-    """A path that cannot be read. The text says at which character, and what is allowed there."""
+    """A path is not valid. The text names the character and what is allowed there."""
 
 
 class Missing(Enum):
-    """The type of `MISSING`: a value that is not in the message."""
+    """The type of `MISSING`, which stands for a value that is not in the message."""
 
     MISSING = 0
 
@@ -40,7 +40,7 @@ MISSING: Final = Missing.MISSING
 
 
 class Start(Enum):
-    """Where a path begins."""
+    """The value at which a path begins: the message, an element, an element's parent, or a field of the record."""
 
     MESSAGE = "message"
     ELEMENT = "element"
@@ -54,26 +54,26 @@ class Start(Enum):
 
 
 class Field(NamedTuple):
-    """The field of an object."""
+    """The step from an object to its field of this name."""
 
     name: str
 
 
 class Index(NamedTuple):
-    """The element of an array; negative numbers count from the end."""
+    """The step from an array to one of its elements. 0 is the first, -1 the last."""
 
     number: int
 
 
 class Slice(NamedTuple):
-    """A part of an array, as Python slices."""
+    """The step from an array to a part of it, as Python's `array[first:end]`. None leaves this side open."""
 
     first: int | None
     end: int | None
 
 
 class Each(NamedTuple):
-    """Every element of an array. Only where a path gives elements."""
+    """The step `[*]` from an array to every element of it. Allowed only in paths that give several elements."""
 
 
 Step = Field | Index | Slice | Each
@@ -81,11 +81,14 @@ Step = Field | Index | Slice | Each
 
 @dataclass(frozen=True)
 class Access:
-    """Steps from a start.
+    """A way from a start to a value in the message.
 
     Attributes:
-        separator: If not None, the value is a text and `part` numbers one of its parts.
-        entries: True if the value is an object whose fields are the elements.
+        start: The value at which the way begins.
+        steps: The steps, in order.
+        separator: With `parts(…)`: the text that separates the parts of the value; None otherwise.
+        part: With `parts(…)`: index of the part, from 0; negative counts from the end.
+        entries: True with `entries(…)`: the value is an object, and each of its fields becomes an element.
     """
 
     start: Start
@@ -97,17 +100,18 @@ class Access:
 
 @dataclass(frozen=True)
 class Constant:
-    """A text of the configuration; the column that takes it gives it a type."""
+    """A constant of the configuration, as text. The column to which it is assigned determines its type."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Path:
-    """Alternatives, of which the first that is present counts.
+    """A parsed path. Its value is that of the first alternative which is not missing.
 
     Attributes:
-        text: As written, for errors.
+        text: The path as the configuration writes it, for errors.
+        alternatives: The parts that are separated by ` | `; at least one.
     """
 
     text: str
@@ -115,7 +119,7 @@ class Path:
 
     @property
     def gives_elements(self) -> bool:
-        """True if the path may give several elements: it has `[*]`, or is `entries(…)`."""
+        """True if the path can give several elements: it has `[*]` or `entries(…)`."""
         return any(
             isinstance(one, Access) and (one.entries or any(isinstance(step, Each) for step in one.steps))
             for one in self.alternatives
@@ -123,16 +127,16 @@ class Path:
 
     @property
     def needs_element(self) -> bool:
-        """True if the path begins at an element or its parent."""
+        """True if the path begins at an element or its parent, so it makes sense only for rows or parts."""
         return any(isinstance(one, Access) and one.start in {Start.ELEMENT, Start.PARENT} for one in self.alternatives)
 
 
 class Element(NamedTuple):
-    """An element that `each` gives.
+    """An element of a message, from which a row or a part is read.
 
     Attributes:
         value: The element.
-        parent: The object or array in which the array of the element is.
+        parent: The object that has the array in which the element is. In nested arrays, the nearest object.
     """
 
     value: Any
@@ -141,7 +145,7 @@ class Element(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A field of an object, as an element with `.key` and `.value`."""
+    """An element that `entries(…)` makes of an object's field: `.key` is its name, `.value` its value."""
 
     key: str
     value: Any
@@ -149,13 +153,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What paths are resolved against: a message, and the element in it that is being read.
+    """The message in which paths are looked up, and the element that is being read.
 
     Attributes:
-        value: The message's value, decoded; `MISSING` for a tombstone.
-        key: The Kafka key: a text, or a document where the feed has a `key_format`; None if there is none.
-        timestamp: Milliseconds.
-        headers: The last value of each name, as text.
+        value: Decoded Kafka value; `MISSING` for a tombstone.
+        topic: Topic of the message.
+        partition: Number of the partition.
+        offset: Kafka offset.
+        timestamp: Kafka timestamp in ms since 1970; -1 if the producer set none.
+        key: Kafka key as text, or decoded if the feed has a `key_format`; None if the message has none.
+        headers: Header values as text, by name. If a name occurs several times, the last value.
+        element: The element that is being read; `MISSING` if none is.
+        parent: The element's parent; `MISSING` if no element is being read.
     """
 
     value: Any
@@ -178,16 +187,16 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 def parse_path(text: str) -> Path:
-    """Parses a path.
+    """Parses a path of the configuration.
 
     Raises:
-        PathError: naming the character and what is allowed there.
+        PathError: The path is not valid. The text names the character and what is allowed there.
     """
     return Path(text, tuple(_alternative(part) for part in _alternatives(text)))
 
 
 def _alternatives(text: str) -> list[str]:
-    """The parts between bars. A constant continues to the end of the text or to a bar between spaces."""
+    """Splits a path at each `|` with spaces around it. Without spaces, a `|` belongs to a constant."""
     parts = re.split(r"\s+\|\s+", text.strip())
     if not all(parts):
         raise PathError(f"{text!r}: an alternative is empty")
@@ -227,7 +236,7 @@ def _access(text: str) -> Access:
 
 
 def _start(text: str) -> tuple[Start, int]:
-    """Where a path begins, and the place of the character after that."""
+    """Returns the value at which a path begins, and the index of the first character after its name."""
     if text.startswith("^"):
         return Start.PARENT, 1
     if text.startswith("."):
@@ -283,7 +292,7 @@ def _unquoted(name: str) -> str:
 
 
 def find(path: Path, place: Place) -> Any:
-    """The value at a path; `MISSING` if it is not in the message. A constant is a `Constant`."""
+    """Returns the value at a path, a `Constant` for a constant, or `MISSING` if the message has no such value."""
     for one in path.alternatives:
         if isinstance(one, Constant):
             return one
@@ -294,10 +303,10 @@ def find(path: Path, place: Place) -> Any:
 
 
 def elements(path: Path, place: Place) -> list[Element] | None:
-    """The elements that a path gives, in order; none where it is missing or null.
+    """Returns the elements at a path, in order.
 
     Returns:
-        None if the path leads to something that has no elements.
+        An empty list if the value is missing or null. None if it is not an array, or with `entries(…)` not an object.
     """
     for one in path.alternatives:
         if isinstance(one, Constant):
@@ -349,7 +358,7 @@ def _step(value: Any, step: Step) -> Any:
 
 
 def _part(one: Access, value: Any) -> Any:
-    """The part of a text that an access names; without a separator, the value."""
+    """Returns the chosen part of a text, `MISSING` if it has no such part. Without a separator, returns the value."""
     if one.separator is None or value is MISSING:
         return value
     parts = value.split(one.separator) if isinstance(value, str) else []
@@ -357,7 +366,13 @@ def _part(one: Access, value: Any) -> Any:
 
 
 def _each(value: Any, steps: tuple[Step, ...], parent: Any) -> list[Element] | None:
-    """The elements at the end of the steps; None where `[*]` meets something that is no array."""
+    """Returns the elements at the end of the steps; None if `[*]` meets a value that is not an array, null or missing.
+
+    Args:
+        value: The value from which the steps start.
+        steps: The remaining steps.
+        parent: The object in which the value is.
+    """
     for number, step in enumerate(steps):
         if not isinstance(step, Each):
             parent = value if isinstance(step, Field) else parent

@@ -1,4 +1,4 @@
-"""From a Kafka message to the events of its sessions: the value is decoded, then read by the feed's rules."""
+"""Reads one Kafka message by a feed: parses the value as JSON, then applies the feed's rules."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.reasons import Reason
 
 MAX_BYTES = 10 * 1024 * 1024
-"""Longest value that is read unless `capture.max_message_bytes` says otherwise."""
+"""Default of the longest value in bytes. A longer one goes to quarantine."""
 
 
 @dataclass(frozen=True)
 class KafkaRecord:
-    """A message as Kafka has it.
+    """A message as Kafka has it, before it is decoded.
 
     Attributes:
-        timestamp: Milliseconds since 1970; -1 if the producer gave none.
-        headers: The last value of each name.
+        topic: Topic of the message.
+        partition: Number of the partition.
+        offset: Kafka offset.
+        timestamp: Kafka timestamp in ms since 1970; -1 if the producer set none.
+        key: Key; None if the message has none.
+        value: Value; None for a tombstone.
+        headers: Values by name. If a name occurs several times, the last value.
     """
 
     topic: str
@@ -38,15 +43,20 @@ class KafkaRecord:
 
 
 def feed_of(feeds: Sequence[Feed], topic: str) -> Feed | None:
-    """The feed that reads a topic: the first whose pattern matches the whole name."""
+    """Returns the first feed whose pattern matches the topic's whole name; None if none does."""
     return next((feed for feed in feeds if feed.topics.fullmatch(topic)), None)
 
 
 def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Decoded | Refusal:
-    """Reads a message by a feed.
+    """Reads a message by a feed. The result depends only on the message and the feed.
+
+    Args:
+        feed: The feed of the message's topic.
+        record: The message.
+        max_bytes: Longest value allowed.
 
     Returns:
-        The events of the sessions that it concerns, or why it goes to quarantine. The same for the same message.
+        The events of the message, or the fault for which it goes to quarantine.
     """
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
@@ -61,13 +71,14 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
 
 
 def load_json(value: bytes, *, digits: bool = False) -> Any:
-    """The value of a JSON text. Numbers with a point or an exponent are exact.
+    """Parses JSON. Numbers with a point or an exponent become exact decimals.
 
     Args:
-        digits: True to get numbers as `Digits`, which have their text.
+        value: The JSON text in UTF-8.
+        digits: True to return all numbers as `Digits`, texts with exactly the digits that were sent.
 
     Raises:
-        InvalidJsonError: NOT_UTF8, TOO_DEEP or NOT_JSON.
+        InvalidJsonError: The text is not UTF-8, is not JSON, or nests too deep; `reason` says which.
     """
     try:
         text = value.decode()

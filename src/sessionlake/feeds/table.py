@@ -1,4 +1,7 @@
-"""The plain fold of a session's events, in the order in which they came: what a feed's table is by definition."""
+"""Defines the table of a feed's session: its events are applied one by one, in the order of arrival.
+
+The table is held in memory, without Spark. Silver must produce the same rows.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,25 @@ from sessionlake.feeds.feed import Feed, Keep, Kind, Presence
 
 Row = dict[str, Any]
 Groups = Mapping[tuple[Any, ...], Sequence[Row]]
-"""By the values of `keep.per`, the first rows in the order of `keep`."""
+"""For each group of `Feed.keep`, by its values in the columns `per`: its first rows, best first."""
 CheckFunction = Callable[[Groups, Any], bool]
 
 
 @dataclass
 class SessionTable:
-    """The rows of one session.
+    """The table of one session, and counts of its events.
 
     Attributes:
-        rows: By row id, in the order in which they came.
-        last_seq: Of the last event that is in the order; None before the first.
-        gaps, duplicates: How many messages came behind a gap, and how many were dropped because they came before.
-        checks, checks_failed: How many messages said a checksum, and of how many the table's was another.
-        presence_failed: How many rows were there, or not, against what the feed expects.
+        feed: The feed that has read the events.
+        check: The user's function that checks a checksum; None to check none.
+        rows: Rows by row id, in the order in which they were inserted.
+        last_seq: Seq of the last applied event that has one; None before the first.
+        messages: Number of applied events.
+        gaps: Number of events before which events are missing.
+        duplicates: Number of events that were dropped because their seq was already applied. Heartbeats do not count.
+        checks: Number of checked checksums.
+        checks_failed: Number of checksums that did not fit the table.
+        presence_failed: Number of changes whose row was present although `expect` says absent, or the reverse.
     """
 
     feed: Feed
@@ -57,7 +65,7 @@ class SessionTable:
             self.checks_failed += not self.check(groups_of(self.feed, self.rows), event.sent)
 
     def _is_next(self, event: Event) -> bool:
-        """Notes the event's place in the order. False for a duplicate."""
+        """Advances `last_seq` and counts gaps. Returns False if the event is a duplicate."""
         last, after = self.last_seq, event.after
         if event.seq is None or event.chain is not None:
             return True
@@ -82,7 +90,10 @@ class SessionTable:
 
 
 def groups_of(feed: Feed, rows: Mapping[str, Row]) -> Groups:
-    """The rows that a check is given, as `keep` groups and orders them; without `keep` all, by row id."""
+    """Returns the rows that the function of `feed.check` receives, by group.
+
+    Without `feed.keep` there is one group `()`, sorted by row id. Each group has at most `feed.check.rows` rows.
+    """
     most = 0 if feed.check is None else feed.check.rows
     if feed.keep is None:
         return {(): [rows[name] for name in sorted(rows)][:most]}
@@ -94,7 +105,7 @@ def _in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
 
 
 def _ordered(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
-    """The row ids of each group, best first. Rows without a value of the column come last."""
+    """Yields each group with its row ids, best first. Rows with null in the column `keep.best` come last."""
     groups: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, row in rows.items():
         groups[tuple(row[column] for column in keep.per)].append(name)
@@ -109,5 +120,5 @@ def _best(rows: Mapping[str, Row], column: str, name: str) -> Any:
 
 
 def _beyond(keep: Keep, rows: Mapping[str, Row]) -> list[str]:
-    """The row ids beyond what is kept."""
+    """Returns the ids of the rows that exceed the limit of their group."""
     return [name for _, names in _ordered(keep, rows) for name in names[keep.rows :]]

@@ -1,4 +1,6 @@
-"""The types of a feed's columns, and how a message's value becomes one of a type. Nothing is converted silently.
+"""Converts values of messages to the types of a feed's columns. A value that does not fit exactly is an error.
+
+`from` is the setting of a column that says how its values are written in messages:
 
 | type | Python value here | fits without `from` | `from` |
 |---|---|---|---|
@@ -11,7 +13,7 @@
 | timestamp, timestamp_ntz | datetime | an ISO text | iso, epoch_s, epoch_ms, epoch_us, epoch_ns |
 | binary | bytes | | base64 |
 | variant | str | any value, as JSON text | |
-| array<type> | list | an array | that of its elements |
+| array<type> | list | an array | as for the elements |
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from sessionlake.feeds.paths import Constant, Entry
 
 
 class BadValueError(ValueError):
-    """A value does not fit a type. The text says why, without the value."""
+    """A value of a message does not fit the column's type. The text says why, without showing the value."""
 
 
 Convert = Callable[[Any], Any]
-"""Makes a column's value of a message's value that is not null. Raises ValueError if it does not fit."""
+"""Converts a message's value, which is not null, to a column's type. Raises ValueError if it does not fit."""
 
 _INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
@@ -46,25 +48,25 @@ _HOW = {
     "timestamp_ntz": ("iso", "epoch_s", "epoch_ms", "epoch_us", "epoch_ns"), "binary": ("base64",), "variant": (),
     **dict.fromkeys(_INTEGERS, ("text",)),
 }  # fmt: skip
-"""The words that `from` takes, by type."""
+"""The allowed values of `from`, by type."""
 _MICROSECONDS = {
     "epoch_s": Decimal(1_000_000),
     "epoch_ms": Decimal(1000),
     "epoch_us": Decimal(1),
     "epoch_ns": Decimal("0.001"),
 }
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the wall clock of `timestamp_ntz`, and UTC of `timestamp`
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - used for `timestamp_ntz`, which has no zone, and `timestamp` in UTC
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _INTEGER = re.compile(r"[+-]?\d+")
 _MOST_DIGITS = 38
 _LONGEST_TIME = 64
-"""Characters of a time's text."""
+"""Most characters of a text that is parsed as a time."""
 _LONGEST_NUMBER = 4300
-"""Characters of a number's text. What is longer fits no type, and would take long to read."""
+"""Most characters of a text that is parsed as a number. A longer one fits no type and would take long to parse."""
 
 
 class Digits(str):
-    """A number of a JSON text, as it is written there. Only where a feed has a column `from: digits`."""
+    """A JSON number as text, with exactly the digits that were sent. Used by feeds with a column `from: digits`."""
 
     __slots__ = ()
 
@@ -74,10 +76,11 @@ class FeedColumn:
     """A column that a feed declares.
 
     Attributes:
-        sql: Spark's name of the type, normalised: `bigint`, `decimal(20,10)`, `array<string>`.
-        how: What `from` says; None if it is not set.
-        convert: Makes the column's value of a message's.
-        constant: Makes the column's value of a text in the configuration.
+        name: Name of the column.
+        sql: Spark SQL type in its normal form: `bigint`, `decimal(20,10)`, `array<string>`.
+        how: The setting `from`, which says how values are written in messages; None if it is not set.
+        convert: Converts a message's value, which is not null, to the column's type.
+        constant: Converts the text of a constant to the column's type.
     """
 
     name: str
@@ -88,10 +91,10 @@ class FeedColumn:
 
 
 def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
-    """Parses a column's declaration.
+    """Parses a column's declaration. The type may be in any case, and an alias such as `long`.
 
     Raises:
-        ValueError: naming what is allowed.
+        ValueError: The type or `from` is not allowed. The text names the column and what is allowed.
     """
     normal = re.sub(r"\s+", "", sql.lower())
     if inner := re.fullmatch(r"array<(.*)>", normal):
@@ -115,7 +118,7 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
 
 
 def _of_constant(base: str, precision: int, scale: int) -> Convert:
-    """The function that reads a constant: numbers from text, times from ISO texts, bytes from base64."""
+    """Returns the function that parses a constant's text: a number, an ISO time, or bytes in base64."""
     if base == "boolean":
         return _boolean_text
     return _converter(
@@ -134,7 +137,7 @@ def _decimal(name: str, sql: str) -> tuple[str, int, int]:
 
 
 def _converter(base: str, how: str | None, precision: int, scale: int) -> Convert:
-    """The function for a type. Each is given a value that is not null."""
+    """Returns the function that converts values to a type. `precision` and `scale` are 0 unless it is a decimal."""
     if base in _INTEGERS:
         top = 2 ** (_INTEGERS[base] - 1)
         return lambda value: _integer(_from_text(value, _INTEGER, int) if how == "text" else value, top)
@@ -175,7 +178,7 @@ def _text(value: Any) -> str:
 
 
 def _digits(value: Any) -> str:
-    """The text of a number. Formats that have no text of it give its shortest."""
+    """Returns a number as text: as it was sent, or in a format with binary numbers as the shortest text."""
     if isinstance(value, bool) or not isinstance(value, Digits | int | float | Decimal):
         raise BadValueError("it is no number")
     return str(value)
@@ -188,7 +191,7 @@ def _from_text(value: Any, pattern: re.Pattern[str], make: Callable[[str], Any])
 
 
 def number_of(value: Any) -> Any:
-    """A number as Python has it: `Digits` are read, all else is as it is."""
+    """Converts `Digits` to an int, or if they have a point or an exponent to a Decimal. Other values are unchanged."""
     if not isinstance(value, Digits):
         return value
     return int(value) if _INTEGER.fullmatch(value) else Decimal(value)
@@ -222,14 +225,14 @@ def _decimal_of(value: Any, how: str | None, scale: int) -> Decimal:
         return Decimal(int.from_bytes(_bytes(value), "big", signed=True)).scaleb(-scale)
     value = number_of(value)
     if type(value) is float:
-        value = Decimal(repr(value))  # of formats that have no text of a number: its shortest
+        value = Decimal(repr(value))  # a format with binary doubles: the shortest decimal that gives this double
     if type(value) not in (int, Decimal):
         raise BadValueError("it is no number")
     return Decimal(value)
 
 
 def _exact(value: Decimal, precision: int, scale: int) -> Decimal:
-    """The number with exactly `scale` decimals. No digit is lost."""
+    """Returns the number with exactly `scale` digits after the point. Raises an error if digits would be lost."""
     with localcontext() as context:
         context.prec = 2 * _MOST_DIGITS
         try:
@@ -278,10 +281,10 @@ def _iso(value: Any, *, zone: bool) -> datetime:
 
 
 def microseconds(value: Any, how: str) -> int:
-    """Whole microseconds since 1970 of a number in a unit, `epoch_s` to `epoch_ns`.
+    """Converts a number since 1970 to whole microseconds. `how` is its unit, `epoch_s` to `epoch_ns`.
 
     Raises:
-        ValueError: it is no number, or has parts of a microsecond.
+        ValueError: The value is not a number, or has fractions of a microsecond.
     """
     value = number_of(value)
     if type(value) is float:
@@ -299,14 +302,15 @@ def microseconds(value: Any, how: str) -> int:
 
 
 def milliseconds_of(value: Any, how: str, *, from_text: bool = False) -> int:
-    """A message's time in whole milliseconds since 1970; parts of one are cut off.
+    """Converts an event time to milliseconds since 1970, rounded down.
 
     Args:
-        how: `iso`, or `epoch_s` to `epoch_ns`.
-        from_text: True if the number is in a text.
+        value: The time in the message.
+        how: `iso` for an ISO 8601 text with a time zone. `epoch_s`, `epoch_ms`, `epoch_us` or `epoch_ns` for a number.
+        from_text: True if the number is written as a text.
 
     Raises:
-        ValueError: it is no time, or has parts of a microsecond.
+        ValueError: The value is not such a time, or has fractions of a microsecond.
     """
     if how == "iso":
         return (_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
@@ -341,7 +345,7 @@ def _array(value: Any, convert: Convert) -> list[Any]:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON text, without spaces. Numbers are as exact as they were read."""
+    """Returns a decoded value as JSON text without spaces. Numbers keep all their digits; bytes become base64."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json_text(str(name))}:{json_text(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
@@ -356,7 +360,7 @@ def json_text(value: Any) -> str:
 
 
 def shortest(number: Decimal) -> str:
-    """A decimal without the zeros at its end: 1.10 is 1.1, 100 is 100."""
+    """Returns a decimal as text without zeros at the end of its fraction: 1.10 gives `1.1`, 100 gives `100`."""
     if not number:
         return "0"
     text = format(number, "f")
@@ -364,7 +368,13 @@ def shortest(number: Decimal) -> str:
 
 
 def row_id_of(values: tuple[Any, ...]) -> str:
-    """The canonical text of a key: of one text the text as it is, else a JSON array without spaces."""
+    """Returns the row id of a key: equal keys give the same text.
+
+    The id of a single text is that text. All other keys give a JSON array without spaces.
+
+    Args:
+        values: The row's values in the key columns.
+    """
     if len(values) == 1 and isinstance(values[0], str):
         return values[0]
     return "[" + ",".join(map(_key_text, values)) + "]"
@@ -379,10 +389,10 @@ def _key_text(value: Any) -> str:
 
 
 def typed_constant(constant: Constant, column: FeedColumn) -> Any:
-    """A constant of the configuration as a value of the column that takes it.
+    """Converts a constant of the configuration to the type of a column.
 
     Raises:
-        ValueError: it does not fit.
+        ValueError: The constant does not fit the type. The text names the column.
     """
     try:
         return column.constant(constant.text)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def declared_in(settings: Settings) -> Declared:
-    """Returns the names of the declared columns that gold computes with: columns of numbers, and columns of texts."""
+    """Returns the names of the declared columns that gold computes with: those of numbers, and those of texts."""
     columns = settings.capture.declared
     numbers = tuple(column.name for column in columns if column.numeric)
     return Declared(numbers, tuple(column.name for column in columns if column.sql == "string"))
@@ -113,7 +113,7 @@ def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, nu
 
 
 def is_late(product: Product) -> Column:
-    """Returns the condition that a change is too late for the product. It decides as `gold.aggregate.late` does."""
+    """Returns the Spark condition that a change is too late for the product, on the columns of `select_changes`."""
     from pyspark.sql import functions as F
 
     return F.expr(late_condition(product))
@@ -127,7 +127,7 @@ def late_condition(product: Product) -> str:
     if product.lateness_ms is None:
         return "false"
     length, passed = int(product.bucket_ms or 1), f"({APPLIED} - {int(product.lateness_ms)}L)"
-    # The earliest times are before the start of any bucket that a bigint can hold.
+    # For the earliest times, the start of the bucket does not fit into a bigint.
     begins = f"coalesce(try_subtract(ts, pmod(ts, {length}L)), ts)"
     return f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)"
 

@@ -104,7 +104,11 @@ def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[Gol
 
 
 def _prepare(spark: SparkSession, lake: Lake) -> None:
-    """Checks that gold may start, and creates the tables that every lake has."""
+    """Checks that gold may start, and creates the tables that every lake has.
+
+    Raises:
+        LakeError: Gold may not start.
+    """
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
     require_uninterrupted(lake.settings, LAYER)
     lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
@@ -196,7 +200,7 @@ def folded_stream(
 
 
 class _GoldBatch:
-    """Commits one micro-batch: table by table, then the ledger row."""
+    """Commits one micro-batch: the tables of gold one by one, then the batch's row in the ledger."""
 
     def __init__(
         self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry

@@ -355,14 +355,16 @@ class _AsOfQuery:
         fix = f"Run `sessionlake session show {session.session_id}` for the table as it is now"
         if moment.offset is not None and moment.offset > judged:
             raise LakeError(
-                f"{session}: silver has judged offsets up to {judged}, {moment.offset} is not known yet", fix=fix
+                f"{session}: silver has judged offsets up to {judged}, so the table after offset {moment.offset} is "
+                "not known yet",
+                fix=fix,
             )
         if moment.ts is not None and not (
             self._noted_stream_time(judged) >= moment.ts or self._has_reached(moment.ts, judged)
         ):
             raise LakeError(
-                f"{session}: silver has judged offsets up to {judged}, and stream time has not reached "
-                f"{time_text(moment.ts)} ({moment.ts}) by then",
+                f"{session}: the table at {time_text(moment.ts)} ({moment.ts}) is not known yet",
+                why=f"Silver has judged offsets up to {judged}, and stream time has not reached {time_text(moment.ts)}",
                 fix=fix,
             )
         # The highest possible seq has no successor, so next_seq stays at it.

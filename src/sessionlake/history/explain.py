@@ -217,9 +217,10 @@ def _has_read_complete_batches(settings: Settings) -> bool:
     """
     if reads_initial_snapshot(settings.checkpoint(GOLD)):
         raise LakeError(
-            f"{GOLD} is still reading the rows that {CHANGES} held when {GOLD} first started",
-            why="They come in any order, so it is not known yet which of them are in its figures",
-            fix=f"Wait until {GOLD} has read them, and run the command again",
+            f"gold has not finished reading the rows that {CHANGES} had at gold's first start",
+            why="Until then it is not known which of its rows are in gold's figures already",
+            fix="Wait until `sessionlake status` shows that gold has read all of silver's batches, and run the command "
+            "again",
         )
     batch = last_committed(settings.checkpoint(GOLD))
     return batch is None or version_reached(settings, GOLD, batch)[1]

@@ -227,8 +227,9 @@ def _require_entries(
     cut = None if batch is not None else read_heads(reader).get(LEDGER)
     if cut is not None and has_read(reader, layer, topic, partition, offset):
         raise NotThereError(
-            f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but {cut.summary}, so its batch "
-            "is not known"
+            f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but its batch is not known: "
+            f"{cut.summary}",
+            fix="Nothing is wrong with the message. Ask about messages that were read later",
         )
 
 

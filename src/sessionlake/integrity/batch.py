@@ -250,7 +250,7 @@ def _judge_run(judge: Judge, cursor: Cursor, run: tuple[int, int], stream: Strea
 
 
 def _before(stream: Stream, index: int, past: int, due: int) -> int:
-    """Returns the index of the first message that arrives after stream time `due`, or `past` if there is none."""
+    """Returns the index of the first message that arrives after stream time `due` (ms); `past` if there is none."""
     late = np.flatnonzero(stream.now[index:past] > due)
     return index + int(late[0]) if len(late) else past
 

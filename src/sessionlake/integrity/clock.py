@@ -233,7 +233,7 @@ NO_STRETCHES = StretchTimes(_NONE, _NONE, _NONE)
 
 
 class FirstTime(NamedTuple):
-    """The first known stream time of a topic-partition in ms, and the first offset at which it was known."""
+    """The first stream time of a topic-partition, ms, and the offset of the message or silence that gave it."""
 
     time: int
     offset: int
@@ -275,7 +275,7 @@ class Clock:
 
     @property
     def times(self) -> Int64s:
-        """The stream time (ms) of every lane as an array, `NO_KAFKA_TIME` where it has none."""
+        """The stream time (ms) of every lane (index in `lanes`), `NO_KAFKA_TIME` where there is none."""
         return np.array([lane.now for lane in self.lanes], np.int64)
 
     @property
@@ -286,21 +286,21 @@ class Clock:
 
     @property
     def first_timed_offsets(self) -> Int64s:
-        """For every lane, the first offset in the batch at which its time was known; `NEVER` if it is still unknown."""
+        """For every lane, the first offset in the batch at which its stream time was known; `NEVER` if none was."""
         found = np.array([NEVER if lane.time == NO_TIME else BEGINNING for lane in self.lanes], np.int64)
         found[[*self.first_times]] = [known.offset for known in self.first_times.values()]
         return found
 
     @property
     def has_untimed(self) -> bool:
-        """True if the batch may have messages from before the stream time of their topic-partition was known."""
+        """True if the batch may have messages that arrived before their topic-partition had a stream time."""
         return bool(self.first_times) or any(lane.time == NO_TIME for lane in self.lanes)
 
     def with_first_time(self, lane: Int64s, now: Int64s) -> Int64s:
         """Returns `now` with `NO_TIME` replaced by the lane's first known time, or by `NO_KAFKA_TIME` if it has none.
 
         Args:
-            lane: The lane of each message.
+            lane: The lane of each message: the index of its topic-partition in `lanes`.
             now: Stream time at each message's arrival, ms; `NO_TIME` where it was not known.
         """
         if not self.has_untimed:
@@ -311,7 +311,7 @@ class Clock:
 
     @property
     def offsets(self) -> Int64s:
-        """The last offset of every lane, as an array."""
+        """The last offset of every lane (index in `lanes`)."""
         return np.array([lane.offset for lane in self.lanes], np.int64)
 
     def advance(self, batch_segments: Sequence[Segments], batch_partitions: Collection[TopicPartition]) -> StretchTimes:
@@ -332,7 +332,7 @@ class Clock:
         return stretches if silent_stretches is None else replace(stretches, silences=silent_stretches)
 
     def _note_first_times(self, waiting: Collection[int], segments: Int64s, silences: Int64s) -> None:
-        """Sets `first_times` of lanes that had no time: from an earlier batch, or a silence or message of this one."""
+        """Sets `first_times` of lanes without a time, from an earlier batch, or a silence or message of this one."""
         known = (place for place in waiting if self.lanes[place].time != NO_TIME)
         self.first_times = {place: FirstTime(self.lanes[place].time, BEGINNING) for place in known}
         untimed = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
@@ -367,7 +367,7 @@ class Clock:
         return StretchTimes(lane, first, before) if (before > start).any() else NO_STRETCHES
 
     def _advance_silences(self, silences: Int64s) -> StretchTimes | None:
-        """Moves the lanes over silences; returns the stream times after them, None if there are no silences."""
+        """Moves the clock over silences; returns the stream times after them, None if there are no silences."""
         if not silences.shape[1]:
             return None
         silences = silences[:, np.lexsort((silences[1], silences[0]))]

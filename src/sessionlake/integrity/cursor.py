@@ -133,17 +133,17 @@ _memories = msgspec.msgpack.Decoder(SeqMemory)
 
 
 def encode_memory(memory: SeqMemory | None) -> bytes | None:
-    """Encodes a memory for the stored state; None stays None."""
+    """Encodes the variable-length part of a cursor for the stored state; None stays None."""
     return None if memory is None else msgspec.msgpack.encode(memory)
 
 
 def decode_memory(stored: bytes | None) -> SeqMemory | None:
-    """Decodes a memory that `encode_memory` wrote; None stays None."""
+    """Decodes the variable-length part of a cursor, which `encode_memory` wrote; None stays None."""
     return None if stored is None else _memories.decode(stored)
 
 
 def postpone_gaps(stored: bytes | None, by: int) -> bytes | None:
-    """Returns an encoded memory in which every gap becomes a violation `by` ms of stream time later."""
+    """Returns an encoded `SeqMemory` in which every gap becomes a violation `by` ms of stream time later."""
     memory = decode_memory(stored)
     if memory is not None:
         for hole in memory.holes:
@@ -237,7 +237,7 @@ class Cursor:
         return tuple(getattr(self, name) for name in FIELDS)
 
     def start_new_life(self) -> None:
-        """Resets the cursor for a new life of the session. Only the position continues."""
+        """Resets the cursor for a new life of the session. Only the position is kept: later ones must be higher."""
         position, fresh = self.position, Cursor()
         for name in Cursor.__slots__:
             setattr(self, name, getattr(fresh, name))

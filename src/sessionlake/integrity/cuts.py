@@ -66,7 +66,7 @@ def cuts_due(changed_at: Int64s, interval: int) -> Int64s:
 
 
 def no_cuts(count: int = 0) -> Cuts:
-    """Returns an array for `count` cuts, to be filled in."""
+    """Returns an array of `count` cuts with their initial values, for the caller to fill in."""
     return np.zeros(count, CUT_DTYPE)
 
 
@@ -236,7 +236,7 @@ def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: in
 
 
 def _waiting(cursors: Cursors, places: Int64s, interval: int) -> Cuts:
-    """Returns the interval cuts that are due for the changed tables of the cursors at the indices `places`."""
+    """Returns the cuts of reason `interval` that are due, one for each cursor at the indices `places`."""
     cuts, found = no_cuts(len(places)), cursors[places]
     cuts["session"], cuts["at"] = places, cuts_due(found["changed_at"], interval)
     for name in ("position", "last_seq", "changed_at", "changes"):

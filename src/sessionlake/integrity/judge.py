@@ -1,20 +1,20 @@
-"""Judges one session message by message: everything in PROTOCOL's "Stream integrity" and "Session life".
+"""Judges one session message by message, by the protocol's sections "Stream integrity" and "Session life".
 
 This code is pure and defines the result: the vectorised path in `batch.py` must give the same. Where the protocol
 leaves a choice, these rules apply:
 
 - `window`: a seq that was applied or is held back is a duplicate, whatever its `ts`. Lateness is judged after that.
-  Expiry releases held messages as soon as stream time passes it. What it applied stays applied even if a later message
-  reverts the expiry. Released messages get positions from the offset of the session's last message on.
-- `once`: a gap is an event when it shows. It becomes a violation when stream time passes the timestamp of the message
-  that revealed it plus `gap_timeout`. The violation has the offset of that message, and the gap is not counted again.
+  Expiry releases held messages as soon as stream time passes it. They stay applied even if a later message reverts the
+  expiry. Their positions start at the offset of the session's last message.
+- `once`: a gap is an event when a message reveals it. It becomes a violation when stream time passes that message's
+  timestamp plus `gap_timeout`. The violation has the offset of that message, and the gap is not counted again.
   The violation does not break a session that has ended or has a newer snapshot. An ended session stays ended under
   `isolate` too.
 - `once`: the first applied `end` ends the session, at its seq. A lower seq that was not applied yet is a late fill; if
   it is another `end`, it changes nothing. A higher seq is `after_end`. An `end` that is itself a late fill also ends
   the session, and messages with higher seqs that were applied before stay applied.
-- Exceeding a limit of held messages or gaps is a violation by the message that exceeds it. If that message is applied
-  all the same, the oldest held message or gap makes room for it.
+- A message that exceeds a limit of held messages or gaps is a violation. If it is applied all the same, the oldest
+  held message is released, or the lowest gap counts as filled.
 - A message whose own timestamp is older than stream time by more than the session timeout expires its session at once.
 - A session is forgotten when stream time is more than twice the session timeout past its last message. Until then, the
   timestamp of a later message may revert the expiry.

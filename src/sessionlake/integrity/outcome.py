@@ -23,7 +23,7 @@ class Verdict(IntEnum):
 
 
 class EventKind(StrEnum):
-    """The kind of an integrity event: column `event` of `silver.integrity_events`."""
+    """What happened in an integrity event: column `event` of `silver.integrity_events`."""
 
     DUPLICATE = "duplicate"
     GAP = "gap"
@@ -91,7 +91,7 @@ class MessageHeader:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One integrity event: a judgement other than "applied".
+    """One integrity event: a row of `silver.integrity_events`, such as a duplicate or a gap.
 
     Attributes:
         session: Number of the session in the batch.

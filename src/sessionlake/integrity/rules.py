@@ -56,7 +56,7 @@ class RuleBook:
     _known: dict[str, Rules] = field(default_factory=dict)
 
     def of(self, topic: str) -> Rules:
-        """Returns the rules of a topic."""
+        """Returns the rules by which sessions of this topic are judged."""
         if topic not in self._known:
             self._known[topic] = self._resolve(topic)
         return self._known[topic]
@@ -89,6 +89,6 @@ class SeqOptional:
 
 
 def decode_rules(capture: CaptureSettings) -> DecodeRules:
-    """Returns the rules by which a Kafka value is accepted as a message, from the configuration."""
+    """Returns the rules by which a Kafka value is accepted as a message, from the capture settings."""
     skew = milliseconds(capture.max_future_skew)
     return DecodeRules(capture.declared, capture.max_message_bytes, skew, SeqOptional(capture))

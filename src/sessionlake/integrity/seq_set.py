@@ -41,7 +41,7 @@ class SeqSet:
         return len(self._firsts) - below - above
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Adds one seq, or all seqs from `first` to `last`."""
+        """Adds all seqs from `first` to `last`, both included; only `first` if `last` is None."""
         last = first if last is None else last
         low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
         if low < high:
@@ -63,7 +63,7 @@ class SeqSet:
         del self._firsts[1], self._lasts[0]
 
     def missing(self, first: int, last: int) -> Iterator[int]:
-        """Yields the seqs from `first` to `last` that are not in the set, ascending."""
+        """Yields the seqs from `first` to `last`, both included, that are not in the set, ascending."""
         seq = first
         for place in range(bisect_left(self._lasts, first), len(self._lasts)):
             yield from range(seq, min(self._firsts[place], last + 1))
@@ -73,6 +73,6 @@ class SeqSet:
         yield from range(seq, last + 1)
 
     def contains_all(self, first: int, last: int) -> bool:
-        """Returns True if the set contains every seq from `first` to `last`."""
+        """Returns True if the set contains every seq from `first` to `last`, both included."""
         place = bisect_left(self._lasts, first)
         return place < len(self._lasts) and self._firsts[place] <= first and self._lasts[place] >= last

@@ -1,4 +1,4 @@
-"""The input of the judge: a shard's messages as columns, and the sessions they belong to."""
+"""The input of judging: a shard's messages as columns, and the sessions to which they belong."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class ShardState:
         cursors: One record of `CURSOR` per session.
         memories: The encoded `SeqMemory` of each cursor; None for most.
         clock: Stream times of the topic-partitions that have sessions.
-        held: Messages held back, with the columns of a packed chunk; None if there are none.
+        held: Messages held back, as rows of decoded messages; None if there are none.
     """
 
     keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
@@ -123,7 +123,7 @@ class ShardState:
             self.cursors, self.memories = self.cursors[wanted], self.memories[wanted]
 
     def drop_unused_lanes(self, extra_lanes: Collection[TopicPartition] = ()) -> None:
-        """Drops the stream time of each topic-partition that has no session, except those in `extra_lanes`."""
+        """Removes topic-partitions without sessions from the clock, except those in `extra_lanes`."""
         lanes = self.clock.lanes
         used = np.array([(lane.topic, lane.partition) in extra_lanes for lane in lanes], np.bool_)
         used[self.cursors["lane"]] = True
@@ -211,7 +211,7 @@ class ShardState:
 
 
 def changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
-    """Returns a column of a stored state that is no longer declared with the same type; None if there is none.
+    """Returns name and type, as text, of a stored column that `columns` lacks in this form; None if there is none.
 
     Raises:
         LakeError: The state has a format that this version does not read.

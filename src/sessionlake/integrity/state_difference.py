@@ -69,7 +69,7 @@ def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference 
 
 
 def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    """Yields differences in stream time. Compares by topic-partition, because the order of lanes can differ."""
+    """Yields differences in stream time, by topic-partition: its index in the two clocks can differ."""
     sides = [{(lane.topic, lane.partition): lane for lane in state.clock.lanes} for state in (found, rebuilt)]
     needed = _of_sessions(found) | _of_sessions(rebuilt)
     for topic, partition in sorted({*sides[0], *sides[1]}):
@@ -172,7 +172,7 @@ def _comparable(cursors: Cursors) -> Cursors:
 
 
 def _renumbered(state: ShardState, other: ShardState) -> Int64s:
-    """Returns for each lane of `state` the lane of its topic-partition in `other`, or -1 if `other` lacks it."""
+    """Returns for each topic-partition of `state`'s clock its index in the clock of `other`, -1 where it is missing."""
     number = {(lane.topic, lane.partition): number for number, lane in enumerate(other.clock.lanes)}
     return np.array([number.get((lane.topic, lane.partition), -1) for lane in state.clock.lanes], np.int64)
 

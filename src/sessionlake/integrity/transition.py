@@ -18,7 +18,7 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 
 class How(Enum):
-    """How a column is updated from the values of the messages."""
+    """How a column of the cursor is updated from the values of applied messages."""
 
     LEAST = 0
     GREATEST = 1
@@ -98,7 +98,7 @@ def apply_runs(cursors: Cursors, run: Run) -> None:
 
 
 def apply_run(cursor: Cursor, run: Run) -> None:
-    """Updates the cursor of one open session in place with the messages of its only run."""
+    """Updates the cursor of one open session in place with the messages in `run`, which are all of this session."""
     ended = int(run.type[-1]) == MessageType.END
     for step in STEPS:
         values, how = getattr(run, step.value), step.how

@@ -136,7 +136,7 @@ class _Arrivals:
 
 
 class _Releases:
-    """The messages that the candidate sessions release, by session and then in order of release.
+    """The messages that candidate sessions of the fast path release, by session and then in order of release.
 
     Attributes:
         owner: Session number of each message.

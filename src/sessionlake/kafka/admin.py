@@ -78,9 +78,9 @@ class KafkaAdmin:
         self._client.close(self._jvm.java.time.Duration.ZERO)
 
     def topic_ids(self) -> dict[str, str | None]:
-        """Returns all topics that this client may see, with the id that Kafka gave each at its creation.
+        """Returns the id of each topic that this client may see, by topic name.
 
-        The id is None if the broker has no topic ids.
+        Kafka gives a topic its id when it is created. The id is None if the broker has no topic ids.
         """
         with self._translate_errors():
             listings = self._get(self._client.listTopics().listings())
@@ -91,7 +91,7 @@ class KafkaAdmin:
         return {name: None if topic_id == _NO_ID else topic_id for name, topic_id in found.items()}
 
     def partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
-        """Returns all partitions of the topics, which must exist."""
+        """Returns topic and partition number of each partition of the topics, which must exist."""
         with self._translate_errors():
             described = self._get(self._client.describeTopics(self._list(topics)).allTopicNames())
             return [(name, number) for name in described for number in range(described[name].partitions().size())]
@@ -99,11 +99,11 @@ class KafkaAdmin:
     def offsets(
         self, places: Iterable[TopicPartition], *, committed: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Returns the first offset and the end offset of each partition, which must exist.
+        """Returns the first offset and the end, one past the last offset, of each partition, which must exist.
 
         Args:
             places: Topics and partition numbers.
-            committed: If true, the end is the last stable offset, as in `committed_ends`.
+            committed: If true, the end is the last stable offset: where the first open transaction starts.
         """
         asked = list(places)
         spec = self._kafka.clients.admin.OffsetSpec
@@ -114,7 +114,7 @@ class KafkaAdmin:
     def committed_ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the last stable offset of each partition, which must exist.
 
-        A `read_committed` consumer reads up to this offset. Open transactions start at it or after it.
+        A `read_committed` consumer reads the messages before this offset. Open transactions start at it or after it.
         """
         level = self._kafka.common.IsolationLevel.READ_COMMITTED
         latest = self._kafka.clients.admin.OffsetSpec.latest()

@@ -26,13 +26,14 @@ _LOGIN = ("sasl.", "security.protocol")
 # Databricks' runtime has Kafka's Java client in a renamed package.
 PACKAGE, PLATFORM_PACKAGE = "org.apache.kafka", "kafkashaded.org.apache.kafka"
 
-# Limits of the bytes that one poll of a consumer decompresses: for few messages, for many, and after a failed batch.
+# Limits of one poll (a consumer's request for messages) in decompressed bytes: if few messages are pending, if many
+# are, and after a failed batch.
 # Spark asks the broker for its offsets twice per poll, so small polls of many messages take half of bronze's CPU time.
 # By default a poll has up to 500 records. Each topic-partition that is being read has two polls in memory.
 POLLED_BYTES = 320 * 1024 * 1024
 POLLED_BYTES_OF_MANY = 5_000 * 1024 * 1024
 POLLED_BYTES_AFTER_FAILURE = 80 * 1024 * 1024
-# Limit for all topic-partitions together after a failed batch. Twice as much is in memory.
+# After a failed batch, the limit for one poll of every topic-partition together. Twice as much is in memory.
 POLLED_BYTES_IN_ALL = 320 * 1024 * 1024
 _KAFKA_POLLED = 500
 
@@ -71,7 +72,7 @@ def java_client_options(settings: Settings) -> dict[str, str]:
 def spark_kafka_options(settings: Settings) -> dict[str, str]:
     """Returns the connection options of Spark's Kafka source and sink: the Java client's, each prefixed with `kafka.`.
 
-    The caller adds what to read and from where (`subscribePattern`, `startingOffsets`). With a service credential,
+    The caller adds the topics and starting offsets (`subscribePattern`, `startingOffsets`). With a service credential,
     Databricks logs in itself and rejects login options of the client, so they are left out.
     """
     options, credential = java_client_options(settings), settings.kafka.service_credential
@@ -86,7 +87,7 @@ def spark_source_options(settings: Settings, polled_bytes: int = POLLED_BYTES) -
 
     Args:
         settings: The pipeline's settings.
-        polled_bytes: Limit of a poll in bytes, if every message is as large as `capture.max_message_bytes`.
+        polled_bytes: Limit of one poll in bytes. It holds even if all messages have `capture.max_message_bytes`.
     """
     records = max(1, polled_bytes // settings.capture.max_message_bytes)
     limit = {"kafka.max.poll.records": str(min(records, _KAFKA_POLLED))}
@@ -117,7 +118,7 @@ def client_config(settings: Settings) -> dict[str, str]:
     config = {"bootstrap.servers": settings.kafka.bootstrap_servers}
     config |= {_SHARED[key]: value for key, value in options.items() if key in _SHARED}
     if config.get("ssl.endpoint.identification.algorithm") == "":
-        config["ssl.endpoint.identification.algorithm"] = "none"  # for the same, Java has an empty value
+        config["ssl.endpoint.identification.algorithm"] = "none"  # Java's option for this is an empty value
     login = parse_credentials(options.get("sasl.jaas.config", ""))
     config |= {f"sasl.{name}": login[name] for name in ("username", "password") if name in login}
     security = settings.kafka.security
@@ -209,7 +210,10 @@ def _stores(options: dict[str, str]) -> dict[str, str]:
 
 
 def _first_listener(settings: Settings) -> tuple[str, int]:
-    """Returns the first configured server that accepts a connection, after checking its TLS if that is configured."""
+    """Returns host and port of the first configured server that accepts a connection.
+
+    If TLS is configured, also checks the server's TLS.
+    """
     failures = []
     for host, port in addresses(settings):
         failure = _connect(host, port)

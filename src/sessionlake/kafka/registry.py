@@ -2,9 +2,9 @@
 
 - A process asks for a schema when it first sees its id, and caches the answer, since an id never changes its meaning.
   An unknown id is cached as unknown for a minute.
-- Every id is asked for, even an invented one, because the result for a message must not depend on other messages.
+- It asks for every id, even an invented one, because the result for a message must not depend on other messages.
 - A message whose schema the registry does not know goes to quarantine and stays there until silver is rebuilt.
-- The same holds for a schema that exceeds the limits below. Otherwise anyone who may register schemas could stop silver
+- A schema that exceeds the limits below counts as unknown. Otherwise anyone who may register schemas could stop silver
   for good.
 """
 
@@ -54,7 +54,7 @@ class RegistrySchemas:
     """Reads schemas from a registry.
 
     Attributes:
-        format: Format of the schemas; others count as unknown.
+        format: Avro or Protobuf. A schema of another format counts as unknown.
         url: Base URL of the registry.
         auth: `user:password`, or a bearer token; None for a registry without login.
     """
@@ -64,7 +64,7 @@ class RegistrySchemas:
     auth: str | None = field(default=None, repr=False)
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Returns the definitions of the schema ids. Unknown ids are absent.
+        """Returns the schemas with these ids, each after the schemas that it refers to. Unknown ids are absent.
 
         Raises:
             RegistryError: The registry does not answer, or its answer is not valid.
@@ -81,7 +81,7 @@ class _Cache:
         self._unknown: OrderedDict[int, float] = OrderedDict()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Returns the definitions of the schema ids. Ids that are not cached are requested, a few at a time."""
+        """Returns the schemas with these ids. Asks the registry for those that are not cached, a few at a time."""
         oldest = time.monotonic() - _UNKNOWN_SECONDS
         found = {schema: self._known[schema] for schema in ids if schema in self._known}
         for schema in found:
@@ -150,7 +150,10 @@ class _Client:
         self._query = "?format=serialized" if source.format is PayloadFormat.PROTOBUF else ""
 
     def definition(self, schema: int) -> Definition | None:
-        """Returns a schema with the schemas it refers to; None if the id is unknown or has another format."""
+        """Returns a schema, preceded by the schemas that it refers to.
+
+        None if the registry does not know the id, or the schema has another format or exceeds the limits.
+        """
         if schema > _GREATEST_ID:
             return None
         try:
@@ -164,7 +167,12 @@ class _Client:
         return (*parts.values(), self._text(answer, f"schema-{schema}.proto"))
 
     def _add_references(self, answer: dict[str, Any], parts: dict[str, bytes]) -> None:
-        """Adds the schemas that a schema refers to, each after the schemas that it refers to itself."""
+        """Adds to `parts`, by name, the schemas to which a schema refers. A schema comes after those that it refers to.
+
+        Args:
+            answer: The registry's answer for the schema.
+            parts: The schemas that were added so far.
+        """
         for name, subject, version in self._references(answer):
             if name in parts:
                 continue
@@ -177,7 +185,7 @@ class _Client:
             parts[name] = self._text(inner, name)
 
     def _references(self, answer: dict[str, Any]) -> list[tuple[str, str, int]]:
-        """Returns name, subject (quoted for a URL) and version of each schema that this one refers to."""
+        """Returns name, subject (quoted for a URL) and version of each schema to which the schema refers."""
         try:
             return [
                 (str(one["name"]), quote(str(one["subject"]), safe=""), int(one["version"]))
@@ -237,7 +245,12 @@ class _Client:
         raise self._error(f"it answered {path} with {status}")
 
     def _exchange(self, path: str, *, final: bool) -> tuple[int, bytes]:
-        """Sends a request and returns status and body; status 0 if there is no answer and a retry is left."""
+        """Sends a request. Returns HTTP status and body; status 0 if there is no answer and a retry is left.
+
+        Args:
+            path: Path of the request's URL.
+            final: True if no retry is left. Then a missing answer is an error.
+        """
         parts = urlsplit(self._source.url)
         connection: http.client.HTTPConnection
         if parts.scheme == "https":

@@ -84,10 +84,9 @@ def parse_credentials(login: str) -> dict[str, str]:
 
 
 def setting_names(settings: Settings, *keys: str) -> str:
-    """Names the settings to correct, for error texts.
+    """Returns a text that names the settings to correct: these keys of `kafka.security`.
 
-    Returns:
-        The keys in `kafka.security`, or only `kafka.options` if the configuration sets Kafka's own options instead.
+    If the configuration sets Kafka's own options instead, it names `kafka.options`.
     """
     uses_kafka_options = any(name.startswith(("sasl.", "ssl.", "security.")) for name in settings.kafka.options)
     if settings.kafka.security is None and uses_kafka_options:
@@ -130,7 +129,12 @@ def _quoted(value: str) -> str:
 
 
 def _text(key: str, given: str) -> str:
-    """Returns PEM text that is given directly, or read from the file that is given."""
+    """Returns PEM text of a certificate or key.
+
+    Args:
+        key: The setting in `kafka.security`, for errors.
+        given: The PEM text itself, or the path of a file that has it.
+    """
     if given.lstrip().startswith(PEM):
         return given
     try:

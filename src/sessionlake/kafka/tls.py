@@ -20,10 +20,11 @@ def uses_tls(options: Mapping[str, str]) -> bool:
 
 
 def probe_tls(host: str, port: int, seconds: float) -> str | None:
-    """Tries a TLS handshake without a client certificate.
+    """Tries a TLS handshake without a client certificate. The timeout is in seconds.
 
     Returns:
-        `open` if the server accepts it, `certificate` if it requires a client certificate; None if it does not use TLS.
+        `open` if the server accepts the client, `certificate` if it requires a client certificate. None if the server
+        does not use TLS or does not answer.
     """
     try:
         with socket.create_connection((host, port), seconds) as plain, _trust_all().wrap_socket(plain) as secured:
@@ -43,12 +44,14 @@ def tls_fault(host: str, port: int, options: Mapping[str, str], seconds: float) 
     Args:
         host: Host to connect to.
         port: Port to connect to.
-        options: Options of a Java client. If they name no authorities in PEM, the server's certificate is not checked.
-        seconds: Timeout of the connection.
+        options: Options of a Java client. If they name no trusted certificates in PEM format, the server's certificate
+            is not checked.
+        seconds: Timeout of the connection in seconds.
 
     Returns:
-        `plain` (no TLS), `untrusted` or `other_host`, each with OpenSSL's message. None if no fault was found. A fault
-        of the client's own certificate is not found here.
+        The kind of fault and OpenSSL's message; None if no fault was found. The kind is `plain` (the server does not
+        use TLS), `untrusted` or `other_host` (its certificate is not trusted, or is for another host). Faults of the
+        client's certificate are not found.
     """
     context = _verifying(options)
     try:

@@ -1,6 +1,7 @@
 """Finds Kafka offsets that have no message because of transactions: markers, and records of aborted transactions.
 
-Kafka has no API for this. Two Java consumers find out, by a rule that lost messages cannot satisfy:
+A *run* is a range of consecutive offsets. Kafka cannot be asked why offsets have no message. So two Java consumers test
+them, in a way that never takes lost messages for transactions:
 
 - With a fetch size of one byte, the broker sends one record batch at a time. A `read_uncommitted` consumer at an offset
   then either gets a record with this offset, or advances by exactly one offset without a record. In the second case the
@@ -43,20 +44,21 @@ _OPTIONS = {
 }
 _MANY = {"max.poll.records": "10000"}
 FEW_RUNS = 64
-"""How many runs of a topic-partition are checked one by one. Each check takes some milliseconds."""
+"""If a topic-partition has at most this many runs, they are checked one by one. A check takes some milliseconds."""
 _ONE_BATCH = {"max.partition.fetch.bytes": "1", "fetch.max.bytes": "1", "isolation.level": "read_uncommitted"}
 
 
 def without_message(
     spark: SparkSession, settings: Settings, runs: Mapping[TopicPartition, Iterable[Run]]
 ) -> dict[TopicPartition, list[Run]]:
-    """Returns those of the given runs of offsets that have no message because of transactions.
+    """Returns the runs of offsets that have no message because of transactions, by topic-partition.
 
     Args:
         spark: The session whose JVM has Kafka's client.
         settings: The pipeline's settings.
-        runs: Runs of offsets below the last stable offset. If a topic-partition has more than `FEW_RUNS` runs, they
-            must ascend, and every offset between two of them must have a message.
+        runs: The runs to check, each `[first, end)`, by topic-partition. They are below the last stable offset, where
+            open transactions start. If there are more than `FEW_RUNS`, they must ascend, and every offset between two
+            runs must have a message.
 
     Raises:
         BrokerError: Kafka does not answer.
@@ -76,7 +78,9 @@ def without_message(
 
 
 def _are_without(spark: SparkSession, settings: Settings, place: TopicPartition, runs: Sequence[Run]) -> bool:
-    """Returns True if Kafka has exactly one message per offset between the runs, and so none in the runs.
+    """Returns True if Kafka's number of messages shows that all runs are without a message because of transactions.
+
+    Kafka must have exactly one message per offset between the first run and the last one, except in the runs.
 
     Only compaction removes messages from the middle of a partition. In a topic that is not compacted, all other offsets
     without a message belong to transactions. Returns False if the topic is compacted or its settings are not readable.
@@ -118,7 +122,7 @@ def _passes(committed: _Consumer, at: int, end: int) -> bool:
 
 
 class _Consumer:
-    """A Java consumer of one topic-partition at a time."""
+    """A Java consumer that reads one topic-partition at a time and keeps only offsets."""
 
     def __init__(self, jvm: Any, consumer: Any, kafka: Any) -> None:
         self._jvm, self._consumer, self._kafka = jvm, consumer, kafka
@@ -156,10 +160,10 @@ class _Consumer:
         return found - last.size() + inside
 
     def poll(self) -> tuple[list[int], int]:
-        """Waits until the position has advanced.
+        """Waits until the position, the next offset to read, has advanced.
 
         Returns:
-            Offsets of the records read, possibly none, and the new position.
+            Offsets of the records that were read, which can be none, and the new position.
 
         Raises:
             BrokerError: The position has not advanced for some seconds.

@@ -1,1 +1,5 @@
-"""The ledger `ops.ledger`, which records what each batch read and wrote, and the small tables that complete it."""
+"""The ledger `ops.ledger`, which records what each batch read and wrote, and small tables of related facts.
+
+These are sums of the ledger, histories of topics, offsets without messages, removed rows, and receipts of forgotten
+sessions.
+"""

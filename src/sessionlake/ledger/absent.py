@@ -1,8 +1,8 @@
 """Offsets that hold no message, and why. They explain gaps in the offsets of `bronze.messages`.
 
 There are three kinds: offsets between two generations of a topic (`ops.topics`), offsets that Kafka uses for
-transactions, and messages that an operator told bronze to skip. The last two are rows of `ops.absent_offsets`. Bronze
-commits these before the messages around them.
+transactions, and messages that an operator made bronze skip. The last two kinds are rows of `ops.absent_offsets`.
+Bronze commits these rows before the messages around them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Run = tuple[int, int]
-"""Offsets `[first, end)`."""
+"""Consecutive offsets of one topic-partition, from `first` to just before `end`: `(first, end)`."""
 NO_END = 2**63 - 1
 """The `end` of a run without an upper limit."""
 
@@ -40,7 +40,7 @@ class Reason(StrEnum):
     """Why offsets hold no message."""
 
     TRANSACTION = "transaction"
-    """Aborted records and transaction markers: a `read_committed` consumer gets no message there."""
+    """An aborted record or a transaction marker has the offset. `read_committed` consumers never get these."""
     SKIPPED = "skipped"
     """An operator decided that bronze does not read this message."""
 
@@ -50,17 +50,17 @@ class AbsentOffsets:
     """Looks up offsets that hold no message.
 
     Attributes:
-        reader: reads the tables, again for each question. None: there are no tables yet.
-        jumps: offsets between generations of a topic; None: they are read from `ops.topics`.
+        reader: reads the tables; each call reads again. None if there are no tables yet.
+        jumps: offsets between two generations of a topic, by topic-partition. None to read them from `ops.topics`.
     """
 
     reader: TableReader | None = None
     jumps: Jumps | None = None
 
     def overlapping(self, wanted: Mapping[TopicPartition, Run]) -> dict[TopicPartition, list[Run]]:
-        """Returns the runs that overlap these offsets, by topic-partition.
+        """Returns the runs of offsets without messages that overlap the wanted offsets, by topic-partition.
 
-        They are unordered and may overlap each other.
+        A topic-partition without such a run has an empty list. Runs are unordered and may overlap each other.
         """
         found: dict[TopicPartition, list[Run]] = {place: [] for place in wanted}
         if not wanted:
@@ -79,12 +79,15 @@ class AbsentOffsets:
 def recorded_runs(
     reader: TableReader | None, wanted: Mapping[TopicPartition, Run], reason: Reason | None = None
 ) -> dict[TopicPartition, list[Run]]:
-    """Returns the runs of `ops.absent_offsets` that overlap these offsets; none if the table does not exist.
+    """Returns the runs of `ops.absent_offsets` that overlap the wanted offsets, by topic-partition.
 
-    One read serves all topic-partitions: it covers everything between the lowest and the highest offset.
+    The result has only topic-partitions with such runs. It is empty if the table does not exist. The table is read
+    once for all topic-partitions, between their lowest and highest offset.
 
     Args:
-        reason: only runs with this reason; None for all.
+        reader: None if there are no tables yet.
+        wanted: the offsets of each topic-partition to look up.
+        reason: the reason that returned runs have; None for any reason.
     """
     if reader is None or not wanted:
         return {}
@@ -103,7 +106,7 @@ def recorded_runs(
 
 
 def count_covered(runs: Iterable[Run], first: int, end: int) -> int:
-    """Counts the offsets in `[first, end)` that are in at least one of the runs."""
+    """Counts the offsets from `first` to just before `end` that are in at least one of the runs."""
     cut = np.array(sorted((max(a, first), min(b, end)) for a, b in runs if b > first and a < end), np.int64)
     if not len(cut):
         return 0
@@ -113,7 +116,7 @@ def count_covered(runs: Iterable[Run], first: int, end: int) -> int:
 
 
 def skip_runs(runs: Iterable[Run], offset: int) -> int:
-    """Returns the first offset, from `offset` on, that is in none of the runs."""
+    """Returns the lowest offset, equal to `offset` or higher, that is in none of the runs."""
     for first, end in sorted(runs):
         if first <= offset < end:
             offset = end
@@ -121,7 +124,11 @@ def skip_runs(runs: Iterable[Run], offset: int) -> int:
 
 
 def missing_runs(offsets: Int64s, first: int, end: int) -> list[Run]:
-    """Returns the runs within `[first, end)` that are not among these offsets, which are sorted."""
+    """Returns the runs of offsets in `[first, end)` that are missing in `offsets`.
+
+    Args:
+        offsets: ascending, all of them in `[first, end)`.
+    """
     edges = np.concatenate([[first - 1], offsets, [end]])
     at = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[i]) + 1, int(edges[i + 1])) for i in at]
@@ -137,7 +144,13 @@ def record_absent(
     who: str | None = None,
     why: str | None = None,
 ) -> None:
-    """Records runs of offsets without messages; a replay of the same transaction records nothing."""
+    """Adds runs of offsets without messages to `ops.absent_offsets`. A replay of the same transaction adds nothing.
+
+    Args:
+        runs: the runs of each topic-partition.
+        who: the operator who skipped the messages; None for transactions.
+        why: the operator's note; None for transactions.
+    """
     lake.ensure(spark, [ABSENT])
     now = datetime.now(UTC)
     rows = [

@@ -1,13 +1,13 @@
-"""Reads the ledger quickly: recent entries, and sums of older ones from `ops.positions`.
+"""Reads the ledger quickly: recent entries, and sums of older entries from `ops.positions`.
 
-A row of `ops.positions` sums a layer's entries with one application id that were committed before a moment (`until`).
-There are two kinds:
+A row of `ops.positions` sums the entries of one layer and one application id that were committed before the time
+`until`. There are two kinds of sums:
 
-- Copies sum entries that the ledger still has. They are used only if the copied entries plus the later ones are as many
-  as the ledger's log counts. This detects entries whose clock was wrong, and a ledger that was restored. Otherwise the
-  whole ledger is read.
-- Carried sums stand for entries that retention has removed. If the ledger still has such entries, they are being
-  removed and are ignored.
+- Copied sums (copies) repeat what the ledger still has. They are used only if the number of copied and later entries
+  equals the row count in the ledger's Delta log. A difference means that an entry's clock was wrong or that the ledger
+  was restored. Then the whole ledger is read.
+- Carried sums replace entries that retention has removed. If the ledger still has such entries, they are being
+  removed, and readers ignore them.
 """
 
 from __future__ import annotations
@@ -29,47 +29,62 @@ from sessionlake.errors import LakeError
 from sessionlake.protocol.types import Row
 
 FORMAT = 3
-"""Format of the copied sums. Copies of another format are ignored and computed again."""
+"""Value of `format` in copied sums. Copies with another value are ignored and computed again."""
 CARRIED = 2
 """Value of `format` in carried sums."""
 ENTRY = ("layer", "app_id", "batch_id", "committed_at")
-"""Columns that every row has. In a sum they describe its last batch."""
+"""Columns that every row of a `LedgerReader` has. In a sum they describe the last summed batch."""
 SUMS = ("batches", "unaccounted")
-"""Columns of sums only: the number of entries, and the messages that are in none of their other counts."""
+"""Columns that only sums have.
+
+`batches` is the number of summed entries. `unaccounted` is the number of messages that were read but not counted as
+applied, duplicate, quarantined or held back; it should be 0.
+"""
 VERSIONS = "table_versions"
-"""Another column of sums: the version at which the last entry with an output to a table left it, and when."""
+"""A column of sums: for each table that the summed entries wrote, its version after the last write, and when that was.
+
+Its elements are structs `(table, version, committed_at)`.
+"""
 TABLE_VERSIONS = pa.list_(
     pa.struct([("table", pa.string()), ("version", pa.int64()), ("committed_at", pa.timestamp("us", tz="UTC"))])
 )
-"""The type of the column `VERSIONS`."""
-# Ledger columns from which the columns of sums are computed.
+"""Arrow type of the column `VERSIONS`."""
+# For each column that only sums have: the ledger columns from which it is computed.
 _MADE_OF: Mapping[str, Sequence[str]] = {"batches": (), "unaccounted": COUNTS, VERSIONS: ("outputs", "committed_at")}
 # At most this many ledger rows are in memory at once.
 _AT_ONCE = 50_000
-# Layers whose batch numbers keep rising through a rebuild. Those of other layers start again at 0.
+# Layers whose batch numbers keep rising after a rebuild. The batch numbers of other layers start again at 0.
 _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
 
 class StoredSums(NamedTuple):
-    """The rows of `ops.positions`: copies (None if not usable) and carried sums."""
+    """The rows of `ops.positions`.
+
+    Attributes:
+        copies: sums of entries that the ledger still has; None if there are none or their format differs.
+        carried: sums of removed entries; no rows if none were removed.
+    """
 
     copies: pa.Table | None
     carried: pa.Table
 
     @property
     def removed_before(self) -> datetime | None:
-        """The moment before which entries were removed; None if none were."""
+        """Commit time before which all ledger entries were removed; None if none were removed."""
         return self.carried["until"][0].as_py() if self.carried.num_rows else None
 
     @property
     def ledger_conditions(self) -> list[list[Condition]]:
-        """Conditions under which the ledger is read: first entries from the moment of removal on, then earlier ones."""
+        """Conditions of the reads that together cover the ledger: one list of conditions per read.
+
+        If entries were removed, entries after `removed_before` are read first, and leftover earlier ones second.
+        """
         if self.removed_before is None:
             return [[]]
         return [[("committed_at", ge, self.removed_before)], [("committed_at", lt, self.removed_before)]]
 
     def drop_summed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the ledger's rows without those that the carried sums stand for."""
+        """Returns these ledger rows without entries that are part of a carried sum."""
         if self.removed_before is None:
             return batch
         known = self.carried
@@ -83,14 +98,14 @@ class StoredSums(NamedTuple):
 
 
 def _layer_and_app(rows: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Returns layer and application id of each row joined into one text."""
+    """Returns one text for each row: its layer and its application id, joined."""
     parts = [rows.column(name) for name in ("layer", "app_id")]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
 def stored_sums(reader: TableReader) -> StoredSums:
-    """Reads `ops.positions`. There are no copies if the table is missing or has another format."""
+    """Reads `ops.positions`. If the table is missing, there are no sums of either kind."""
     if not reader.exists(POSITIONS):
         return StoredSums(None, pa.table({}))
     known = reader.table(POSITIONS)
@@ -100,24 +115,33 @@ def stored_sums(reader: TableReader) -> StoredSums:
 
 
 class LastRebuild(NamedTuple):
-    """The last rebuild of a layer: rows are current if their column `column` is at least `since`."""
+    """The last rebuild of a layer, as a condition that separates ledger rows after it from earlier rows.
+
+    Attributes:
+        column: name of the ledger column to compare: `batch_id` or `committed_at`.
+        since: rows with this value or a higher one were written by the rebuild or after it.
+    """
 
     column: str
     since: Any
 
 
 Rebuilds = Mapping[str, LastRebuild]
-"""The last rebuild of each layer."""
+"""The last rebuild of each layer, by the layer's name. Layers that were never rebuilt are missing."""
 
 
 class LedgerReader:
-    """Reads the ledger's rows, some of them summed. Rows have the columns `ENTRY` and those asked for.
+    """Reads the ledger as Arrow rows. A row is one entry, or the sum of several old entries.
 
     Args:
-        columns: further columns of the ledger or of `SUMS`.
-        before: a batch that will be repeated; it and later ones are left out. None: no batch is left out.
-        every_entry: True to read each entry that the ledger has, without copied sums.
-        include_carried: False to leave out the sums of removed entries.
+        columns: further columns, in addition to `ENTRY`: columns of the ledger, columns in `SUMS`, or `VERSIONS`.
+        before: the batch that its query will repeat. This batch and later batches of the query are left out. None to
+            leave out no batch.
+        every_entry: True to read each entry that the ledger still has, and no copied sums.
+        include_carried: False to leave out the carried sums, which stand for removed entries.
+
+    Raises:
+        LakeError: the entry of the batch `before` was removed by retention.
     """
 
     def __init__(
@@ -139,34 +163,38 @@ class LedgerReader:
 
     @property
     def uses_copies(self) -> bool:
-        """True if old rows are copied sums."""
+        """True if copied sums are read instead of the ledger's old entries."""
         return self._short is not None
 
     @property
     def has_sums(self) -> bool:
-        """True if old rows are sums, copied or carried."""
+        """True if some rows may be sums of several entries, copied or carried."""
         return self.uses_copies or self._sums.removed_before is not None
 
     def entries(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
-        """Yields all rows that meet the conditions on columns of `ENTRY`. A sum meets them by its last batch."""
+        """Yields all rows that meet the conditions. A sum meets them if its last batch does.
+
+        Args:
+            conditions: on columns of `ENTRY` only.
+        """
         for batch in self._read(conditions, self._columns):
             yield from self._without_excluded(batch)
 
     def current(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of each layer since its last rebuild.
+        """Yields the rows of each layer since the layer's last rebuild; all rows of layers that were never rebuilt.
 
         Args:
             conditions: on the column `layer` only.
         """
         batches = self._read(conditions, self._columns)
         first = list(_up_to(_AT_ONCE, batches))
-        # If all rows are in memory, their rebuilds are known without another read.
+        # If all rows are in memory, the rebuilds are found among them, without another read.
         since = last_rebuilds(first) if sum(batch.num_rows for batch in first) <= _AT_ONCE else self.rebuilds()
         for batch in chain(first, batches):
             yield from self._without_excluded(batch.filter(current_mask(batch, since)))
 
     def rebuilds(self) -> Rebuilds:
-        """Returns the last rebuild of each layer that was rebuilt."""
+        """Reads the last rebuild of each layer; layers that were never rebuilt are missing."""
         return last_rebuilds(self._read([("app_id", starts_with, REBUILD)], ENTRY))
 
     def _read(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -190,7 +218,7 @@ class LedgerReader:
 
 
 def _up_to(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields batches until they have more than this many rows."""
+    """Yields record batches until their rows together exceed this number, including the batch that exceeds it."""
     for batch in batches:
         yield batch
         rows -= batch.num_rows
@@ -199,13 +227,17 @@ def _up_to(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 
 def to_dicts(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """Yields the rows as dictionaries, with times in UTC."""
+    """Yields each row as a dictionary by column name. Times are datetimes in UTC."""
     for batch in batches:
         yield from batch.to_pylist()
 
 
 def last_rebuilds(batches: Iterable[pa.RecordBatch]) -> Rebuilds:
-    """Returns the last rebuild of each layer in rows that have the columns `ENTRY`."""
+    """Returns the last rebuild of each layer that is in these ledger rows.
+
+    Args:
+        batches: rows with at least the columns `ENTRY`.
+    """
     found: dict[str, LastRebuild] = {}
     for batch in batches:
         named = batch.filter(pc.starts_with(batch.column("app_id"), REBUILD))
@@ -216,7 +248,10 @@ def last_rebuilds(batches: Iterable[pa.RecordBatch]) -> Rebuilds:
 
 
 def current_mask(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
-    """Returns which rows belong to the time since their layer's last rebuild."""
+    """Returns for each ledger row whether its layer wrote it in its last rebuild or later.
+
+    True for all rows of layers without an entry in `since`.
+    """
     counts = pa.array([True] * batch.num_rows, pa.bool_())
     for layer, (by, least) in since.items():
         column = batch.column(by)
@@ -226,7 +261,11 @@ def current_mask(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
 
 
 def as_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Returns ledger entries with these columns, each as the sum of one entry."""
+    """Returns ledger entries in the form of sums: one row for each entry, with `batches` = 1.
+
+    Args:
+        columns: the result's columns.
+    """
     found = {name: batch.column(name) for name in columns if name not in _MADE_OF}
     if VERSIONS in columns:
         found[VERSIONS] = _table_versions(batch)
@@ -241,7 +280,7 @@ def as_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
 
 
 def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
-    """Returns, for each entry, the versions at which it left the tables that it wrote."""
+    """Returns the column `VERSIONS` of ledger entries: the written tables, their versions afterwards, and the time."""
     lists = batch.column("outputs")
     outputs = lists.flatten()
     times = batch.column("committed_at").take(pc.list_parent_indices(lists))
@@ -253,14 +292,17 @@ def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
 
 
 def _of_ledger(columns: Sequence[str]) -> list[str]:
-    """Returns the ledger's columns from which these columns are computed."""
+    """Returns the ledger columns to read in order to compute the given columns of sums."""
     return list(dict.fromkeys(name for column in columns for name in _MADE_OF.get(column, (column,))))
 
 
 def _copies_and_later(
     reader: TableReader, columns: Sequence[str], before: Txn | None, sums: StoredSums
 ) -> list[pa.RecordBatch] | None:
-    """Returns the copied sums and the later entries; None if copies cannot be used."""
+    """Returns the copied sums and the entries after them; None if the copies cannot be used.
+
+    They cannot be used if their counts contradict the ledger, or if a copied sum includes the batch `before`.
+    """
     copies = sums.copies
     if copies is None or not reader.exists(LEDGER):
         return None
@@ -277,7 +319,7 @@ def _copies_and_later(
 
 
 def _count_leftover(reader: TableReader, sums: StoredSums) -> int:
-    """Counts the removed entries that the ledger still has."""
+    """Counts entries that the ledger still has although carried sums already replace them."""
     if sums.removed_before is None:
         return 0
     early = reader.batches(LEDGER, ("committed_at", lt, sums.removed_before), columns=list(ENTRY))
@@ -285,10 +327,10 @@ def _count_leftover(reader: TableReader, sums: StoredSums) -> int:
 
 
 def _refuse_carried(before: Txn | None, sums: StoredSums) -> None:
-    """Checks that no batch to leave out is inside a carried sum.
+    """Checks that no carried sum includes the batch `before`, which readers must leave out.
 
     Raises:
-        LakeError: the batch's entry was removed.
+        LakeError: a carried sum includes it, so it cannot be left out.
     """
     if before is None or sums.removed_before is None:
         return

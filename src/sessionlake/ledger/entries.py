@@ -1,7 +1,4 @@
-"""The ledger's entries: what went into each micro-batch of each layer, and what came out.
-
-A batch writes its entry last.
-"""
+"""Ledger entries, which record what one micro-batch of one layer read and wrote. A batch writes its entry last."""
 
 from __future__ import annotations
 
@@ -33,12 +30,18 @@ if TYPE_CHECKING:
 _OF_REBUILD: Condition = ("app_id", starts_with, REBUILD)
 _NEVER = datetime.fromtimestamp(0, UTC)
 RECOVERED = "recovered"
-"""The `source` of an entry that was reconstructed from a table: for one batch, or for all batches before it."""
+"""Value of `source` in an entry that was reconstructed from tables, for one batch or for a batch and all before it."""
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """A batch's messages of one topic-partition. First and last offset are both included."""
+    """The offsets of one topic-partition that a batch read.
+
+    Attributes:
+        first: lowest offset.
+        last: highest offset, included in the range.
+        messages: number of messages in the range, which is lower than the number of offsets if some are missing.
+    """
 
     topic: str
     partition: int
@@ -48,13 +51,19 @@ class OffsetRange:
 
     @property
     def missing(self) -> int:
-        """How many offsets inside the range have no message."""
+        """Number of offsets in the range without a message; negative if messages occur twice."""
         return self.last - self.first + 1 - self.messages
 
 
 @dataclass(frozen=True)
 class TableOutput:
-    """A table that a batch wrote: its version after the write, and the number of rows written."""
+    """A batch's write to one table.
+
+    Attributes:
+        table: the table's two-level name.
+        version: the table's Delta version after the write.
+        rows: number of rows written.
+    """
 
     table: str
     version: int
@@ -66,10 +75,20 @@ class LedgerEntry:
     """One micro-batch of one layer.
 
     Attributes:
+        layer: the layer's name.
+        txn: application id and number of the batch.
         source: the table or system that was read.
-        source_from: first version or batch of the source that was read; None if the source has none.
-        source_to: last version or batch of the source that was read; None if the source has none.
-        offsets: Kafka offsets of the batch.
+        started_at: wall-clock time at which the batch started.
+        source_from: first Delta version or batch number that was read of the source; None if it has neither.
+        source_to: last Delta version or batch number that was read of the source; None if it has neither.
+        offsets: the offsets of the messages read, by topic-partition.
+        outputs: the tables written.
+        messages: number of messages read. The next four counts add up to it in silver.
+        applied: number of messages applied.
+        duplicates: number of duplicates dropped.
+        quarantined: number of messages quarantined.
+        held: number of messages held back.
+        config_hash: from `config_hash`.
         decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
     """
 
@@ -91,11 +110,11 @@ class LedgerEntry:
 
 
 class Ledger:
-    """Appends entries, with times that order them correctly around rebuilds.
+    """Appends entries to the ledger, with commit times that show which entries came before and after a rebuild.
 
-    A machine's clock can be set to an earlier time. So a rebuild's entry gets a later time than all entries of its
-    layer and all other rebuilds. Later entries of the layer get a later time than the rebuild. One job uses one
-    instance: its layer is not rebuilt meanwhile.
+    The machine's clock alone is not enough, since it can be set to an earlier time. So a rebuild's entry gets a later
+    commit time than all entries of its layer and all earlier rebuilds. Entries that the layer writes afterwards get a
+    later commit time than the rebuild. A job uses one instance, because its layer is not rebuilt while it runs.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -103,16 +122,16 @@ class Ledger:
         self._rebuilt: dict[str, datetime] = {}
 
     def write(self, spark: SparkSession, entry: LedgerEntry, txn: Txn | None = None) -> None:
-        """Appends the entry; a replayed batch keeps its first entry.
+        """Appends the entry. If a batch is replayed, the ledger keeps the entry of the first run.
 
         Args:
-            txn: the commit's transaction, if it differs from the entry's.
+            txn: Delta transaction of the append; None to use the entry's own.
         """
         row = _row(entry, max(datetime.now(UTC), self._earliest(spark, entry)))
         append(spark, self._lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
     def _earliest(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
-        """Returns the earliest time that the entry may have."""
+        """Returns the earliest commit time that the entry may get, so that it is ordered correctly around rebuilds."""
         if entry.txn.app_id.startswith(REBUILD):
             books = LedgerReader(self._lake.reader(spark))
             return _behind(chain(books.entries(("layer", eq, entry.layer)), books.entries(_OF_REBUILD)))
@@ -122,7 +141,10 @@ class Ledger:
 
 
 def earliest_after_rebuild(reader: TableReader, layer: str) -> datetime:
-    """Returns the moment just after the layer's last rebuild, possibly in the future; 1970 if it never was rebuilt."""
+    """Returns the commit time of the layer's last rebuild plus one microsecond; 1970 if it was never rebuilt.
+
+    The result is in the future if the machine's clock now shows an earlier time than it did at the rebuild.
+    """
     return _behind(LedgerReader(reader).entries(("layer", eq, layer), _OF_REBUILD))
 
 
@@ -158,7 +180,11 @@ _DECIDING: dict[str, set[str]] = {SILVER: {"snapshot_interval"}, GOLD: {"rolling
 
 
 def config_hash(settings: Settings, *layers: str) -> str:
-    """Returns a fingerprint of the settings that decide results of these layers; of all layers if none is given."""
+    """Returns a hash of the settings that affect the results of these layers.
+
+    Args:
+        layers: names of layers; none for all layers.
+    """
     deciding = {layer: _DECIDING[layer] for layer in layers or _DECIDING}
     text = settings.capture.model_dump_json() + settings.model_dump_json(include=deciding)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
 """Receipts of forgotten sessions, in `bronze.erasures`. A receipt identifies its session only by a salted hash.
 
-The table also makes bronze erase messages of such a session that arrive later, or are read from Kafka again. All
-receipts of a lake share one salt, so that each message is hashed only once. A person with a list of possible ids can
-find out which of them were forgotten.
+Bronze uses the receipts to erase messages of a forgotten session that arrive later or are read from Kafka again. All
+receipts of a lake share one salt, so bronze hashes each message only once. The hash is no secret to a person who has a
+list of possible session ids: hashing each of them shows which were forgotten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 CLAIM = FORGET_CLAIM
-"""The claim that a process holds while it forgets a session."""
+"""Name of the claim (exclusive lock) that a process holds while it forgets a session."""
 _SALT_BYTES = 16
 _TIME = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
@@ -52,11 +52,14 @@ class Erasure:
     """The receipt of one forgotten session.
 
     Attributes:
+        receipt: the receipt's number.
+        topic: Kafka topic of the session.
         session_hash: SHA-256 of salt, topic, a zero byte and the session's id, in hexadecimal.
-        salt: in hexadecimal.
-        done_at: None until everything is done.
-        messages: number of messages erased in bronze.
-        report: what was done in each place, as `operations.forgetting.receipt` describes it.
+        salt: salt of the hash, in hexadecimal.
+        begun_at: wall-clock time at which forgetting began.
+        done_at: wall-clock time at which forgetting was complete; None until then.
+        messages: number of messages erased in `bronze.messages`.
+        report: what was removed from each table and found elsewhere, as `operations.forgetting.receipt` builds it.
     """
 
     receipt: str
@@ -70,16 +73,22 @@ class Erasure:
 
     @property
     def removed(self) -> dict[str, int]:
-        """Number of removed rows by table, without tables that lost none."""
+        """Number of removed rows of each table; tables without removed rows are left out."""
         return {table: counts["rows"] for table, counts in self.report.get("tables", {}).items() if counts["rows"]}
 
     def is_for(self, topic: str, session: str) -> bool:
-        """True if the receipt is this session's."""
+        """True if the receipt is for the session with this topic and session id."""
         return self.session_hash == session_hash_of(self.salt, topic, session)
 
 
 def session_hash_of(salt: str, topic: str, session: str) -> str:
-    """Returns the hash by which a receipt identifies a session."""
+    """Returns the hash by which a receipt identifies a session, in hexadecimal.
+
+    Args:
+        salt: in hexadecimal.
+        topic: Kafka topic of the session.
+        session: the session's id.
+    """
     return hashlib.sha256(bytes.fromhex(salt) + topic.encode() + b"\0" + session.encode()).hexdigest()
 
 
@@ -103,7 +112,7 @@ def read_receipts(reader: TableReader) -> list[Erasure]:
 
 
 def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
-    """Adds a receipt, or replaces its earlier state. The caller must hold `CLAIM`."""
+    """Writes a receipt: adds it, or replaces the stored receipt with the same number. The caller must hold `CLAIM`."""
     others = [other for other in read_receipts(lake.reader(spark)) if other.receipt != erasure.receipt]
     _replace(spark, lake, [*others, erasure])
 
@@ -127,7 +136,12 @@ def lake_salt(known: Iterable[Erasure]) -> str:
 
 
 def erase_forgotten(messages: DataFrame, known: Iterable[Erasure]) -> DataFrame:
-    """Returns messages, with the columns of `bronze.messages`, in which those of forgotten sessions are erased."""
+    """Returns the messages, with the content of those that belong to a forgotten session erased.
+
+    Args:
+        messages: with the columns of `bronze.messages`.
+        known: the receipts of forgotten sessions.
+    """
     from pyspark.sql import functions as F
 
     by_salt: dict[str, list[str]] = {}

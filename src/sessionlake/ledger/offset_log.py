@@ -1,4 +1,4 @@
-"""Checks, with the ledger, that batches skip no offset and read none twice."""
+"""Checks that a layer's batches skip no offset and read none twice, by comparing each batch with the ledger."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class OffsetLog:
-    """The last offset of each topic-partition that a layer has read, and the check that the next batch continues there.
+    """Holds the last offset that a layer has read of each topic-partition, and checks that the next batch continues it.
 
     Args:
         ends: last offset read of each topic-partition.
-        absent: looks up offsets that hold no message; used only if some are missing.
+        absent: looks up offsets that hold no message. It is asked only if a batch lacks offsets.
     """
 
     def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, absent: AbsentOffsets | None = None) -> None:
@@ -30,12 +30,16 @@ class OffsetLog:
 
     @classmethod
     def empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
-        """Returns the log before a layer's first batch."""
+        """Returns the offset log of a layer that has read nothing yet."""
         return cls({}, AbsentOffsets(lake.reader(spark)))
 
     @classmethod
     def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
-        """Reads the layer's ledger up to the batch `before`, which is left out."""
+        """Returns the offset log of a layer, read from the ledger.
+
+        Args:
+            before: the batch that will be repeated. This batch and later ones are left out. None to leave out none.
+        """
         reader = lake.reader(spark)
         return cls(last_offsets(reader, layer, before), AbsentOffsets(reader))
 
@@ -45,14 +49,17 @@ class OffsetLog:
         return self._ends
 
     def check(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
-        """Checks that each range continues where the last one ended, and has as many messages as offsets.
+        """Checks a batch's ranges before it is committed.
+
+        Each range must start after the last offset read of its topic-partition and contain no message twice. Without
+        `allow_gaps`, every offset must have a message or be known to hold none.
 
         Args:
-            allow_gaps: True if offsets may be missing.
-            layer: named in errors.
+            allow_gaps: True if offsets may be missing, as in compacted topics.
+            layer: name of the layer, for error texts.
 
         Raises:
-            OffsetHoleError: naming topic, partition and the missing or repeated offsets.
+            OffsetHoleError: offsets are missing or repeated. The text names layer, topic, partition and offsets.
         """
         items = list(ranges)
         for item in items:
@@ -73,7 +80,11 @@ class OffsetLog:
             self._refuse_gaps([item for item in items if item.missing or self._start(item) < item.first], layer)
 
     def _refuse_gaps(self, items: Iterable[OffsetRange], layer: str) -> None:
-        """Raises an error if offsets are missing that are not known to hold no message."""
+        """Checks that all missing offsets are known to hold no message.
+
+        Raises:
+            OffsetHoleError: other offsets are missing.
+        """
         wanted = {(item.topic, item.partition): (self._start(item), item.last + 1) for item in items}
         known = self._absent.overlapping(wanted)
         for item in items:
@@ -93,10 +104,10 @@ class OffsetLog:
                 )
 
     def _start(self, item: OffsetRange) -> int:
-        """Returns the offset at which a range must start; its own first offset if the topic-partition is new."""
+        """Returns the offset after the last one read; if the topic-partition is new, the range's own first offset."""
         return self._ends.get((item.topic, item.partition), item.first - 1) + 1
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
-        """Notes the ranges of a committed batch."""
+        """Stores the last offsets of a committed batch, so that the next batch is checked against them."""
         for item in ranges:
             self._ends[item.topic, item.partition] = item.last

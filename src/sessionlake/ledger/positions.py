@@ -1,7 +1,7 @@
-"""Maintains `ops.positions`, the sums of the ledger. Layers do not write it, so their batches need no extra commit.
+"""Maintains `ops.positions`, the sums of ledger entries. Maintenance writes them, not the layers' batches.
 
-The sums cover the entries committed before a moment some minutes before the ledger's latest entry. So they never
-include a batch that a layer may repeat after a crash, and they miss no entry that is just being committed.
+The sums cover entries committed up to five minutes before the ledger's latest entry. So they include no batch that a
+layer may repeat after a crash. They also miss no entry that another process is just committing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # The sums end this long before the latest entry: longer than the time between an entry's timestamp and its commit.
 _LAG = timedelta(minutes=5)
-# With fewer entries, sums save no time.
+# If fewer entries can be summed, reading sums saves no time.
 _WORTHWHILE = 500
 # At most this many rows are in memory at once while a long ledger is summed.
 _AT_ONCE = 50_000
@@ -68,7 +68,7 @@ SCHEMA = pa.schema(
         (VERSIONS, TABLE_VERSIONS),
     ]
 )
-"""The columns of `ops.positions`."""
+"""Arrow schema of `ops.positions`."""
 
 _HIGHEST = ("batch_id", "source_to", "committed_at")
 _TOTALS = (*SUMS, *COUNTS)
@@ -80,15 +80,16 @@ _LISTS = {
     VERSIONS: (("table",), {"committed_at": "last", "version": "last"}),
 }
 _COLUMNS = (*_HIGHEST, *_TOTALS, *_LISTS)
-# A row from before its layer's last rebuild is never summed with one from after it.
+# Rows before and after their layer's last rebuild are summed separately: `current` is True after it.
 _KEY = ("layer", "app_id", "current")
 _SUMMED = pa.schema([*(field for field in SCHEMA if field.name in {*_KEY, *_COLUMNS}), ("current", pa.bool_())])
 
 
 def update_sums(spark: SparkSession, lake: Lake) -> bool:
-    """Updates the copied sums if enough new entries can be summed. Returns True if it did.
+    """Updates the copied sums if enough new entries can be summed.
 
-    Two processes may do this at once, with equally valid results.
+    Returns:
+        True if the sums were updated; False if too few entries are new or another process holds the claim.
     """
     books = LedgerReader(lake.reader(spark), *_COLUMNS, include_carried=False)
     times = [batch.column("committed_at") for batch in books.entries()]
@@ -99,7 +100,7 @@ def update_sums(spark: SparkSession, lake: Lake) -> bool:
     if sum(pc.sum(_earlier(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
         return False
     with suppress(ClaimedError), lake.storage.claim(spark, CLAIM, "sums the ledger up"):
-        # What is carried forward is no copy, and may be others' by now.
+        # Carried sums are not copies and must stay. Another process may have changed them since the first read.
         reader = lake.reader(spark)
         known = stored_sums(reader).carried
         own = sum_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).entries, until)
@@ -110,22 +111,25 @@ def update_sums(spark: SparkSession, lake: Lake) -> bool:
 
 
 def carry_forward(spark: SparkSession, lake: Lake, cut: datetime) -> None:
-    """Replaces all entries before a moment by carried sums, whether or not the ledger still has the entries.
+    """Writes carried sums for all ledger entries committed before `cut`, so that retention can remove these entries.
 
-    The caller must hold `retained.CLAIM`. Copied sums are computed again when they are due.
+    Copied sums are dropped; `update_sums` computes them again. The caller must hold `retained.CLAIM`.
     """
     replace_claimed(spark, lake, POSITIONS, carried_sums(lake.reader(spark), cut))
 
 
 def carried_sums(reader: TableReader, cut: datetime) -> pa.Table:
-    """Returns the carried sums for all entries before a moment, including those removed earlier."""
+    """Returns the carried sums for all ledger entries committed before `cut`, as rows of `ops.positions`.
+
+    Entries that were removed earlier are included through the present carried sums.
+    """
     sums = sum_entries(LedgerReader(reader, *_COLUMNS, every_entry=True).entries, cut)
     carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
 
 
 def drop_carried(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
-    """Drops all copies, and the carried sums of layers whose entries are all written again.
+    """Drops all copied sums, and the carried sums of the given layers, whose ledger entries a rebuild writes again.
 
     The caller must hold `retained.CLAIM`.
     """
@@ -136,10 +140,13 @@ def drop_carried(spark: SparkSession, lake: Lake, layers: Collection[str]) -> No
 
 
 def verify_sums(reader: TableReader) -> bool:
-    """Compares the copied sums with the whole ledger. Returns False if there are no copies in use.
+    """Compares the copied sums with sums computed from the whole ledger.
+
+    Returns:
+        True if they are equal; False if there are no copied sums, or readers do not use them.
 
     Raises:
-        LakeError: the sums differ from the ledger.
+        LakeError: they differ.
     """
     known = stored_sums(reader).copies
     if known is None or not LedgerReader(reader).uses_copies:
@@ -157,12 +164,12 @@ def verify_sums(reader: TableReader) -> bool:
 
 
 def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
-    """Returns the rows of `ops.positions`.
+    """Returns the sums of ledger entries as rows of `ops.positions`, in the format of copied sums.
 
     Args:
-        entries: returns the ledger's rows that meet the given conditions, from the start at each call. Old rows may be
-            sums.
-        until: only rows committed before this moment are summed.
+        entries: function that returns all ledger rows that meet the given conditions. It is called twice. Rows may be
+            sums of older entries.
+        until: only rows with an earlier commit time are summed.
     """
     before = ("committed_at", lt, until)
     since = last_rebuilds(entries(before, ("app_id", starts_with, REBUILD)))
@@ -180,7 +187,7 @@ def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetim
 
 
 def _sum(rows: pa.Table) -> pa.Table:
-    """Aggregates the rows of each key into one row."""
+    """Aggregates all rows with the same layer, application id and `current` into one row."""
     kept = [*((name, "max") for name in _HIGHEST), *((name, "sum") for name in _TOTALS)]
     heads = rows.group_by(_KEY).aggregate(kept).to_pylist()
     found: dict[tuple[Any, ...], Row] = {}
@@ -204,7 +211,7 @@ def _key_of(row: Row) -> tuple[Any, ...]:
 
 
 def _elements(rows: pa.Table, name: str) -> pa.Table:
-    """Returns the elements of a list column as rows, each with its row's key."""
+    """Returns one row for each element of a list column: the key columns of its row, and the element's fields."""
     lists = rows[name].combine_chunks()
     keys = rows.select(_KEY).take(pc.list_parent_indices(lists))
     items = lists.flatten()

@@ -1,4 +1,4 @@
-"""What each layer has read, according to the ledger: offset ranges by topic-partition, and the batch of a message."""
+"""Answers from the ledger about what each layer has read: which offsets, which batches, and which batch a message."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from sessionlake.ledger.books import LedgerReader, current_mask, to_dicts
 from sessionlake.protocol.types import Row, TopicPartition
 
 _PLACE = ["layer", "topic", "partition"]
-# Distances from a moment within which an entry is searched, before the whole ledger is searched.
+# An entry is searched within these distances from a known time, one after the other, and then in the whole ledger.
 _REACHES = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
 
 
 class Span(NamedTuple):
-    """First and last offset that a layer has read of a topic-partition, both included, and the number of messages."""
+    """What a layer has read of one topic-partition.
+
+    Attributes:
+        first: lowest offset read.
+        last: highest offset read.
+        messages: number of messages read.
+    """
 
     layer: str
     topic: str
@@ -33,11 +39,11 @@ class Span(NamedTuple):
 
 
 def offset_spans(reader: TableReader, layer: str | None = None, before: Txn | None = None) -> list[Span]:
-    """Returns what each layer has read of each topic-partition since its last rebuild, sorted.
+    """Returns what each layer has read of each topic-partition since the layer's last rebuild, sorted.
 
     Args:
-        layer: only this layer; None for all.
-        before: a batch that will be repeated; it and later ones are left out.
+        layer: name of the only layer to include; None for all layers.
+        before: the batch that will be repeated. This batch and later ones are left out. None to leave out none.
     """
     found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
     books = LedgerReader(reader, "offsets", before=before)
@@ -52,29 +58,36 @@ def offset_spans(reader: TableReader, layer: str | None = None, before: Txn | No
 
 
 def last_offsets(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
-    """Returns the last offset that the layer has read of each topic-partition since its last rebuild.
+    """Returns the last offset that the layer has read of each topic-partition since the layer's last rebuild.
 
     Args:
-        before: a batch that will be repeated; it and later ones are left out.
+        before: the batch that will be repeated. This batch and later ones are left out. None to leave out none.
     """
     return {(span.topic, span.partition): span.last for span in offset_spans(reader, layer, before)}
 
 
 def has_read(reader: TableReader, layer: str, topic: str, partition: int, offset: int) -> bool:
-    """True if the layer has read this message, which bronze has, since its last rebuild."""
+    """True if the layer has read this message since the layer's last rebuild. The message must exist in bronze."""
     place = layer, topic, partition
     return any(span[:3] == place and span.first <= offset <= span.last for span in offset_spans(reader, layer))
 
 
 def last_batch(reader: TableReader, layer: str, app_id: str | None = None) -> int | None:
-    """Returns the number of the layer's last batch, optionally of one application id; None before the first batch."""
+    """Returns the number of the layer's last batch; None before the first.
+
+    Args:
+        app_id: application id of the batches to consider; None for all.
+    """
     own: list[Condition] = [] if app_id is None else [("app_id", eq, app_id)]
     found = [pc.max(batch.column("batch_id")).as_py() for batch in LedgerReader(reader).entries(*_of(layer), *own)]
     return max((number for number in found if number is not None), default=None)
 
 
 def first_offsets_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
-    """Returns the first offset of each topic-partition that the layer has read since a moment."""
+    """Returns the lowest offset of each topic-partition in the layer's batches that were committed since `moment`.
+
+    Topic-partitions that these batches did not read are missing.
+    """
     found: dict[TopicPartition, int] = {}
     for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]):
         for row in _ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
@@ -84,7 +97,10 @@ def first_offsets_since(reader: TableReader, layer: str, moment: datetime) -> di
 
 
 def last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
-    """Returns when the layer last committed messages of each topic-partition since a moment."""
+    """Returns the time of the layer's last commit with messages of each topic-partition.
+
+    Only commits since `moment` count. Topic-partitions without one are missing.
+    """
     found: dict[TopicPartition, datetime] = {}
     columns = ["layer", "offsets", "committed_at"]
     for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=columns):
@@ -98,25 +114,25 @@ def last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dic
 
 
 def first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
-    """Returns the number of the layer's first batch since a moment; None if there is none."""
+    """Returns the lowest batch number that the layer committed since `moment`; None if there is none."""
     late = reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["batch_id"])
     found = [pc.min(batch.column("batch_id")).as_py() for batch in late]
     return min((number for number in found if number is not None), default=None)
 
 
 def last_merged_batch(reader: TableReader) -> int:
-    """Returns the number of the last silver batch in the merged tables; -1 before the first."""
+    """Returns the number of the last silver batch that was merged into silver's MERGE tables; -1 before the first."""
     merges = LedgerReader(reader, "source_to").entries(*_of(SILVER_TABLES))
     return max((row["source_to"] for row in to_dicts(merges)), default=-1)
 
 
 class ChangesRead(NamedTuple):
-    """Which of silver's changes gold has read since it was last emptied.
+    """How far gold has read `silver.session_changes` since gold's tables were last emptied.
 
     Attributes:
         batch: number of the last silver batch whose changes gold has read.
-        renumbered: number of silver's last rebuild that kept gold; all earlier changes have this batch number. None if
-            there was none.
+        renumbered: batch number of silver's last rebuild that left gold's tables as they were. All changes before that
+            rebuild now have this number. None if there was no such rebuild.
     """
 
     batch: int
@@ -124,7 +140,7 @@ class ChangesRead(NamedTuple):
 
 
 def changes_read(reader: TableReader) -> ChangesRead | None:
-    """Returns which of silver's changes gold has read; None before gold's first batch since it was emptied."""
+    """Returns how far gold has read silver's changes; None if gold has read nothing since its tables were emptied."""
     books = LedgerReader(reader, "source_to")
     rebuilds = list(to_dicts(books.entries(("app_id", starts_with, REBUILD))))
     emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
@@ -144,7 +160,11 @@ def changes_read(reader: TableReader) -> ChangesRead | None:
 
 
 def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
-    """Returns the ledger's rows of the layer's batches after one of them, in order."""
+    """Returns the ledger entries of the layer's batches with higher numbers than `batch`, by batch number.
+
+    Args:
+        columns: further ledger columns of the result, in addition to `books.ENTRY`.
+    """
     behind: list[Condition] = [*_of(layer), ("batch_id", gt, batch)]
     found = list(to_dicts(LedgerReader(reader, *columns, "batches").entries(*behind)))
     if any(row["batches"] > 1 for row in found):  # some rows are sums that include these batches
@@ -155,10 +175,12 @@ def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) ->
 def find_entry(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None = None
 ) -> Row | None:
-    """Returns the layer's ledger row, since its last rebuild, whose offsets include the message; None if none does.
+    """Returns the ledger entry of the batch in which the layer read a message.
+
+    Only entries since the layer's last rebuild count. None if none of them includes the message's offset.
 
     Args:
-        near: about when it was committed; the search starts there.
+        near: approximate commit time of the batch, at which the search starts; None if unknown.
     """
     if not has_read(reader, layer, topic, partition, offset):
         return None
@@ -174,7 +196,11 @@ def find_entry(
 
 
 def search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
-    """Yields the conditions of ever wider searches around a moment, and at last of the whole ledger."""
+    """Yields conditions for successive ledger searches: an hour around `near`, a day, 30 days, and the whole ledger.
+
+    Args:
+        near: None to search the whole ledger at once.
+    """
     if near is not None:
         for reach in _REACHES:
             yield ("committed_at", ge, near - reach), ("committed_at", le, near + reach)
@@ -186,7 +212,10 @@ def _of(layer: str | None) -> list[Condition]:
 
 
 def _ranges(batch: pa.RecordBatch) -> pa.Table:
-    """Returns the offset ranges of ledger rows: `row` (index of the ledger row), `layer`, and the range's fields."""
+    """Returns one row for each offset range of these ledger rows.
+
+    Its columns are `row` (index of the ledger row), `layer`, and the fields of an `OffsetRange`.
+    """
     offsets = batch.column("offsets")
     row, ranges = pc.list_parent_indices(offsets), offsets.flatten()
     columns = {name: ranges.field(name) for name in ("topic", "partition", "first", "last", "messages")}

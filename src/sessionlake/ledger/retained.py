@@ -1,8 +1,11 @@
-"""What retention has removed, in `ops.retained`. No other table shows it.
+"""What retention has removed from each table, in `ops.retained`. No other table shows it.
 
-It is written before rows are removed, so that every reader knows what may be gone, and again afterwards. Each table has
-one row without a `limit`, its head. It has further rows for topic-partitions or sessions, up to whose `limit` rows are
-gone. There is a row for every session that ever was: such rows are updated in place, and never read all at once.
+Retention writes `ops.retained` before it removes rows, so that readers know what may be missing, and again afterwards.
+Each table with removed rows has two kinds of rows here:
+
+- One summary row, called the head, whose `limit` is null. It says how many rows were removed, and before which time.
+- One limit for each topic-partition or session: its rows up to this offset, position or batch are removed. There can be
+  one for every session that ever existed. So limits are updated in place, and never all read into memory.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 CLAIM = RETENTION_CLAIM
-"""The claim of a process that removes rows, or that must prevent removals meanwhile."""
+"""Name of the claim (exclusive lock) that a process holds while it removes rows or must prevent removals."""
 _TIME = pa.timestamp("us", tz="UTC")
 LIMITS = pa.schema(
     [
@@ -55,25 +58,28 @@ LIMITS = pa.schema(
         ("highest_timestamp", _TIME),
     ]
 )
-"""Columns of limits, of topic-partitions or of sessions."""
+"""Arrow schema of limits: the topic-partition or session, and the last removed offset, position or batch."""
 _HEAD = [("batch", pa.int64()), ("before", _TIME), ("removed", pa.int64()), ("pending", pa.int64())]
 _SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int32())])
 _OF_HEADS = pa.schema([("table", pa.string()), ("limit", pa.int64()), *_HEAD, ("format", pa.int32())])
 _KEYS = {"table": "", "topic": "", "partition": -1, "session_id": ""}
-"""Key columns, and the value that stands for null in each."""
+"""The key columns of `ops.retained`, and the value that stands for null in each, since MERGE cannot match nulls."""
 _UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), pruned_by=("table",))
 
 TABLES_REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
-"""Tables that share their limits, which are recorded under the first name. Readers look into the index first."""
+"""Tables that share their limits: the table under whose name the limits are stored, and all tables that they apply to.
+
+The index comes first because readers read it first.
+"""
 _PLACE = ("topic", "partition")
 
 
 def expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
-    """Returns the selection of a table's rows up to its limits.
+    """Returns the selection of the rows of a table that its limits say are removed or to be removed.
 
     Args:
         limits: columns as `LIMITS`; None if only `Expired.condition` is needed.
-        batch: the last silver batch with such rows; -1 if unknown.
+        batch: number of the last silver batch that wrote such rows; -1 if unknown.
     """
     limits = LIMITS.empty_table() if limits is None else limits
     most = {"_batch": batch} if batch >= 0 and table not in {MESSAGES, SNAPSHOTS} else {}
@@ -88,15 +94,16 @@ def expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) ->
 
 @dataclass(frozen=True)
 class Retained:
-    """How much of a table was removed.
+    """What retention has removed from one table.
 
     Attributes:
-        before: every removed row was committed before this moment.
-        batch: no row of a later silver batch was removed; -1 if the table's rows name no batch.
-        removed: number of removed rows.
-        pending: number of rows that are being removed.
-        limits: columns as `LIMITS`. For bronze, each limit has the highest Kafka timestamp up to it. Empty if only the
-            head was read.
+        table: the table's two-level name.
+        before: every removed row was committed before this time.
+        batch: highest number of a silver batch whose rows may have been removed; -1 if the table's rows name no batch.
+        removed: number of rows whose removal is complete.
+        pending: number of rows that are being removed now.
+        limits: columns as `LIMITS`. For bronze, each limit includes the highest Kafka timestamp among the removed
+            messages. Empty if only the head (the summary row) was read.
     """
 
     table: str
@@ -108,23 +115,24 @@ class Retained:
 
     @property
     def gone(self) -> int:
-        """The largest number of rows that may be gone."""
+        """Largest possible number of missing rows: rows already removed and rows being removed."""
         return self.removed + self.pending
 
     @property
     def summary(self) -> str:
-        """Says for people since when nothing is gone."""
+        """A sentence for people that names the table and the time before which rows were removed."""
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
 def read_retained(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, Retained]:
-    """Returns what was removed, by table.
+    """Returns what retention has removed, with all limits, by table name.
 
     Args:
-        tables: only these; some tables have a limit for every session that ever was. None for all.
+        tables: names of the tables to include; None for all. Prefer few: a table may have a limit for every session
+            that ever existed.
 
     Raises:
-        LakeError: another version of sessionlake wrote it.
+        LakeError: `ops.retained` has a format that this version of sessionlake does not read.
     """
     if tables is not None and not tables:
         return {}
@@ -132,7 +140,7 @@ def read_retained(reader: TableReader, tables: Collection[str] | None = None) ->
 
 
 def read_heads(reader: TableReader) -> dict[str, Retained]:
-    """Returns what was removed, by table, without the limits."""
+    """Returns what retention has removed, by table name, with empty limits. Reads one row per table."""
     return _retained(reader, [("limit", is_null, None)], _OF_HEADS)
 
 
@@ -158,13 +166,20 @@ def _limits(rows: pa.Table, table: str) -> pa.Table:
 
 
 def limits_moved_last(reader: TableReader, found: Retained) -> pa.Table:
-    """Returns the limits that changed when the table's head was last written; columns as `LIMITS`."""
+    """Returns the limits of a table that the last removal changed; columns as `LIMITS`.
+
+    Args:
+        found: what was removed from the table, as read now. Limits with the same `batch` are returned.
+    """
     rows = reader.table(RETAINED, ("table", eq, found.table), ("limit", ge, 0), ("batch", eq, found.batch))
     return _limits(rows.cast(_SCHEMA), found.table)
 
 
 def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
-    """Returns the limits of a table as a frame, since there may be many. It has the columns of `LIMITS` and others."""
+    """Returns the limits of a table as a Spark frame, since they may not fit into memory.
+
+    The frame has the columns of `LIMITS` and further columns of `ops.retained`.
+    """
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, RETAINED):
@@ -173,17 +188,24 @@ def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
 
 
 def read_head(reader: TableReader, table: str) -> Retained | None:
-    """Returns what was removed of a table, without the limits; None if nothing was."""
+    """Returns what retention has removed from a table, with empty limits; None if nothing was removed."""
     return by_table(read_heads(reader)).get(table)
 
 
 def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
-    """Returns what was removed for each affected table, with those that share another table's limits."""
+    """Returns what was removed, by table name, for all affected tables.
+
+    Tables in `TABLES_REMOVED_TOGETHER` get the `Retained` of the table under whose name their limits are stored.
+    """
     return {part: found for table, found in known.items() for part in TABLES_REMOVED_TOGETHER.get(table, (table,))}
 
 
 def record_retained(spark: SparkSession, lake: Lake, found: Retained) -> None:
-    """Records how much of a table is removed, and its changed limits. Its other limits stay. `CLAIM` must be held."""
+    """Writes what was removed from a table to `ops.retained`. The caller must hold `CLAIM`.
+
+    Args:
+        found: with the changed limits only; stored limits of other topic-partitions or sessions stay.
+    """
     lake.ensure(spark, [RETAINED])
     head = {"table": found.table, "format": FORMAT} | {name: getattr(found, name) for name, _ in _HEAD}
     limits = found.limits
@@ -197,7 +219,7 @@ def record_retained(spark: SparkSession, lake: Lake, found: Retained) -> None:
 
 
 def _keyed(rows: pa.Table) -> pa.Table:
-    """Returns the rows with values in place of null keys."""
+    """Returns the rows with nulls in key columns replaced by the values in `_KEYS`."""
     for name, value in _KEYS.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, pc.fill_null(rows[name], value))
     return rows
@@ -206,10 +228,10 @@ def _keyed(rows: pa.Table) -> pa.Table:
 def clear_retained(
     spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None
 ) -> None:
-    """Records that tables are complete again, because all their rows were written again. `CLAIM` must be held.
+    """Deletes what `ops.retained` says about tables whose rows were all written again. The caller must hold `CLAIM`.
 
     Args:
-        topics: only rows of these topics were; None for all.
+        topics: the topics whose rows were written again; only their limits are deleted. None if all rows were.
     """
     from pyspark.sql import functions as F
 
@@ -222,11 +244,12 @@ def clear_retained(
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a topic-partition begins in bronze after removals.
+    """Where a topic-partition begins in `bronze.messages` after retention has removed its first messages.
 
     Attributes:
-        last_removed: the last offset that is gone.
-        highest_ms: stream time up to that offset in milliseconds; `UNSAID` if no message gave one.
+        last_removed: offset of the last removed message.
+        highest_ms: highest Kafka timestamp of the removed messages, in milliseconds since the epoch; `NOT_COUNTED` if
+            none of them had one.
     """
 
     last_removed: int
@@ -234,7 +257,7 @@ class Beginning:
 
 
 def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
-    """Returns where bronze begins, for topic-partitions with removed messages."""
+    """Returns where each topic-partition begins in bronze. Topic-partitions without removed messages are missing."""
     found = read_retained(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
@@ -245,16 +268,16 @@ def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
 
 
 def describe_beginning(place: TopicPartition, at: Beginning) -> str:
-    """Says for people where a topic-partition begins."""
+    """Returns a sentence for people that names the first offset of a topic-partition in bronze."""
     first = at.last_removed + 1
     return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {first}, by maintain.retention"
 
 
 def last_removed_position(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
-    """Returns the last position of a session's changes that is gone; None if none is.
+    """Returns the highest `_position` of a session's removed changes; None if none were removed.
 
     Args:
-        partition: None for the sessions of this id in all partitions.
+        partition: Kafka partition of the session; None to consider the sessions with this id in all partitions.
     """
     own: list[Condition] = [("table", eq, CHANGES), ("topic", eq, topic), ("session_id", eq, session_id)]
     if partition is not None:

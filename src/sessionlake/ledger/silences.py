@@ -1,7 +1,8 @@
-"""Reads silences from `bronze.messages`: rows without topic, partition and offset (`protocol.silence`).
+"""Reads silences from `bronze.messages`.
 
-They are in the messages' table because their place among the messages matters. A reader in commit order reaches a
-silence after the messages before it, and before the messages after it. Conditions on a topic or on offsets skip them.
+A silence says that a topic-partition brought no message for long (`protocol.silence`). Its row has no topic, partition
+and offset, so conditions on these columns skip it. Silences are in the same table as messages because their order
+matters: who reads in commit order gets a silence after the messages that came before it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 IS_SILENCE: Condition = ("topic", is_null, None)
-"""Condition for rows that record silences."""
+"""Condition that rows with silences meet: `topic` is null."""
 
 
 def read_silences(reader: TableReader) -> list[Silence]:

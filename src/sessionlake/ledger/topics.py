@@ -1,8 +1,8 @@
 """`ops.topics`: the history of every captured topic, one row per generation. Only bronze writes it.
 
-A topic that is deleted and created again starts at Kafka offset 0. Offsets in `bronze.messages` keep rising: those of a
-later generation are Kafka's plus its `offset_shift`, which is above every earlier offset of the topic. So topic,
-partition and offset identify a message, and their order is the order of arrival.
+A topic that is deleted and created again starts at Kafka offset 0. Offsets in `bronze.messages` keep rising: an offset
+there is the Kafka offset plus the generation's `offset_shift`. The shift is higher than every earlier offset of the
+topic. So topic, partition and offset identify a message, and offsets are in the order of arrival.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class TopicState(StrEnum):
 
     ACTIVE = "active"
     INACTIVE = "inactive"
-    """It had no message for `kafka.inactive_after`, and is not subscribed to until one comes."""
+    """The topic had no message for `kafka.inactive_after`. Bronze subscribes to it again when a message arrives."""
     DELETED = "deleted"
     RECREATED = "recreated"
-    """Another topic has this name now. It is the next generation, if the rule accepted it."""
+    """A new topic has the deleted topic's name. It is the next generation if the rule for such topics accepted it."""
     CUT = "cut"
-    """Kafka's retention removed messages before they were read. The next generation starts after them."""
+    """Kafka's retention removed messages before bronze read them. The next generation starts after these messages."""
     FORGOTTEN = "forgotten"
-    """No longer read, by the rule `forget`."""
+    """Bronze no longer reads the topic, because the rule `forget` said so."""
 
 
 READ_STATES = frozenset({TopicState.ACTIVE, TopicState.INACTIVE})
@@ -69,10 +69,16 @@ class Topic:
     """One row of `ops.topics`: a generation of a topic.
 
     Attributes:
-        generation: 0, and one more each time that `restart` accepted a recreated topic or `forget` ignored it.
-        topic_id: Kafka's id, which no other topic ever has; None if the brokers give none.
+        topic: the topic's name.
+        generation: number of the generation. It starts at 0. It rises by one each time that the rule `restart` accepts
+            a recreated topic or the rule `forget` ignores it.
+        topic_id: Kafka's unique id of the topic; None if the brokers give none.
+        first_seen: wall-clock time at which bronze first saw the generation.
+        last_seen: wall-clock time at which bronze last saw it.
+        last_message_at: time of its last message; None if there was none.
         offset_shift: offset in `bronze.messages` minus offset in Kafka.
-        lost: number of messages known to be lost unread, from `next_offset` on; None if none are.
+        partitions: how far bronze has read each partition.
+        lost: number of messages, from `next_offset` on, that were lost before bronze read them; None if none are known.
     """
 
     topic: str
@@ -88,17 +94,17 @@ class Topic:
 
     @property
     def free_offset(self) -> int:
-        """An offset above every offset of the generation, in any partition."""
+        """An offset in `bronze.messages` that is higher than every offset of the generation, in all partitions."""
         return max((max(p.next_offset, p.first_offset) for p in self.partitions), default=self.offset_shift)
 
 
 def read_topics(spark: SparkSession | None, lake: Lake) -> list[Topic]:
-    """Returns all rows of `ops.topics`, by topic and generation; none before bronze has run."""
+    """Returns all rows of `ops.topics`, sorted by topic and generation; empty if bronze has never run."""
     return parse_topics(lake.reader(spark).rows(TOPICS))
 
 
 def parse_topics(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
-    """Returns rows of the table as `Topic`s, by topic and generation."""
+    """Converts rows of `ops.topics` to `Topic`s, sorted by topic and generation."""
     topics = []
     for row in rows:
         parts = tuple(PartitionOffsets(**part) for part in row["partitions"])
@@ -107,18 +113,21 @@ def parse_topics(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
 
 
 def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic], txn: Txn | None = None) -> None:
-    """Replaces the table's rows; with a transaction, a replay changes nothing."""
+    """Replaces all rows of `ops.topics`. With a transaction, a replay changes nothing."""
     rows = [asdict(row) | {"state": str(row.state)} for row in topics]
     replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, arrow_schema(TOPICS)), txn)
 
 
 def latest_generations(topics: Iterable[Topic]) -> dict[str, Topic]:
-    """Returns each topic's last generation."""
+    """Returns the generation of each topic with the highest number, by topic name."""
     return {row.topic: row for row in sorted(topics, key=lambda row: row.generation)}
 
 
 def offset_jumps(topics: Iterable[Topic]) -> Jumps:
-    """Returns the unused offsets `[end, start)` between the end of one generation and the start of the next."""
+    """Returns, by topic-partition, the runs of unused offsets between two generations.
+
+    A run starts one past the last offset of one generation, and ends before the first offset of the next.
+    """
     ends: dict[TopicPartition, int] = {}
     found: Jumps = defaultdict(list)
     for row in sorted(topics, key=lambda row: row.generation):

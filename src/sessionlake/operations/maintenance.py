@@ -1,8 +1,8 @@
 """Maintains the tables: merges small files, and removes old rows, unused files and old log entries.
 
-In the background it works on one table at a time, with pauses between them. Merging does not change a table's rows, and
-streams skip its commits. Only what is older than `maintain.keep`, and what no layer, processor or publication still has
-to read, is removed.
+In the background it works on one table at a time, with pauses between them. Merging files does not change a table's
+rows, and streams skip its commits. Rows, files and log entries are removed only if they are older than `maintain.keep`
+and no layer, processor or publication still has to read them.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ if TYPE_CHECKING:
 
 _PAUSED_SECONDS = 1.0
 CLAIM = "maintain"
-"""The claim of a process that merges or removes files.
+"""The name of the claim that lets one process merge or remove files.
 
-It keeps others from doing so, for example while a table's history is removed.
+Other processes must wait, for example while a table's history is removed.
 """
 
 
 @dataclass(frozen=True)
 class TableMaintenance:
-    """What was done to a table.
+    """The result of maintaining one table.
 
     Attributes:
-        compacted: None if there were few small files.
-        vacuumed: None if no files were removed.
+        table: The table's name.
+        compacted: The result of merging small files; None if there were too few of them.
+        vacuumed: The result of removing unused files; None if none were removed.
         rows: The number of old rows removed.
-        waits: Why rows or files could not be removed; empty if nothing prevented it.
+        waits: A text that says why rows or files could not be removed; empty if there was no obstacle.
     """
 
     table: str
@@ -64,11 +65,12 @@ class Reader:
     """A stream that reads a table, and its progress.
 
     Attributes:
-        has_started: True if it has read anything.
-        next_version: The version that it reads next. None if that is unknown, or if it still reads the table's first
-            snapshot.
-        last_start: The version at which its last batch began. Spark lists the files of that batch again whenever the
-            stream starts, although it does not read them.
+        name: The stream's layer, processor or publication.
+        has_started: True if the stream has planned a batch, or will start after the version of a rebuild.
+        next_version: The table's version that the stream reads next. None if that is unknown, or if the stream still
+            reads the table's first snapshot.
+        last_start: The table's version at which the stream's last batch began; None if unknown. Spark lists the files
+            of that batch again whenever the stream starts, although it does not read them.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Reader:
 
     @property
     def oldest_needed(self) -> int | None:
-        """The oldest version whose entry in the table's log the stream still needs."""
+        """The oldest version whose entry in the table's log the stream still needs; None if unknown."""
         return self.next_version if self.last_start is None else self.last_start
 
 
@@ -86,7 +88,7 @@ class Maintenance:
     """Maintains the tables of a home or catalog, once or in the background.
 
     Attributes:
-        error: The last error in the background. Maintenance continues in spite of it.
+        error: The last error in the background thread, which continues after it; None if there was none.
     """
 
     def __init__(
@@ -102,10 +104,10 @@ class Maintenance:
         self.error: BaseException | None = None
 
     def once(self, table: str | None = None) -> Iterator[TableMaintenance]:
-        """Maintains each table once, with all work that is possible now.
+        """Maintains each table once, with all work that is possible now. Yields the result of each table.
 
         Args:
-            table: Only this table; None means all.
+            table: The only table to maintain; None means all.
 
         Raises:
             UsageError: The lake has no such table.
@@ -135,7 +137,7 @@ class Maintenance:
         """Maintains one table after another until `stop` is set, or another process asks this one to pause.
 
         Args:
-            table: Only this table; None means all.
+            table: The only table to maintain; None means all.
         """
         while not stop.is_set() and pause_reason(self._settings) is None:
             tables = self._tables() if table is None else [table]
@@ -169,7 +171,8 @@ class Maintenance:
         """Removes old rows, merges files, and removes unused files of one table.
 
         Args:
-            only_if_worth: Look for old rows only from time to time, and remove files only if many have expired.
+            only_if_worth: True to save work: old rows are looked for only from time to time, and unused files are
+                removed only if there are many.
         """
         reading = readers(self._settings, table)
         if table == MESSAGES and not all(reader.has_started for reader in reading if reader.name == SILVER):
@@ -219,7 +222,7 @@ class Maintenance:
 
 
 def readers(settings: Settings, table: str) -> list[Reader]:
-    """Returns the streams that read a table, with their progress.
+    """Returns the layers, processors and publications that read a table, with their progress.
 
     Raises:
         LakeError: The progress of a stream cannot be read.
@@ -242,7 +245,8 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     """Reads a stream's progress from its checkpoint.
 
     Args:
-        first: The version at which the stream starts, if it has no batch yet.
+        name: The stream's layer, processor or publication.
+        first: The version at which the stream starts if it has no batch yet; None if it starts with a snapshot.
     """
     checkpoint = Path(settings.checkpoint(name))
     batch = last_committed(checkpoint)
@@ -268,6 +272,9 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
 
 
 def _blocked_by(reading: Sequence[Reader]) -> str:
-    """Names the streams that still read the table's first snapshot, whose files can be of any age."""
+    """Returns a text that names the streams which still read the table's first snapshot; empty if none does.
+
+    The files of the snapshot can be of any age, so none may be removed yet.
+    """
     early = [reader.name for reader in reading if reader.has_started and reader.next_version is None]
     return f"still reading the first snapshot of the table: {', '.join(early)}" if early else ""

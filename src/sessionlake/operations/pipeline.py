@@ -49,14 +49,14 @@ class Layer(StrEnum):
 
     @property
     def single_layers(self) -> tuple[Layer, ...]:
-        """The single layers that the value means, in the order of the data flow. Processors are not included."""
+        """The layers that the value stands for, in the order of the data flow. Processors are not included."""
         if self is Layer.PROCESSOR:
             return ()
         return (Layer.BRONZE, Layer.SILVER, Layer.GOLD) if self is Layer.ALL else (self,)
 
 
 def names_to_run(settings: Settings, layer: Layer) -> tuple[str, ...]:
-    """Returns the names of everything to run: the layers, and with `all` and `processor` every configured processor."""
+    """Returns the names of the layers to run, and with `all` and `processor` also of every configured processor."""
     chosen = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
     return (*layer.single_layers, *(processor.layer for processor in chosen))
 
@@ -86,17 +86,18 @@ def run_once(
     stop: threading.Event,
     on_failure: Callable[[SessionlakeError], None] | None = None,
 ) -> bool:
-    """Processes what is available now, one layer after another.
+    """Processes all input that is available now, one layer after another.
 
     Args:
+        stop: Ends the run early once it is set.
         on_failure: Receives the error of every failed processor after the first.
 
     Returns:
-        True if all layers reached the end, False if `stop` was set before.
+        True if all layers have read all available input, False if `stop` was set before.
 
     Raises:
         SessionlakeError: A layer failed; later layers are not started. With `all`, the error of the first failed
-            processor is raised after the other processors have reached the end.
+            processor is raised after all other processors have finished.
     """
     failed: list[SessionlakeError] = []
     with claimed(spark, settings, layer):
@@ -123,7 +124,7 @@ def run_live(
     on_failure: Callable[[SessionlakeError], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Runs layers until `stop` is set. They pause while another process asks for it.
+    """Runs layers until `stop` is set. They pause while another process asks for that.
 
     Args:
         on_failure: Receives the error of a processor that failed while the others continue.
@@ -238,7 +239,7 @@ class Pipeline:
                 self._record_failure(part, error)
 
     def drain(self) -> None:
-        """Waits until everything that Kafka holds now is in every table.
+        """Waits until all messages that Kafka holds now are processed by all layers that run.
 
         Raises:
             SessionlakeError: A layer failed before.
@@ -252,7 +253,7 @@ class Pipeline:
                 self.check()
 
     def _record_failure(self, part: str, error: SessionlakeError) -> None:
-        """Records the failure of a processor that runs among others. Raises the error of any other layer."""
+        """Records the error of a processor if all layers run (`all`). Raises the error of any other layer."""
         if self._layer is not Layer.ALL or part in self._layer.single_layers:
             raise error
         self.failed[part] = error
@@ -292,10 +293,10 @@ class Pipeline:
 
 
 def run_to_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
-    """Runs a layer, which must be claimed, until everything available now is processed.
+    """Runs a layer until all input that is available now is processed. This process must have claimed the layer.
 
     Returns:
-        True if it reached the end, False if `stop` was set before.
+        True if all input was processed, False if `stop` was set before.
 
     Raises:
         IntegrityViolationError: Silver stopped at a message that needs a decision. The batches before it are merged.
@@ -323,7 +324,7 @@ def run_to_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
 
 
 def _wait_for_end(query: LayerQuery, settings: Settings, stop: threading.Event) -> bool:
-    """Waits until a query ends or `stop` is set, then stops the query. Returns True if it ended by itself."""
+    """Waits until a query ends or `stop` is set, then stops the query. Returns False if `stop` ended the wait."""
     try:
         while not query.wait(_POLL_SECONDS):
             storage_of(settings).require_claims()
@@ -338,12 +339,12 @@ def _wait_for_end(query: LayerQuery, settings: Settings, stop: threading.Event) 
 def claimed(
     spark: SparkSession, settings: Settings, layer: Layer, doing: str | None = None, *others: str
 ) -> Iterator[None]:
-    """Keeps other processes from running the same layers over the same tables.
+    """Claims layers for the block, so that no other process runs them on the same tables.
 
     Args:
-        doing: What the error in other processes says that this one does, as in "rebuilds silver". By default it runs
-            them.
-        others: Names of further claims.
+        doing: What this process does, as in "rebuilds silver", for the error text in other processes. None means that
+            it runs the layers.
+        others: Names of further claims to hold.
 
     Raises:
         ClaimedError: Another process holds one of the claims, or takes one over during the block.

@@ -1,4 +1,4 @@
-"""The checks of a layer: those that its start requires, and those that only `sessionlake doctor` makes."""
+"""The checks of a layer. Its start makes most of them; some are made only by `sessionlake doctor`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Subject(StrEnum):
-    """What a check examines. The values are the names of doctor's lines."""
+    """The subject of a check. The values are the names of the lines that `sessionlake doctor` prints."""
 
     OPERATIONS = "operations"
     CHECKPOINTS = "checkpoints"
@@ -49,8 +49,10 @@ class Check(NamedTuple):
     """One check of a layer.
 
     Attributes:
-        require: Raises a `LakeError` that says what is wrong. It receives the Spark session, None if folders need none.
-        at_start: True if the layer's start requires it.
+        subject: What the check examines.
+        require: The check: raises a `LakeError` if something is wrong. It receives the Spark session, which is None for
+            local folders.
+        at_start: True if the layer's start makes the check. False if only `doctor` makes it.
     """
 
     subject: Subject
@@ -59,7 +61,7 @@ class Check(NamedTuple):
 
 
 def layers_of(settings: Settings) -> tuple[str, ...]:
-    """Returns the layers that have a checkpoint, including processors."""
+    """Returns the layers and processors that have a checkpoint."""
     return (BRONZE, SILVER, GOLD, *(processor.layer for processor in settings.processors))
 
 
@@ -78,7 +80,7 @@ def require_subject(spark: SparkSession | None, settings: Settings, subject: Sub
     """Makes all checks of a subject for each of these layers, including those that only `doctor` makes.
 
     Raises:
-        LakeError: A check failed. The text is of the first layer in which one does.
+        LakeError: The first check that failed. Its text says what is wrong and what to do.
     """
     for layer in layers:
         for check in _checks(settings, layer):
@@ -95,7 +97,7 @@ def _checks(settings: Settings, layer: str) -> Iterator[Check]:
     if layer not in {
         BRONZE,
         *(processor.layer for processor in settings.processors if processor.key),
-    }:  # these keep no states
+    }:  # layers without states
         # When a layer starts, Spark itself looks for the states.
         yield Check(Subject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
     yield Check(Subject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
@@ -119,7 +121,7 @@ def _require_query(settings: Settings, layer: str) -> None:
 
 
 def _tables_of(settings: Settings, layer: str) -> tuple[str, ...]:
-    """Returns the tables that a layer depends on: those that it reads, and those that it and its helpers write."""
+    """Returns the tables that a layer depends on: the tables that it reads, and those that are written for it."""
     for processor in settings.processors:
         if processor.layer == layer:
             read = processor.source if processor.key else MESSAGES

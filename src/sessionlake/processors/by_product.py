@@ -104,7 +104,7 @@ class ByProduct(Computation):
         return rows_with_values(found, self.by)
 
     def compute(self, rows: DataFrame) -> DataFrame:
-        """Aggregates all rows of each key and bucket."""
+        """Returns the product's rows: aggregates over all source rows of each key and bucket."""
         names = tuple(name for name, _ in self.columns)
         return compute_groups(rows, self.by, _ProductRows(self.product, names), self.columns)
 

@@ -78,7 +78,7 @@ def compute_groups(
 
 
 def rows_with_values(rows: DataFrame, names: Iterable[str]) -> DataFrame:
-    """Filters rows to those with a value in each of these columns."""
+    """Filters rows to those that are not null in any of these columns."""
     from pyspark.sql import functions as F
 
     for name in names:

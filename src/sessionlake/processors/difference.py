@@ -18,13 +18,13 @@ _BEFORE, _AFTER, _CHANGE = map(internal, ("before", "after", "change"))
 
 @dataclass(frozen=True)
 class RowDifference:
-    """One row that differs between a table before and after.
+    """One row that differs between the table before a rebuild and the table after it.
 
     Attributes:
         change: `added`, `removed` or `changed`.
         key: The row's key, by column.
-        before: The row's other columns in the table before; None if the row was added.
-        after: The row's other columns in the table after; None if the row was removed.
+        before: Values of the row before, by column, without its key; None if the row was added.
+        after: Values of the row after, by column, without its key; None if the row was removed.
     """
 
     change: str
@@ -35,7 +35,7 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """How a table after a change differs from the table before.
+    """How a table after a rebuild differs from the table before.
 
     Attributes:
         rows: Number of rows after.

@@ -156,7 +156,7 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
 
 
 def processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
-    """Returns the fold that judges bronze's messages as silver does, and passes the applied ones to the processor."""
+    """Returns the fold that judges bronze's messages as silver does, and passes applied messages to the processor."""
     capture = lake.settings.capture
     return SilverFold(capture.declared, capture, binding_decisions(lake.reader(spark)), processor=processor)
 
@@ -240,9 +240,10 @@ class _ProcessorBatch:
         self._few = entry.messages <= self._lake.limits.few_messages
 
     def _append(self, folded: Folded, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
-        """Appends the batch's records and failures.
+        """Appends the batch's records and failures to their tables. A table without new rows gets no commit.
 
-        Returns what was written. A table without new rows gets no commit.
+        Returns:
+            The tables that were written, with their new version and the number of rows.
         """
         spark, outputs = folded.frame.sparkSession, []
         for kind, table in ((ProcessorOutput.RECORDS, self._config.into), (ProcessorOutput.ERRORS, PROCESSOR_ERRORS)):

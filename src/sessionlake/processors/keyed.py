@@ -281,7 +281,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
 
 @dataclass(frozen=True)
 class _KeyedBatch:
-    """Commits one micro-batch: the output rows of all keys in the batch, then the ledger row."""
+    """Commits one micro-batch: the output rows of all keys that have rows in the batch, then the ledger row."""
 
     table: KeyedTable
     ledger: Ledger
@@ -354,7 +354,7 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
         lake.overwrite(spark, config.into, numbered, txn, metadata, columns=columns)
     output = TableOutput(config.into, lake.latest_version(spark, config.into), found.rows)
     Ledger(lake).write(spark, LedgerEntry(config.layer, txn, config.source, started, outputs=(output,), config_hash=by))
-    # After the rows are written: a new stream would not remove rows of keys that the source no longer has.
+    # Only after the rows are written: a new stream would not remove rows of keys that the source no longer has.
     table.archive_unusable_checkpoint(spark)
     table.store_logic(spark)
     return found.rows, found

@@ -67,7 +67,7 @@ def processor_ref(config: ProcessorSettings) -> ProcessorRef:
 
 
 def config_hash_of(settings: Settings, config: ProcessorSettings) -> str:
-    """Returns a hash of those settings that decide a processor's results."""
+    """Returns a hash of the settings that decide a processor's results."""
     return hashlib.sha256((config_hash(settings) + config.model_dump_json()).encode()).hexdigest()[:16]
 
 

@@ -162,12 +162,12 @@ def next_due(sessions: Mapping[str, SessionState], timeout_of: Callable[[str], i
 
 
 def stored_processor_name(stored: bytes) -> str:
-    """Reads the name of the processor that wrote an encoded memory."""
+    """Reads from an encoded memory (`ProcessorMemory`) the name of the processor that wrote it."""
     return _open(stored).processor
 
 
 def stored_shard_count(stored: bytes) -> int:
-    """Reads the number of shards that an encoded memory was written for."""
+    """Reads from an encoded memory (`ProcessorMemory`) the number of shards that it was written for."""
     return _open(stored).shards
 
 
@@ -241,7 +241,8 @@ class StateCodec:
             error_text = f"{type(error).__name__}: {error}"
             if version == wanted:
                 raise LakeError(
-                    f"{whose}, as the class, but cannot be read as {self._processor.state.__name__} ({error_text})",
+                    f"{whose}, which is the version of the class, but its fields are not those of "
+                    f"{self._processor.state.__name__} ({error_text})",
                     fix=f"Raise `version` to {wanted + 1} and write migrate(), or give new fields defaults",
                 ) from error
             raise LakeError(

@@ -65,7 +65,7 @@ def _read(
 
 
 class _Changes:
-    """The row changes of several messages, as Python lists by column."""
+    """The rows that several messages set or delete, as Python lists by column."""
 
     def __init__(self, nested: pa.ListArray, columns: tuple[Column, ...]) -> None:
         self._bounds = nested.offsets.to_pylist()

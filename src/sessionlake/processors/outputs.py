@@ -16,7 +16,7 @@ _LONGEST = 1000
 
 
 class ProcessorOutput(StrEnum):
-    """Kinds of payload that a processor's fold emits."""
+    """Kinds of payload that a processor's fold emits: output rows, failed calls, and one report per shard."""
 
     RECORDS = "records"
     ERRORS = "errors"
@@ -82,10 +82,7 @@ class ProcessorFailure(msgspec.Struct):
         )
 
     def place(self) -> tuple[str, int, int]:
-        """A sort key for failures.
-
-        It ensures that the failure that is reported does not depend on the number of shards.
-        """
+        """A sort key for failures. Sorted by it, the first failure of a batch is the same for any number of shards."""
         return self.topic, self.partition, self.offset
 
 
@@ -140,7 +137,7 @@ ERRORS_SCHEMA = pa.schema(
 
 
 def error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> pa.Table:
-    """Returns failures as rows of `silver.processor_errors`, without `_batch`."""
+    """Returns failed calls as rows of `silver.processor_errors`, without `_batch`."""
     names = ("topic", "partition", "session_id", "offset", "position", "ordinal", "time", "event", "action", "error")
     columns = {name: [getattr(failure, name) for failure in failures] for name in names}
     arrays = [

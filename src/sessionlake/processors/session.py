@@ -42,7 +42,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class LoadedProcessor:
-    """A processor instance, with what is needed to store its state and to check its records."""
+    """A processor's instance and name, with what is needed to store states and to check records.
+
+    Attributes:
+        codec: Encodes and decodes sessions' states.
+        output: The columns that records must fit.
+        limits: The largest state, and the most records of a call.
+    """
 
     name: str
     processor: Processor[Any]

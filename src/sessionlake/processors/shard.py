@@ -71,7 +71,7 @@ class MessageProcessor:
 
     @property
     def rules(self) -> RuleBook:
-        """The integrity rules of the topics."""
+        """The integrity rules of each topic."""
         self._rules = self._rules or RuleBook(self.capture)
         return self._rules
 
@@ -125,7 +125,7 @@ class MessageProcessor:
 def message_processor(
     config: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorRef
 ) -> MessageProcessor:
-    """Returns a processor of messages for a stream with this number of shards."""
+    """Returns the `MessageProcessor` for a configured processor, to run in a stream with this number of shards."""
     limits = Limits(config.max_state_bytes, config.max_records_per_call)
     return MessageProcessor(ref, capture.declared, capture, limits, config.on_error, shards)
 
@@ -173,7 +173,7 @@ class _ShardBatch:
         self.memory.due = self._next_due()
 
     def _process_session(self, key: str, spans: list[_LifeInBatch], applied: _MessagesByLife) -> None:
-        """Processes a session, one life after the other."""
+        """Passes a session's messages and timers in the batch to the processor, one life after the other."""
         topic, _, session_id = split_session_key(key)
         session_state = self.memory.sessions.pop(key, None)
         if session_state is not None and (not spans or spans[0].life != session_state.life):

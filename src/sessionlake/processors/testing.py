@@ -95,7 +95,7 @@ class Result:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The rows with only the columns that the class declares."""
+        """The output rows, with only the columns that the class declares in `output`."""
         return [{name: value for name, value in row.items() if name not in _HEAD_NAMES} for row in self.rows]
 
     def state(self, session_id: str, topic: str = TOPIC, partition: int = 0) -> Any:

@@ -22,26 +22,31 @@ _WIDEST = 1 << 62
 
 
 def contiguous(column: pa.ChunkedArray) -> pa.Array:
-    """Returns a column as one array. Arrow's `combine_chunks` returns a chunked array for some types."""
+    """Returns a column as one array, also for types for which Arrow's `combine_chunks` returns a chunked array."""
     combined: Any = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
 def dictionary_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
-    """Returns a column's dictionary codes (-1 for null) and its dictionary."""
+    """Returns a code per row (-1 for null) and the array of distinct values, in which a code is an index."""
     encoded = (contiguous(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
     indices = pc.fill_null(encoded.indices, -1) if encoded.null_count else encoded.indices
     return indices.to_numpy().astype(np.int64), encoded.dictionary
 
 
 def decode_dictionaries(rows: Rows) -> Rows:
-    """Returns the rows with dictionary-encoded columns decoded."""
+    """Returns the rows with plain columns instead of dictionary-encoded ones."""
     fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in rows.schema]
     return rows.cast(pa.schema(fields))
 
 
 def add_constants(rows: pa.Table, stamps: Mapping[str, pa.Scalar]) -> pa.Table:
-    """Returns the rows with further columns that have the same value in every row."""
+    """Returns the rows with added columns that have the same value in every row.
+
+    Args:
+        rows: The rows.
+        stamps: The value of each added column, by name.
+    """
     for name, stamp in stamps.items():
         rows = rows.append_column(name, pa.repeat(stamp, rows.num_rows))
     return rows
@@ -51,7 +56,7 @@ def number_combinations(*columns: pa.ChunkedArray) -> tuple[Int64s, list[pa.Arra
     """Numbers the distinct combinations of values of columns without nulls.
 
     Returns:
-        Each row's combination number from 0, and for each column the value of every combination.
+        For each row the number of its combination, from 0. For each column an array with its value in each combination.
     """
     coded = [dictionary_codes(column) for column in columns]
     distinct, number = np.unique(combine_codes(coded, len(columns[0])), return_inverse=True)
@@ -62,10 +67,12 @@ def number_combinations(*columns: pa.ChunkedArray) -> tuple[Int64s, list[pa.Arra
 
 
 def combine_codes(columns: Iterable[tuple[Int64s, Sized]], rows: int) -> Int64s:
-    """Returns a number per row, which is equal for equal codes in all columns and sorts as the columns do.
+    """Combines the codes of several columns into one number per row.
+
+    Rows have the same number if they have the same codes in all columns. Numbers sort like the codes, column by column.
 
     Args:
-        columns: Each column's codes from 0, and the values that they stand for.
+        columns: For each column the code of each row, from 0, and the list of values in which a code is an index.
         rows: Number of rows.
     """
     number, width = np.zeros(rows, np.int64), 1
@@ -78,13 +85,16 @@ def combine_codes(columns: Iterable[tuple[Int64s, Sized]], rows: int) -> Int64s:
 
 
 def concatenate_ranges(starts: Int64s, lengths: Int64s) -> Int64s:
-    """Returns the numbers `starts[i]` to `starts[i] + lengths[i] - 1` of all ranges, one range after the other."""
+    """Returns the integers of several ranges, one range after the other.
+
+    Range `i` has `lengths[i]` integers, starting with `starts[i]`.
+    """
     offsets = np.cumsum(lengths) - lengths
     return np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
 
 
 def session_keys(table: pa.Table) -> pa.Array:
-    """Returns the session key of each row of a table with the columns `SESSION`."""
+    """Returns each row's session key, a text made of topic, partition and session id; the columns are `SESSION`."""
     return join_session_keys(*(contiguous(table[name]) for name in SESSION))
 
 
@@ -120,9 +130,9 @@ def is_of_sessions(table: pa.Table, sessions: pa.Table) -> pa.Array:
 
 
 def semi_join(rows: pa.Table, by: Sequence[str], others: pa.Table) -> pa.Table:
-    """Returns the rows whose values in the columns `by` occur in a row of `others`, in their order.
+    """Returns the rows whose values in the columns `by` also occur together in a row of `others`.
 
-    No value in these columns may be null.
+    The rows keep their order. No value in these columns may be null.
     """
     # Only these columns are joined, under other names: Arrow's join reads a name that begins with a dot as a path.
     place = internal("place")
@@ -149,7 +159,10 @@ def milliseconds_of(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedA
 
 
 def running_maximum(values: Int64s, group: Int64s) -> Int64s:
-    """Returns for each row the highest value so far in its group. Group numbers must ascend."""
+    """Returns, for each row, the highest value among it and the earlier rows of its group.
+
+    `group` has the number of each row's group, which must not fall from row to row.
+    """
     if not ((values[1:] < values[:-1]) & (group[1:] == group[:-1])).any():
         return values
     distinct, rank = np.unique(values, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Builds a chunk from the fields of well-formed messages. Every payload format ends here."""
+"""Builds a chunk, the Arrow table of a group of messages, from the fields of well-formed messages in any format."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def to_columns(
 
     Args:
         messages: The structs.
-        rescued: For each message, the JSON texts of its rows' undeclared columns; empty if no message has any.
+        rescued: For each message, the JSON text of each row's undeclared columns, or None if no row of it has any. The
+            sequence is empty if no message has any.
         columns: The declared columns.
     """
     rows = list(map(attrgetter("rows"), messages))
@@ -120,7 +121,7 @@ def assemble_chunk(
         reasons: Reason code of each raw message; 0 if it is well-formed.
         found: The fields of the well-formed messages.
         columns: The declared columns.
-        order: Index in `found` of each well-formed message in the order of `raw`; None if the order is the same.
+        order: Index in `found` of each well-formed message, in the order of `raw`; None if both have the same order.
     """
     malformed = reasons != 0
     changes = _changes(found, columns)
@@ -212,7 +213,15 @@ def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray
 
 
 def _column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.Array, Bools]:
-    """Returns a declared column's values in all rows, and whether the message set them. A snapshot sets all."""
+    """Returns a declared column's values in all rows, and for each row whether the message set it.
+
+    A snapshot sets every column: an absent one is null.
+
+    Args:
+        values: The values; UNSET in rows without the column.
+        snapshot_row: True for rows of snapshots.
+        column: The column.
+    """
     flag = np.ones(len(values), np.bool_)
     if UNSET in values:
         flag = np.fromiter((v is not UNSET for v in values), np.bool_, len(values))
@@ -231,7 +240,7 @@ def _rescued(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> p
 
 
 def _inverse_indices(places: Int64s, total: int) -> pa.Array:
-    """Returns for each of `total` places the index of the item that belongs there; null if none does."""
+    """Returns, for each index from 0 to `total` - 1, the position in `places` at which it occurs; null if nowhere."""
     indices = np.full(total, -1, np.int64)
     indices[places] = np.arange(len(places))
     return pa.array(indices, mask=indices < 0)

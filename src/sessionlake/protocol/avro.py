@@ -1,4 +1,4 @@
-"""Decodes Avro payloads. Each must be exactly one datum in its writer's schema."""
+"""Decodes Avro payloads. Each must be exactly one datum (Avro's word for an encoded value) in its writer's schema."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ _VALUE_KINDS = {
 
 
 class AvroDecoder:
-    """Decodes data of one writer's schema.
+    """Decodes payloads that were written with one Avro schema.
+
+    Args:
+        definition: The writer's schema, after the schemas that it refers to.
+        columns: The declared columns.
 
     Raises:
         UnusableSchemaError: The definition is not a usable Avro schema of a message, or a few bytes of data could
@@ -76,11 +80,11 @@ class AvroDecoder:
         return found
 
     def types(self, objects: Sequence[Any]) -> list[Any]:
-        """Returns the name of each message's type."""
+        """Returns the value of each message's field `type`."""
         return list(map(itemgetter("type"), objects))
 
     def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
-        """Returns `seq` or `ts` of each message, 0 if missing, and where it is missing (None: nowhere)."""
+        """Returns the field `seq` or `ts` of each message, 0 if it is missing, and which lack it (None: none does)."""
         found: list[Any] = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
         if None not in found:
             return found, None
@@ -88,7 +92,7 @@ class AvroDecoder:
         return [0 if item is None else item for item in found], missing
 
     def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """Returns `rows` or `deleted` of each message, empty if missing, and where it is missing (None: nowhere)."""
+        """Returns the field `rows` or `deleted` of each message, and which lack it (None: none does)."""
         found = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
         if None not in found:
             return found, None
@@ -100,18 +104,18 @@ class AvroDecoder:
         return list(map(itemgetter("id"), rows))
 
     def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
-        """Returns the `_set` of each row, None in rows where it is null; None if no row has one."""
+        """Returns the field `_set` of each row, None if it is null. None instead of the list: no row has it."""
         found = list(map(itemgetter(SET), rows)) if SET in self._row_field_names else []
         return None if found.count(None) == len(found) else found
 
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """Returns a declared column of each row, and which rows have it (None: all)."""
+        """Returns the value of a declared column in each row, and which rows have the column (None: all)."""
         if name in self._row_field_names:
             return list(map(itemgetter(name), rows)), None
         return [None] * len(rows), np.zeros(len(rows), np.bool_)
 
     def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
-        """Returns no rows: the writer's schema names every field."""
+        """Returns an empty list: an Avro row has no other fields than its writer's schema."""
         del rows
         return ()
 
@@ -123,7 +127,7 @@ class AvroDecoder:
         return apply_set_names(to_json_object)
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Returns type, seq and ts of a message, without those that it lacks."""
+        """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         return {name: message[name] for name in HEADER_FIELDS if message.get(name) is not None}
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
@@ -151,12 +155,12 @@ def _layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Column, .
     cells = {column.name: _value_kind(of_row[column.name]) for column in columns if column.name in of_row}
     if not all(fits_column(cells[column.name], column) for column in columns if column.name in cells):
         return None
-    row_bytes = 1 + sum(_has_bytes(kind) for kind in of_row.values())  # and a character of its id
+    row_bytes = 1 + sum(_has_bytes(kind) for kind in of_row.values())  # 1 for a character of the id
     return Layout(cells, bool(of_row.keys() - cells.keys() - {"id", SET}), row_bytes)
 
 
 def _branches(schema: Any) -> list[Any]:
-    """Returns the types that a value may have, without null."""
+    """Returns the types that a value of this schema may have, without null."""
     if isinstance(schema, dict) and schema["type"] == "union":
         return [schema[i] for i in range(len(schema) - 1) if schema[i] != "null"]
     return [] if schema is None else [schema]
@@ -172,7 +176,7 @@ def _value_kind(schema: Any) -> ValueKind:
 
 
 def _record_items(schema: Any) -> Schema | None:
-    """Returns the record type of an array's items; None if it is not an array of records. It may be nullable."""
+    """Returns the record schema of an array's items; None if it is no array of records. The array may be nullable."""
     branches = _branches(schema)
     if len(branches) == 1 and _kind(branches[0]) == "array" and _kind(branches[0]["items"]) == "record":
         return dict(branches[0]["items"])

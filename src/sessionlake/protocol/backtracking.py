@@ -1,8 +1,8 @@
-"""Finds regular expressions that can take very long to match a topic name, because the engine tries every way.
+"""Finds regular expressions that can take very long to match a topic name, because the engine tries every possibility.
 
 Clients that create topics choose their names. If a pattern can match a name in many ways, Python's and Java's engines
-try all of them before they reject it, and bronze hangs. The ways are paths through the pattern's position automaton
-(Glushkov 1961), whose states are the places in the pattern that read a character. There are two cases (Weideman et al.,
+try all of them before they reject the name, and bronze hangs. A way is a path through the pattern's position automaton
+(Glushkov 1961). Its states are the places in the pattern that read a character. There are two cases (Weideman et al.,
 "Analyzing matching time behavior of backtracking regular expression matchers", 2016):
 
 - Exponentially many ways: a state can return to itself in two ways that read the same text, as in `(a+)+`.
@@ -35,7 +35,7 @@ Pair = tuple[State, State]
 
 @lru_cache
 def find_slow_matching(pattern: str) -> str | None:
-    """Returns why matching the pattern can take very long for some topic name; None if it cannot.
+    """Returns a text that says why matching the pattern can take very long for some topic name; None if it cannot.
 
     Args:
         pattern: A valid regular expression.
@@ -58,12 +58,18 @@ def find_slow_matching(pattern: str) -> str | None:
 
 
 class _UnboundedError(ValueError):
-    """A pattern has a part that is refused whatever it reads."""
+    """A pattern has a part whose time cannot be bounded, so that the pattern is refused."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the pattern: its possible first and last states, and whether it can match an empty text."""
+    """A part of a pattern, as states of the automaton.
+
+    Attributes:
+        first: The states at which a match of the part can begin, each with the number of ways to begin there.
+        last: The states at which a match of the part can end, each with the number of ways to end there.
+        empty: True if the part can match an empty text.
+    """
 
     first: Counter[State]
     last: Counter[State]
@@ -92,7 +98,7 @@ class _Automaton:
     next: list[Counter[State]] = field(default_factory=list)
 
     def follows(self, state: State) -> Iterable[State]:
-        """Returns the successors of a state."""
+        """Returns the states that can follow a state."""
         return self.next[state]
 
     def add(self, tree: Iterable[tuple[Any, Any]]) -> _Part:
@@ -222,7 +228,10 @@ class _Automaton:
 
 
 def _components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
-    """Returns the strongly connected components that have a cycle (Tarjan 1972), each before those that lead to it."""
+    """Returns the loops of a graph: its strongly connected components that have a cycle (Tarjan 1972).
+
+    A loop comes before every loop from which it can be reached.
+    """
     index: dict[Any, int] = {}
     low: dict[Any, int] = {}
     stack: list[Any] = []

@@ -42,7 +42,12 @@ _TYPES_WITH_ROWS = ("snapshot", "update")
 
 @dataclass(frozen=True)
 class _Part:
-    """The fields of some well-formed messages, and their indices among the raw messages."""
+    """The fields of some well-formed messages.
+
+    Attributes:
+        places: Index of each message among the raw messages.
+        found: The fields of these messages.
+    """
 
     places: Int64s
     found: MessageColumns
@@ -55,7 +60,7 @@ def decode_binary(
 
     Args:
         raw: The raw messages.
-        prechecks: What is known of them without their values.
+        prechecks: Faults and limits of the raw messages that are known without reading their values.
         payload: The format and schemas of the messages.
         types: The message structs of the declared columns.
         fast: If false, every message is parsed singly; the result is the same.
@@ -71,7 +76,7 @@ def decode_binary(
 
 
 class _Slice:
-    """Raw messages that are decoded together."""
+    """A part of the raw messages, small enough to decode in memory at once."""
 
     def __init__(self, raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes) -> None:
         self._raw, self._prechecks, self._reasons = raw, prechecks, prechecks.reasons
@@ -99,12 +104,12 @@ class _Slice:
         return Headers(np.where(values.is_null(), -1, 0), [(0, ())], values)
 
     def _by_decoder(self, headers: Headers) -> Iterator[tuple[SchemaDecoder, Int64s]]:
-        """Yields each decoder with the indices of its messages, without those that are refused already."""
+        """Yields each decoder with the indices of the messages to decode with it, without refused messages."""
         wanted = np.flatnonzero(self._reasons == 0)
         which = headers.which[wanted]
         self._reasons[wanted[which < 0]] = self._malformed
         decoders = _decoders(self._payload, headers.found, which[which >= 0], self._types.columns)
-        first: dict[int, int] = {}  # headers that mean the same share a decoder
+        first: dict[int, int] = {}  # headers that lead to the same decoder are read together
         known = np.array([-1 if r is None else first.setdefault(id(r), i) for i, r in enumerate(decoders)] or [-1])
         decoder_of = np.where(which < 0, -1, known[which])
         self._reasons[wanted[(which >= 0) & (decoder_of < 0)]] = CODE_OF[Reason.UNKNOWN_SCHEMA]

@@ -24,10 +24,10 @@ _WITH_ROWS = (MessageType.SNAPSHOT, MessageType.UPDATE)
 
 @dataclass(frozen=True)
 class Prechecks:
-    """What is known of raw messages before their values are read.
+    """Faults and limits of raw messages that are known before their values are read.
 
     Attributes:
-        reasons: Reason code of each message; 0 if it is not refused yet.
+        reasons: Reason code of each message that is refused already; 0 for the others.
         latest: The highest event time (ms) that each message may have.
         seqless: True for messages that may lack a seq.
     """
@@ -37,12 +37,12 @@ class Prechecks:
     seqless: Bools
 
     def select(self, which: Any) -> Prechecks:
-        """Returns the same for some of the messages, chosen by a slice, mask or array of indices."""
+        """Returns the prechecks of some of the messages, chosen by a slice, a mask or an array of indices."""
         return Prechecks(self.reasons[which].copy(), self.latest[which], self.seqless[which])
 
 
 class BulkMessages:
-    """Messages of one schema, read column by column and checked in the order of the reasons.
+    """Messages of one schema, read field by field for all messages at once, and checked in the order of `Reason`.
 
     Attributes:
         reasons: Reason code of each message; 0 if it is well-formed.
@@ -53,7 +53,7 @@ class BulkMessages:
         decoder: Decoder of the schema.
         objects: The decoded messages.
         sizes: Size of each payload in bytes.
-        prechecks: What is known of the messages without their values.
+        prechecks: Faults and limits of the messages that are known without reading their values.
         columns: The declared columns.
     """
 
@@ -103,7 +103,10 @@ class BulkMessages:
         self._refuse(wrong, reason)
 
     def _head(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
-        """Returns `seq` or `ts` of each message, and where it is missing."""
+        """Returns the field `seq` or `ts` of each message, and which messages lack it.
+
+        Messages with a number beyond int64 are refused for the given reason.
+        """
         values, missing = self._decoder.numbers(objects, name)
         try:
             found = np.fromiter(values, np.int64, len(values))
@@ -113,9 +116,9 @@ class BulkMessages:
         return found, np.zeros(len(values), np.bool_) if missing is None else missing
 
     def _lists(self, objects: list[Any], name: str, having: Bools) -> tuple[list[Any], Int64s]:
-        """Returns `rows` or `deleted` of each message, and its length (-1: missing).
+        """Returns the field `rows` or `deleted` of each message, and its length (-1 if the message lacks it).
 
-        The list is empty for messages whose type has none, which `having` says.
+        The list is empty for messages whose type does not have the field. `having` is true for the others.
         """
         found, missing = self._decoder.lists(objects, name)
         sizes = lengths(found)
@@ -133,7 +136,13 @@ class BulkMessages:
             self._refuse(repeated, Reason.DUPLICATE_ROW_ID)
 
     def _check_lengths(self, ids: list[str], owner: Int64s, reason: Reason) -> Int64s:
-        """Refuses messages with ids of a wrong length; returns a number per id that is equal for equal ids."""
+        """Refuses messages that have an id of a wrong length. Returns a code per id; equal ids have equal codes.
+
+        Args:
+            ids: The ids of all messages.
+            owner: Index of the message of each id.
+            reason: Why a message with a wrong id is refused.
+        """
         encoded = pa.array(ids, pa.string()).dictionary_encode()
         sizes = pc.binary_length(encoded.dictionary).to_numpy()
         codes = encoded.indices.to_numpy().astype(np.int64)
@@ -163,13 +172,13 @@ class BulkMessages:
         return found
 
     def _check_names(self, sets: list[Any]) -> None:
-        """Marks messages as unsure if a `_set` names an undeclared column."""
+        """Marks messages as unsure if a `_set` in their rows names an undeclared column."""
         known = {ID, SET, *(column.name for column in self._columns)}
         strange = [index for index, names in enumerate(sets) if names and not known.issuperset(names)]
         self.unsure[self._owner[strange]] = True
 
     def _checked(self, values: list[Any], column: Column, holds: ValueKind) -> list[Any]:
-        """Returns the values in the column's type; refuses messages with a value out of its range."""
+        """Returns the values converted to the column's type. Refuses messages that have a value beyond its range."""
         if column.json_type is JsonType.INTEGER:
             self._refuse_values(
                 _out_of_range(pa.array(values, pa.uint64() if holds is ValueKind.UNSIGNED else pa.int64()), column)
@@ -202,14 +211,20 @@ def _empty_where(lists: list[Any], where: Bools) -> list[Any]:
 
 
 def _out_of_range(values: pa.Array, column: Column) -> pa.Array:
-    """Returns which integers are out of the column's range."""
+    """Returns a boolean array that is true for integers beyond the range of the column's type."""
     highest = 2 ** (column.bits - 1) - 1
     above = pc.greater(values, pa.scalar(highest, values.type))
     return above if values.type == pa.uint64() else pc.or_(above, pc.less(values, pa.scalar(-highest - 1, values.type)))
 
 
 def _presence(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
-    """Which rows set the column; None: all."""
+    """Returns for each row whether it sets the column; None if all rows do.
+
+    Args:
+        present: For each row, whether it has the column; None if all have it.
+        sets: The `_set` of each row; None if no row has one.
+        name: The column's name.
+    """
     if sets is None:
         return None if present is None else present.tolist()
     there = [True] * len(sets) if present is None else present.tolist()

@@ -1,7 +1,7 @@
-"""Chunks: decoded messages as Arrow IPC, one row per message, on their way from decoding to folding.
+"""Chunks: Arrow IPC tables of decoded messages, one row per message, which Spark moves from decoding to folding.
 
-A chunk's columns are the message's Kafka coordinates, its header fields, and `changes`: the changes of rows that it
-asks for, numbered by `ordinal`. A malformed message has a `reason` and no changes. The schema's metadata has the format
+A chunk has each message's topic, partition and offset, its type, seq and times, and the list `changes`: its changes of
+rows, numbered by `ordinal`. A malformed message has a `reason` and no changes. The schema's metadata has the format
 version. A chunk does not outlive its micro-batch.
 """
 
@@ -24,7 +24,7 @@ FORMAT = b"sessionlake.chunk/3"
 _FORMAT_KEY = b"format"
 _IPC = b"\xff\xff\xff\xff"  # every Arrow IPC stream begins with this
 COMPRESSED = b"zstd"
-"""The first bytes of compressed contents."""
+"""The first bytes that mark compressed contents."""
 COMPRESS_ABOVE_BYTES = 256 << 10
 """Contents with more bytes are compressed."""
 _SIZE_BYTES = 8
@@ -67,9 +67,10 @@ def change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
 def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the Arrow schema of a chunk. Times are int64 milliseconds since the Unix epoch.
 
-    `seq` is null if the message is malformed or has none (class `none`). `size` is the value's size in bytes.
-    `reason` is a code of `reasons.CODES`: 0 if the message is well-formed; it is `erased.CODE` if it was erased.
-    `clock` is stream time at the message: the highest Kafka timestamp that counts in its segment so far.
+    `seq` is null if the message is malformed or has none (class `none`). `size` is the Kafka value's size in bytes.
+    `reason` is a code of `reasons.CODES`: 0 if the message is well-formed, and `erased.CODE` if it was erased.
+    `clock` is the highest Kafka timestamp that counts, of the message and earlier ones in its segment: messages with
+    consecutive offsets that one task reads. The fold computes stream time from it.
     """
     return pa.schema(
         [
@@ -118,7 +119,7 @@ def compress(content: bytes | pa.Buffer) -> bytes:
 
 
 def decompress(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
-    """Returns the contents before `compress`. Contents that are not compressed stay as they are."""
+    """Reverses `compress`. Returns contents that are not compressed unchanged."""
     view, start = memoryview(content), len(COMPRESSED)
     if view[:start] != COMPRESSED:
         return content
@@ -139,7 +140,7 @@ def _codec() -> pa.Codec:
 
 
 def is_chunk(payload: bytes) -> bool:
-    """Returns True if the payload is a chunk; False if it is another message from a packer to the shards."""
+    """Returns True if the payload is a chunk, False if it is another payload that a shard receives."""
     return payload.startswith((_IPC, COMPRESSED))
 
 
@@ -150,7 +151,7 @@ def align_columns(table: pa.Table, then: Sequence[tuple[str, str]], columns: tup
 
     Args:
         table: The chunk.
-        then: `(name, SQL type)` of the columns that were declared when the chunk was written. All still are.
+        then: `(name, SQL type)` of the columns that were declared when the chunk was written. All are still declared.
         columns: The columns that are declared now.
     """
     if list(then) == [(column.name, column.sql) for column in columns]:

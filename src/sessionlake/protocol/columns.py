@@ -12,7 +12,7 @@ from sessionlake.protocol.names import check_columns
 
 RESCUED = "_rescued"
 ID = "id"
-"""The field that identifies a row in the messages. A declared column of this name has its value, as text."""
+"""The field of a row in messages that has the row's id. If a column of this name is declared, it has the id, too."""
 BUILT_IN_COLUMNS = frozenset(
     {"topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"}
     | {"_set", "_epoch", "_seq", "_ts", "_offset", "_position", "_life", "_applied_at", "_applied_by", "_batch"}
@@ -23,7 +23,7 @@ _INSTEAD = ", or leave it out: fields that are not declared are kept in _rescued
 
 
 class JsonType(Enum):
-    """The JSON type that a column's values must have, as texts for operators name it."""
+    """The JSON type that a column's values must have. The values are its names in texts for operators."""
 
     BOOLEAN = "true or false"
     INTEGER = "an integer in range"
@@ -36,11 +36,11 @@ class Column:
     """One declared column.
 
     Attributes:
-        name: Its name in the messages and the tables.
-        sql: Its Spark SQL type, normalised (`bigint`, not `long`).
-        json_type: The JSON type that its values must have.
-        arrow: Its Arrow type.
-        bits: Width of an integer type; 0 for other types.
+        name: The column's name in messages and tables.
+        sql: The column's Spark SQL type in its normal form (`bigint`, not `long`).
+        json_type: The JSON type that the column's values must have in messages.
+        arrow: The column's Arrow type.
+        bits: Size of an integer type in bits; 0 for other types.
     """
 
     name: str

@@ -48,7 +48,7 @@ class DecodeRules:
         max_message_bytes: The longest value allowed.
         max_future_skew: In ms: how far an event time may be ahead of the message's Kafka timestamp, and a Kafka
             timestamp ahead of the time at which bronze read the message.
-        seq_optional: Returns True for topics whose messages may lack a `seq`.
+        seq_optional: Called with a topic's name. Returns True if messages of the topic may lack a `seq`.
         payload: Format and schemas of messages that are not JSON; None for JSON.
     """
 
@@ -61,12 +61,13 @@ class DecodeRules:
 
 @dataclass
 class _Decoded:
-    """Messages in input order.
+    """The result of decoding raw messages, in their order.
 
     Attributes:
         messages: The decoded messages; None for malformed ones.
         reasons: Reason code of each message; 0 if it is well-formed.
-        rescued: JSON texts of rows' undeclared columns, by the index of the message.
+        rescued: For messages with undeclared columns, by the message's index: the JSON text of each row's undeclared
+            columns, or None.
     """
 
     messages: list[Message | None]
@@ -108,7 +109,7 @@ def _mark_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Turns Python's garbage collector off in a block: decoded messages have no cycles, and it doubles the time."""
+    """Turns Python's garbage collector off in a block. It doubles the time, and decoded messages have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -141,7 +142,7 @@ def _latest(raw: pa.Table, rules: DecodeRules) -> Int64s:
 
 
 def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
-    """Returns the reason codes of messages that are refused by their key or Kafka timestamp."""
+    """Returns the reason code of each message with an unusable key or Kafka timestamp; 0 for the others."""
     reasons = _key_reasons(raw["key"])
     wrong = future_timestamps(raw, rules) if fast else _in_future_one_by_one(raw, rules)
     reasons[(reasons == 0) & wrong] = CODE_OF[Reason.FUTURE_KAFKA_TS]
@@ -149,7 +150,7 @@ def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
 
 
 def future_timestamps(raw: pa.Table, rules: DecodeRules) -> Bools:
-    """Returns True for raw messages whose Kafka timestamp is too far ahead of the time at which bronze read them."""
+    """Returns a boolean per raw message: true if its Kafka timestamp is too far after the time bronze read it."""
     ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
     return in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
 
@@ -161,7 +162,7 @@ def _in_future_one_by_one(raw: pa.Table, rules: DecodeRules) -> Bools:
 
 
 def _refused(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
-    """Returns the reason codes of messages that are refused by their key, Kafka timestamp or size."""
+    """Returns the reason code of each message with an unusable key, Kafka timestamp or size; 0 for the others."""
     reasons = _head_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     reasons[(reasons == 0) & (sizes > rules.max_message_bytes)] = CODE_OF[Reason.TOO_LARGE]
@@ -221,7 +222,10 @@ def _key_reasons(keys: pa.ChunkedArray) -> Int8s:
 
 
 def _suspects(messages: list[Message | None], latest: Int64s, types: MessageTypes) -> Int64s:
-    """Returns the indices of decoded messages that may be malformed: future times, repeated row ids, float overflow."""
+    """Returns the indices of decoded messages that may be malformed, so that they must be parsed singly.
+
+    They have an event time after `latest`, the same row id twice, or a number beyond the range of a float.
+    """
     index = np.fromiter((i for i, m in enumerate(messages) if m is not None), np.int64) if None in messages else None
     good = messages if index is None else [m for m in messages if m is not None]
     if not good:

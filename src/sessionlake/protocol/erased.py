@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 KEY = b"\0erased"
 """The key of a placeholder. Its value and headers are null."""
 CODE = -1
-"""Code of an erased message in a chunk's `reason`. Unlike a reason, it puts nothing into quarantine."""
+"""Code of an erased message in a chunk's column `reason`. Such a message does not go to quarantine."""
 
 
 def is_erased(keys: Any, values: Any) -> Any:
-    """Returns which messages are erased, by their keys and values. The result has no nulls."""
+    """Returns a boolean array that is true for placeholders of erased messages, by their keys and values. No nulls."""
     return pc.fill_null(pc.and_(pc.equal(keys, pa.scalar(KEY, pa.binary())), pc.is_null(values)), fill_value=False)

@@ -17,7 +17,7 @@ from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.reasons import Reason
 
 _DIGITS = 4300  # Python's default limit for converting text to an integer, stated explicitly
-# A string. One that is not closed extends to the end of the text.
+# A JSON string. A string that is not closed extends to the end of the text.
 _STRINGS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as int8: one level down, one level up
 _OTHERS = bytes(set(range(256)) - set(b"[{]}"))
@@ -38,16 +38,17 @@ class InvalidJsonError(Exception):
 def parse_json(
     text: str, number: Callable[[str], Any] | None = None, integer: Callable[[str], Any] | None = None
 ) -> Any:
-    """Parses a JSON text. If a field name occurs twice, the last one counts.
+    """Parses a JSON text. If a field name occurs twice in an object, the last value counts.
 
     Args:
-        number: Reads a number with a point or an exponent, from its text; by default a finite double.
-        integer: Reads a whole number of at most 4,300 digits, from its text; by default an int.
+        text: The JSON text.
+        number: Converts the text of a number with a point or an exponent; None makes it a finite double.
+        integer: Converts the text of an integer, which has at most 4,300 digits; None makes it an int.
 
     Raises:
         InvalidJsonError: With reason TOO_DEEP if brackets open more than `MAX_DEPTH` levels, which is checked first.
-            With NOT_JSON for other faults, also for NaN, numbers beyond a double, integers of more than 4,300 digits
-            and lone surrogates.
+            With NOT_JSON for other faults: also NaN, a number beyond a double, an integer of more than 4,300 digits or
+            a lone surrogate.
     """
     if is_too_deep(text):
         raise InvalidJsonError(Reason.TOO_DEEP)

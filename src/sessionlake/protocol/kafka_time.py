@@ -1,4 +1,4 @@
-"""Decides which Kafka timestamps count for stream time, and what a message's time is. Stored facts alone decide.
+"""Decides which Kafka timestamps count for stream time, and what a message's time is, from values in bronze alone.
 
 There are three kinds of Kafka timestamps:
 
@@ -37,13 +37,16 @@ def kafka_time_reason(kafka_ts: int, ingested_at: int | None, max_skew: int) -> 
 
 
 def in_future(kafka_ts: Int64s, ingested_at: Int64s, max_skew: int) -> Bools:
-    """Returns True for timestamps that are too far ahead. All in ms; an unknown `ingested_at` is `INT64_MAX`."""
+    """Returns True for each Kafka timestamp that is too far ahead of the time at which bronze read the message.
+
+    All arguments are in ms. If it is not known when bronze read a message, its `ingested_at` is `INT64_MAX`.
+    """
     found: Bools = kafka_ts > _add(ingested_at, max_skew)
     return found
 
 
 def latest_event_time(kafka_ts: int, max_skew: int) -> int:
-    """Returns the highest event time (ms) that a message may have; without a Kafka timestamp it may have any."""
+    """Returns the highest event time (ms) that a message may have. Without a Kafka timestamp there is no limit."""
     return INT64_MAX if kafka_ts == NO_KAFKA_TIME else min(kafka_ts + max_skew, INT64_MAX)
 
 
@@ -70,5 +73,5 @@ def message_times(kafka_ts: Int64s, stream_time: Int64s) -> Int64s:
 
 
 def _add(times: Int64s, skew: int) -> Int64s:
-    """Returns the sum, limited to the highest int64."""
+    """Returns each time plus the skew, in ms. A sum beyond int64 becomes the highest int64."""
     return np.minimum(times, INT64_MAX - skew) + skew

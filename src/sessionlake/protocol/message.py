@@ -23,7 +23,7 @@ NO_SEQ = -1
 """Stands for the seq of a message that has none, which class `none` allows."""
 
 ANY = INT64_MIN
-"""In place of `after`: the message follows whatever was last."""
+"""Stands for the `after` of a message that may follow any seq, so that there is never a gap before it."""
 
 Seq = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Ts = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
@@ -34,7 +34,7 @@ _NOTHING = Annotated[int, Meta(ge=1, le=0)]
 
 
 class MessageType(IntEnum):
-    """The types of messages by their code in chunks. MALFORMED messages only go to quarantine."""
+    """The types of messages, by their code in chunks. A MALFORMED message goes to quarantine and changes nothing."""
 
     MALFORMED = -1
     SNAPSHOT = 0
@@ -44,14 +44,14 @@ class MessageType(IntEnum):
 
 
 class Link(IntEnum):
-    """How strictly a message's `after` holds."""
+    """How a message's `after` is compared with the last seq of its session."""
 
     INTERVAL = 0
     """There is a gap if `after` is above the last seq."""
     LINK = 1
     """There is a gap if `after` is not the last seq."""
     RESTART = 2
-    """The order begins again at this message, whatever came before."""
+    """There is never a gap: the session's order starts again at this message."""
 
 
 class _Message(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ class End(_Message, tag="end", gc=False):
     deleted: ClassVar[Sequence[str]] = ()
 
 
-Message = Any  # Snapshot | Update | Heartbeat | End; the first two are made for the declared columns
+Message = Any  # Snapshot | Update | Heartbeat | End; the first two classes depend on the declared columns
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,13 @@ class MessageTypes:
     """The structs for one set of declared columns.
 
     Attributes:
-        columns: The declared columns. `field_of` names the attribute of `row` that has one; UNSET if the row lacks it.
-        row: The struct of a row.
+        columns: The declared columns.
+        row: The struct of a row. `field_of` returns the name of its attribute for a column, which is UNSET in a row
+            without the column.
         snapshot: The struct of a snapshot.
         update: The struct of an update.
-        decoder: Accepts messages that have only declared fields with values of their types.
-        seqless_decoder: Does the same for messages without a seq.
+        decoder: JSON decoder for messages that have only declared fields, with values of the right types.
+        seqless_decoder: The same for messages that may lack a seq.
     """
 
     columns: tuple[Column, ...]
@@ -156,7 +157,15 @@ def _update(base: type[Struct], rows: Any) -> type[Struct]:
 
 
 def _struct(tag: str, base: type[Struct], fields: Sequence[Any], code: MessageType, **fixed: Any) -> type[Struct]:
-    """Returns the struct of a type of messages. `fixed` becomes attributes of the class."""
+    """Returns the struct class for a type of messages.
+
+    Args:
+        tag: The value of the field `type` in JSON.
+        base: The class to inherit from.
+        fields: The fields of the struct.
+        code: The type's code in chunks.
+        fixed: Class attributes, by name.
+    """
     namespace = {"code": code, **fixed, "__annotations__": dict.fromkeys(("code", *fixed), ClassVar[Any])}
     return msgspec.defstruct(
         tag.capitalize(),

@@ -1,4 +1,4 @@
-"""Names of columns: checks of users' names, and the internal names that sessionlake adds in frames and SQL.
+"""Names of columns: checks users' names, and makes the internal names that sessionlake adds in frames and SQL.
 
 Every internal name begins with `INTERNAL`, and no user's name may. So an internal column cannot hide a user's column,
 and a user's column cannot change what sessionlake's SQL means.
@@ -18,7 +18,7 @@ WRITTEN = f"{INTERNAL}written"
 MAX_NAME_LENGTH = 255
 # Delta allows no spaces and brackets in Parquet files. A backtick breaks MERGE into a table with a change data feed.
 _REFUSED_BY_DELTA = " ,;{}()\n\t=`"
-# Names of columns that Delta's commands add to those of a table.
+# Names of columns that Delta's commands and change feed add to a table's columns.
 _OF_DELTA = frozenset(
     {"_change_type", "_commit_version", "_commit_timestamp", "packedcdc", "__is_cdc", "_condition_", "__condition__"}
     | {"_row_id_", "_row_dropped_", "_file_name_", "_input_file_name_", "_target_row_index_", "_source_row_index"}
@@ -69,12 +69,12 @@ def check_columns(names: Iterable[str], published: Collection[str], table: str, 
 
     Args:
         names: The names to check.
-        published: The table's built-in columns.
+        published: The names of the table's built-in columns.
         table: The table's name in the error text.
-        instead: Appended to the advice to give the column another name: what else to do.
+        instead: What else the user can do than give the column another name; appended to that advice.
 
     Raises:
-        ValueError: A name is not allowed; the text says which, why, and what to do.
+        ValueError: A name is not allowed. The text says which one, why, and what to do.
     """
     own, every = {fold_case(column) for column in published}, list(names)
     for name in every:
@@ -97,7 +97,7 @@ def same_name_text(first: str, second: str) -> str:
 
 
 def _name_problem(name: object) -> str | None:
-    """Returns why no table can have a column of this name; None if one can."""
+    """Returns a text that says why no table can have a column of this name; None if the name is allowed."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
         return f"a column's name must be a text of 1 to {MAX_NAME_LENGTH} characters"
     if is_internal(name):

@@ -30,14 +30,20 @@ from sessionlake.protocol.message import (
 from sessionlake.protocol.reasons import Reason
 
 
-class _Refused(Exception):  # noqa: N818 - control flow of this module, never seen outside
+class _Refused(Exception):  # noqa: N818 - control flow inside this module, which always catches it
     def __init__(self, reason: Reason) -> None:
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A well-formed message, and the JSON text of each row's undeclared columns (None if no row has any)."""
+    """A well-formed message.
+
+    Attributes:
+        message: The message struct.
+        rescued: For each row, the JSON text of its undeclared columns, or None; None instead of the list if no row has
+            any.
+    """
 
     message: Message
     rescued: list[str | None] | None
@@ -57,17 +63,17 @@ def key_reason(key: bytes | None) -> Reason | None:
 def parse(
     value: bytes | None, types: MessageTypes, *, latest_ts: int, max_bytes: int, seq_optional: bool = False
 ) -> Parsed | Reason:
-    """Parses one Kafka value.
+    """Parses one Kafka value in JSON.
 
     Args:
-        value: The value; None is refused.
+        value: The value; None counts as malformed.
         types: The message structs of the declared columns.
         latest_ts: The highest event time allowed, in ms: the message's Kafka timestamp plus the allowed skew.
         max_bytes: The longest value allowed.
-        seq_optional: If true, the seq may be absent; it is `NO_SEQ` then.
+        seq_optional: If true, the seq may be absent, and is then `NO_SEQ` in the result.
 
     Returns:
-        The message, or the first reason in the order of `Reason` why it is malformed.
+        The message. If it is malformed for several reasons, the first of them in the order of `Reason`.
     """
     try:
         return _message(_load(value, max_bytes), types, latest_ts, seq_optional=seq_optional)
@@ -78,7 +84,10 @@ def parse(
 def parse_object(
     loaded: dict[str, Any], types: MessageTypes, *, latest_ts: int, seq_optional: bool = False
 ) -> Parsed | Reason:
-    """Parses a message of another format, given as the equivalent JSON object; returns it, or why it is malformed."""
+    """Parses a message that was decoded from Avro or Protobuf, given as the equivalent JSON object.
+
+    Returns the message, or the reason why it is malformed.
+    """
     try:
         return _message(loaded, types, latest_ts, seq_optional=seq_optional)
     except _Refused as refused:
@@ -161,7 +170,10 @@ def _row(row: dict[str, Any], types: MessageTypes) -> Any:
 
 
 def _fit(value: Any, column: Column) -> Any:
-    """Returns the value if it fits the column without a cast; raises otherwise. Integers become doubles."""
+    """Returns the value if it fits the column without a cast, and raises an error otherwise.
+
+    Only an integer in a column of floats or doubles is converted.
+    """
     if value is UNSET or value is None:
         return value
     if column.json_type is JsonType.BOOLEAN and isinstance(value, bool):
@@ -183,7 +195,7 @@ def _number(value: float, column: Column) -> float:
     """Returns the value as a finite double, rounded if the column is a `float`."""
     try:
         number = float(value)
-        if not math.isfinite(number):  # JSON has no such number, but other formats do
+        if not math.isfinite(number):  # JSON has no NaN or infinity, but Avro and Protobuf do
             raise _Refused(Reason.BAD_COLUMN)
         # Only packing in a stated byte order raises an error for a value beyond a float.
         return struct.unpack("<f", struct.pack("<f", number))[0] if column.sql == "float" else number

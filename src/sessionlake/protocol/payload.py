@@ -42,7 +42,7 @@ class UnusableSchemaError(Exception):
 
 
 class Schemas(Protocol):
-    """A source of schemas."""
+    """Finds schemas by their id, in the configuration or in a schema registry."""
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
         """Returns the schemas with these ids, without those that are unknown."""
@@ -53,8 +53,8 @@ class ConfiguredSchemas:
     """Schemas that the config names.
 
     Attributes:
-        every: The schema of every message, whatever its id; None if the id decides.
-        by_id: Pairs of a schema id and the schema.
+        every: The schema of all messages, whatever id is in their header; None to choose by the id.
+        by_id: Pairs of an id and its schema.
     """
 
     every: Definition | None = None
@@ -74,7 +74,7 @@ class Payload:
 
     Attributes:
         format: Avro or Protobuf.
-        schemas: The source of schemas.
+        schemas: Gives the schemas by their id.
         header: True if each message begins with a wire header.
         message: Full name of the Protobuf message type; None if each message's header names it.
     """

@@ -1,4 +1,4 @@
-"""Decodes Protobuf payloads. Each is one message of a type that a descriptor defines."""
+"""Decodes Protobuf payloads. Each is one message of a type that is defined by a descriptor, a serialized schema."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _VALUE_KINDS = {
 
 
 class ProtobufDecoder:
-    """Decodes messages of one type.
+    """Decodes payloads that are Protobuf messages of one type.
 
     Args:
-        definition: The schema.
-        message: The type's full name.
+        definition: The schema: serialized descriptors, each after those that it refers to.
+        message: Full name of the message type.
         columns: The declared columns.
 
     Raises:
@@ -106,14 +106,17 @@ class ProtobufDecoder:
         return [name if there else None for name, there in zip(names, present.tolist(), strict=True)]
 
     def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
-        """Returns `seq` or `ts` of each message, 0 if missing, and where it is missing (None: nowhere)."""
+        """Returns the field `seq` or `ts` of each message, 0 if it is missing, and which lack it (None: none does)."""
         if name not in self._fields.holds:
             return [0] * len(objects), np.ones(len(objects), np.bool_)
         present = self._fields.present(objects, name)
         return list(map(attrgetter(name), objects)), None if present is None else ~present
 
     def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """Returns `rows` or `deleted` of each message, and where the type lacks it (None: nowhere)."""
+        """Returns the field `rows` or `deleted` of each message, and which lack it (None: none does).
+
+        Either all messages lack it, because their type does, or none.
+        """
         if name in self._fields.holds:
             return list(map(attrgetter(name), objects)), None
         return [()] * len(objects), np.ones(len(objects), np.bool_)
@@ -123,12 +126,12 @@ class ProtobufDecoder:
         return list(map(attrgetter("id"), rows))
 
     def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
-        """Returns the `_set` of each row, None in rows where it is empty; None if no row has one."""
+        """Returns the field `_set` of each row, None if it is empty. None instead of the list: no row has it."""
         found = list(map(attrgetter(SET), rows)) if self._row is not None and SET in self._row.holds else []
         return [names or None for names in found] if any(found) else None
 
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """Returns a declared column of each row, and which rows have it (None: all)."""
+        """Returns the value of a declared column in each row, and which rows have the column (None: all)."""
         if self._row is None or name not in self._row.holds:
             return [None] * len(rows), np.zeros(len(rows), np.bool_)
         values, present = list(map(attrgetter(name), rows)), self._row.present(rows, name)
@@ -137,7 +140,7 @@ class ProtobufDecoder:
         return [value if there else None for value, there in zip(values, present.tolist(), strict=True)], present
 
     def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
-        """Returns the indices of rows that have fields which the descriptor does not name."""
+        """Returns the indices of rows with fields that the descriptor does not have."""
         return np.flatnonzero(np.fromiter(map(len, map(UnknownFieldSet, rows)), np.int64, len(rows))).tolist()
 
     def row_to_json(self, row: Any) -> dict[str, Any]:
@@ -155,7 +158,7 @@ class ProtobufDecoder:
         }
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Returns type, seq and ts of a message, without those that it lacks."""
+        """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         fields = message.DESCRIPTOR.fields_by_name
         known = [fields[name] for name in HEADER_FIELDS if name in fields]
         header_fields = {field.name: _value(message, field) for field in known if _is_set(message, field)}
@@ -231,7 +234,7 @@ def _add_well_known(pool: DescriptorPool, name: str) -> None:
 
 
 class _Fields:
-    """The fields of a message type: the kind of their values, and which of them record whether they were sent."""
+    """The fields of a message type: the kind of their values, and which of them show whether they were sent."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.holds = {field.name: _value_kind(field) for field in descriptor.fields}
@@ -240,13 +243,13 @@ class _Fields:
         self._presence = {field.name for field in descriptor.fields if field.has_presence}
 
     def present(self, messages: Sequence[Any], name: str) -> Bools | None:
-        """Returns which messages have the field; None if all always have it."""
+        """Returns which messages have the field; None if it is of a kind that every message has."""
         if name not in self._presence or not messages:
             return None
         return np.fromiter(map(type(messages[0]).HasField, messages, repeat(name)), np.bool_, len(messages))
 
     def symbols(self, name: str) -> dict[int, str] | None:
-        """Returns message types by enum number; None if the field is not an enum."""
+        """Returns the message type that each enum number of a field means; None if the field is not an enum."""
         enum = self.type[name].enum_type
         return None if enum is None else {n: message_type_of(value.name) for n, value in enum.values_by_number.items()}
 
@@ -307,7 +310,7 @@ def _is_set(message: Any, field: FieldDescriptor) -> bool:
 
 
 def _value(message: Any, field: FieldDescriptor) -> Any:
-    """Returns a field's value as lists and dicts, with symbols in place of enum numbers."""
+    """Returns a field's value for JSON: lists, dicts and simple values, with the names of enum values."""
     value = getattr(message, field.name)
     if _is_map(field):
         of_value = field.message_type.fields_by_name["value"]
@@ -326,9 +329,13 @@ def _single(value: Any, field: FieldDescriptor) -> Any:
 
 
 def _unknown_fields(fields: UnknownFieldSet, level: int = ROW_LEVEL + 1) -> dict[str, Any]:
-    """Returns the fields that the descriptor does not name, by number: unsigned integers, bytes, and groups as dicts.
+    """Returns the fields that the descriptor does not have, by field number, with their values.
 
-    A number that occurs more than once has a list of values.
+    A value is an unsigned integer, bytes, or for a group a dict. A field that occurs repeatedly has a list of values.
+
+    Args:
+        fields: The fields of a message, as the library gives them.
+        level: Their nesting depth in the message.
 
     Raises:
         TooDeepError: Groups nest deeper than `MAX_DEPTH`.

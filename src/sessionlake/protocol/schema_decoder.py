@@ -25,7 +25,7 @@ TYPE_CODES = {
 
 
 class ValueKind(Enum):
-    """The kind of values that a field can have."""
+    """The kind of values that a field of a schema can have."""
 
     BOOLEAN = "booleans"
     INTEGER = "integers of at most 64 bits, signed"
@@ -44,7 +44,7 @@ _FITS = {
 
 
 def fits_column(holds: ValueKind, column: Column) -> bool:
-    """Returns True if values of this kind have the column's type. Their range is not checked."""
+    """Returns True if values of this kind have the column's type. Whether they are in its range is not checked."""
     return holds in _FITS[column.json_type]
 
 
@@ -53,9 +53,9 @@ class Layout:
     """The fields of a schema whose messages can be read column by column.
 
     Attributes:
-        cells: Kind of values of each declared column; without columns that the schema lacks.
-        undeclared: True if rows have undeclared fields.
-        row_bytes: The least number of bytes of a row with an id.
+        cells: Kind of values of each declared column, by name; without columns that the schema lacks.
+        undeclared: True if rows have fields that are not declared columns.
+        row_bytes: The smallest size in bytes of an encoded row that has an id.
     """
 
     cells: dict[str, ValueKind]
@@ -73,48 +73,63 @@ class SchemaDecoder(Protocol):
     layout: Layout | None
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
-        """Returns each payload as an object of the library; None if it cannot be decoded."""
+        """Decodes each payload into an object of the Avro or Protobuf library; None if it cannot be decoded."""
 
     def types(self, objects: Sequence[Any]) -> list[Any]:
-        """Returns the name of each message's type, or whatever value is in its place."""
+        """Returns the value of each message's field `type`: the name of its type, or a value that names none."""
 
     def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
-        """Returns `seq` or `ts` of each message, any number if missing, and where it is missing (None: nowhere)."""
+        """Returns the field `seq` or `ts`, as `name` says, of each message, and which messages lack it.
+
+        The number of a message that lacks the field has no meaning. None instead of the second value: none lacks it.
+        """
 
     def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """Returns `rows` or `deleted` of each message, empty if missing, and where it is missing (None: nowhere)."""
+        """Returns the field `rows` or `deleted`, as `name` says, of each message, and which messages lack it.
+
+        The list of a message that lacks the field is empty. None instead of the second value: none lacks it.
+        """
 
     def ids(self, rows: Sequence[Any]) -> list[str]:
         """Returns the `id` of each row."""
 
     def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
-        """Returns the `_set` of each row, None in rows without one; None if no row has one."""
+        """Returns the field `_set` of each row, None for a row without it. None instead of the list: no row has it."""
 
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
-        """Returns a declared column of each row, None if it has no value, and which rows have it (None: all)."""
+        """Returns the value of a declared column in each row, and which rows have the column.
+
+        The value is None if the column is null. None instead of the second value: all rows have it.
+        """
 
     def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
-        """Returns the indices of rows that have fields which the schema does not name."""
+        """Returns the indices of rows with fields that the schema does not have."""
 
     def row_to_json(self, row: Any) -> dict[str, Any]:
-        """Returns a row as the equivalent JSON object. Values of declared columns keep their type."""
+        """Returns a row as the equivalent JSON object. Values of declared columns are not converted."""
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Returns type, seq and ts of a message, without those that it lacks."""
+        """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
         """Returns a message as the equivalent JSON object."""
 
 
 def message_type_of(symbol: str) -> str:
-    """Returns the message type that an enum symbol names, in any case and with any prefix; else the symbol itself."""
+    """Returns the message type that an enum symbol names, such as `update` for `TYPE_UPDATE`.
+
+    A symbol that names no message type is returned unchanged.
+    """
     lower = symbol.lower()
     last = lower.rpartition("_")[2]
     return lower if lower in TYPE_CODES else last if last in TYPE_CODES else symbol
 
 
 def apply_set_names(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row without its `_set`, with only the id and the columns that it names, if it is a list of names."""
+    """Applies a row's `_set`: keeps only the id and the columns that it names, and removes `_set` itself.
+
+    A row whose `_set` is not a list of names is returned unchanged.
+    """
     names = row.get(SET)
     if names is None:
         return {name: value for name, value in row.items() if name != SET}

@@ -16,12 +16,12 @@ from sessionlake.protocol.types import TopicPartition
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """A topic-partition had no message after an offset until a moment of stream time.
+    """A record that a topic-partition had no message from its last one until a moment of stream time.
 
     Attributes:
         topic: The topic.
         partition: The partition.
-        behind: Offset of its last message.
+        behind: Offset of the last message before the silence.
         until: Stream time at the end of the silence, in ms since the Unix epoch.
         lasted: Length of the silence in ms.
     """
@@ -34,7 +34,7 @@ class Silence(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> TopicPartition:
-        """The topic-partition."""
+        """The topic and partition."""
         return self.topic, self.partition
 
 
@@ -61,7 +61,8 @@ def decode(values: Iterable[bytes]) -> Iterator[Silence]:
             yield from _decoder.decode(value).silences
         except msgspec.MsgspecError as error:
             raise LakeError(
-                f"bronze.messages has a row without a topic that is not a silence ({error})",
+                f"bronze.messages has a row without a topic, and its value is not a silence ({error})",
                 why="Only bronze may write to this table",
-                fix="Restore the table to a version before that row (Delta's time travel: RESTORE TABLE)",
+                fix="Stop all layers and restore the table to the version before that row (RESTORE TABLE). Their next "
+                "start says what bronze must read again",
             ) from None

@@ -21,4 +21,4 @@ Row = dict[str, Any]
 """A table's row: values by column name."""
 
 Payloads = list[tuple[str, bytes]]
-"""The output of a fold: pairs of a kind and its content."""
+"""The output of a fold: pairs of a kind, such as changes or events, and its encoded content."""

@@ -93,7 +93,7 @@ def _record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def _last_of_runs(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> Iterator[pa.Table]:
-    """Yields the last row of each run of rows that are equal in the columns `by`. Runs may cross batches."""
+    """Yields the last of consecutive rows with equal values in the columns `by`. They may be in several batches."""
     held: pa.Table | None = None
     for batch in batches:
         fresh = pa.Table.from_batches([batch])

@@ -15,7 +15,7 @@ WireHeader = tuple[int, Path]
 _INVALID_PATH: Path = (-1,)
 _NO_HEADER: WireHeader = (-1, _INVALID_PATH)
 _FIXED = 5
-# Nobody nests types deeper than this or has longer headers. The limits bound the search for a header's end.
+# Real schemas do not nest types deeper or have longer headers. The limits bound the search for a header's end.
 _MAX_PATH = 8
 _MAX_HEADER_BYTES = 24
 _CONTINUES = 0x80
@@ -28,7 +28,8 @@ class Headers:
 
     Attributes:
         which: For each payload, the index of its header in `found`; -1 if it has no valid header.
-        found: The distinct headers: schema id, and path of the message type in its file (`()` if there is no path).
+        found: The distinct headers: pairs of a schema id and the path of the message type in its file, `()` without a
+            path.
         bodies: The payloads without their headers; null if there is no valid header.
     """
 
@@ -61,7 +62,10 @@ def split_headers(values: pa.Array, *, with_path: bool) -> Headers:
 
 
 def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
-    """Returns a header of exactly `width` bytes, `_NO_HEADER` if it is invalid, or None if it may be longer."""
+    """Parses the first `width` bytes of a payload as a header.
+
+    Returns the header, `_NO_HEADER` if it is invalid, or None if the header may be longer than `width`.
+    """
     if len(head) < width or head[0] != 0:
         return _NO_HEADER
     path = _path(head[_FIXED:]) if with_path else ()
@@ -71,7 +75,9 @@ def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
 
 
 def _path(text: bytes) -> Path | None:
-    """Parses a path of zigzag varints: their count, then the indices. A lone 0 is short for the first type, [0].
+    """Parses the path of a Protobuf message type, as zigzag varints: the number of indices, then the indices.
+
+    A single 0 is short for the path `[0]`, the first type in the file.
 
     Returns None if the path may be longer, and `_INVALID_PATH` if it is invalid.
     """

@@ -369,7 +369,7 @@ class SilverStoppedError(IntegrityViolationError):
 
 
 def first_violation(reports: list[ShardReport]) -> SilverStoppedError | None:
-    """Returns the error for the first violation under `fail`, by topic, partition and offset; None if there is none."""
+    """Returns the error about the first violation in the reports, by topic, partition and offset; None without one."""
     found = [violation for report in reports for violation in report.violations]
     return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 
@@ -385,7 +385,7 @@ def _describe(first: Violation) -> str:
 
 
 def _ways_to_decide(first: Violation) -> str:
-    """Returns the commands that decide about a violation, as text."""
+    """Returns the commands with which an operator decides about a violation, as text."""
     session = f"sessionlake resolve --topic {shlex.quote(first.topic)} --session {shlex.quote(first.session_id)}"
     return (
         "Choose one of these commands, then run silver again:\n"

@@ -68,7 +68,7 @@ def _handed_over(spark: SparkSession, settings: Settings, layer: str, numbers: l
 
 
 def has_state(settings: Settings, layer: str) -> bool:
-    """Returns True if the layer has committed a batch or has a handover with states."""
+    """Returns True if the layer has stored states: after a committed batch, or in a handover."""
     return last_committed(settings.checkpoint(layer)) is not None or bool(handover.stored_shards(settings, layer))
 
 

@@ -75,7 +75,7 @@ def active_folder(settings: Settings, layer: str = SILVER) -> Path:
 
 
 def prepared_folder(settings: Settings, layer: str = SILVER) -> Path:
-    """Returns the folder in which the next handover is prepared."""
+    """Returns the folder in which the next handover is prepared before it is activated."""
     return Path(f"{settings.checkpoint(layer)}.handover.next")
 
 

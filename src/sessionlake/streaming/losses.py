@@ -48,7 +48,7 @@ def first_loss(*checks: Callable[[], object]) -> str | None:
 
 
 def has_committed(settings: Settings, layer: str) -> bool:
-    """Returns True if the layer's checkpoint contains a committed batch, in any of its generations."""
+    """Returns True if any generation of the layer's checkpoint has a committed batch."""
     return any(Path(settings.checkpoint(layer)).glob("**/commits/[0-9]*"))
 
 

@@ -86,7 +86,7 @@ def read(settings: Settings, layer: str) -> Manifest:
 
 
 def discard(settings: Settings, layer: str) -> None:
-    """Removes the manifest, because the layer starts over with replaced tables."""
+    """Removes the layer's manifest file, for a layer that starts over with replaced tables."""
     _file(settings, layer).unlink(missing_ok=True)
 
 
@@ -168,7 +168,7 @@ def note_stop(settings: Settings, message: object, layer: str = SILVER) -> None:
 
 
 def clear_stop(settings: Settings, layer: str = SILVER) -> None:
-    """Notes that a layer has passed the message that it had stopped at."""
+    """Removes the record of the message at which a layer stopped, once the layer has passed it."""
     with suppress(OSError, LossError):
         found = read(settings, layer)
         if found.stopped is not None:

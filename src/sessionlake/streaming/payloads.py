@@ -1,4 +1,4 @@
-"""How message payloads are decoded, from the configuration: their format and schemas. Schema files are read here."""
+"""Makes the rules for decoding message payloads from the capture settings. Only this module reads schema files."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class LayerQuery:
 
     @property
     def query(self) -> StreamingQuery:
-        """Spark's own query object."""
+        """Spark's own query object for the present start of the query."""
         if self._query is None:
             raise RuntimeError("the query was not started")
         return self._query

@@ -1,4 +1,4 @@
-"""Detects tables that were restored to an older version, by RESTORE or from a backup, before a job continues."""
+"""Detects, before a job continues, tables that were restored to an older version, by RESTORE or from a backup."""
 
 from __future__ import annotations
 

@@ -67,6 +67,6 @@ def last_planned_offset(checkpoint: str) -> DeltaOffset | None:
 
 
 def table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
-    """Returns Delta's id of the table. A table created later under the same name has another id."""
+    """Returns Delta's id of the table, if it has one. A table created later under the same name has another id."""
     found = lake.delta(spark, table).detail().select("id").first()
     return None if found is None else str(found["id"])

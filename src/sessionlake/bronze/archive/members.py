@@ -36,7 +36,8 @@ _EXTRA = 4
 _LENGTH = b"SL"
 """The subfield of a gzip header that has the member's length in bytes. Only sessionlake writes it."""
 _HEAD, _FIELD = struct.Struct("<3sBIBBH"), struct.Struct("<2sHQ")
-# If messages have no offsets, one is composed of the numbers of the file, the member in it, and the message in that.
+# If messages have no offsets, an offset is composed of three numbers: that of the file, that of the member in the file,
+# and that of the message in the member.
 _MEMBER_BITS, _MESSAGE_BITS = 16, 24
 _MAX_MEMBERS = 1 << _MEMBER_BITS
 # Errors that the library raises for files that it cannot read as a zip.
@@ -45,15 +46,16 @@ _NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, LookupError, V
 
 @dataclass(frozen=True)
 class Member:
-    """The place of a member.
+    """A member of an archive file: where it is, not its content.
 
     Attributes:
         path: Path of the file.
         file: Number of the file among all files that were ever read, from 0.
         number: Number of the member in its file, from 0.
         name: Name of the entry in a zip; empty in a gzip file.
-        start: Byte of the file at which the member begins; 0 in a zip.
-        size: Number of compressed bytes. None for a gzip member without its length: it and all members after it.
+        start: Index of the member's first byte in a gzip file; 0 in a zip.
+        size: Number of compressed bytes. None for a gzip member whose header has no length. It then stands for all
+            members from there to the end of the file.
     """
 
     path: str
@@ -74,11 +76,11 @@ class CheckedMember:
     """The result of reading a member to its end.
 
     Attributes:
-        member: The place of the member.
-        header: Its header; None if it cannot be read.
+        member: Where the member is.
+        header: The member's first line, parsed; None if it cannot be read.
         damage: The kind of damage; None if the member is intact.
         why: Details of the damage; empty if there is none.
-        end: Byte of the file after the member; None if that is not known.
+        end: Index of the first byte after the member in the file; None if not known.
     """
 
     member: Member
@@ -89,10 +91,10 @@ class CheckedMember:
 
 
 def list_members(path: Path, file: int) -> list[Member]:
-    """Returns the members of a file, as far as they are found without reading them.
+    """Returns the members of a file that can be found without reading them.
 
-    A file that is not regular, or not a zip although its name says so, counts as one member that cannot be read. One
-    member beyond the limit of members is returned, so that it is reported as damaged.
+    If it is not a regular file, or not a zip although its name says so, returns one member, which cannot be read. If a
+    file has too many members, the first one beyond the limit is returned too, so that it is reported as damaged.
 
     Args:
         path: Path of the file.
@@ -220,7 +222,7 @@ def _lines(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
     Args:
         member: The member to read.
         files: Opened files.
-        end: An empty list, to which the byte after the member is appended once it is known.
+        end: An empty list, to which the index of the first byte after the member is appended once it is known.
 
     Raises:
         DamagedError: The member cannot be decompressed, or a line is too long.

@@ -37,7 +37,7 @@ DDL = (
     "headers array<struct<key:string,value:binary>>, file string, member string, start bigint, damage string, "
     "detail string"
 )
-"""Columns of the stream. A row is a message, or a damaged member, which has a `damage`."""
+"""Columns of the stream. A row is a message, or stands for a damaged member; only then `damage` is not null."""
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 _SCHEMA = pa.schema([
     ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
@@ -55,7 +55,7 @@ STREAM_START: Position = {"files": 0, "last": ""}
 
 
 def next_position(folder: Path, before: Mapping[str, Any], limit: int) -> Position:
-    """Returns the position at which the next batch ends.
+    """Returns the position at which the next batch ends; `before` if there are no new files.
 
     Args:
         folder: The folder of archives.

@@ -67,7 +67,7 @@ def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]
 
     Raises:
         FileExistsError: The file exists already.
-        ValueError: The name ends with neither.
+        ValueError: The name ends neither with `.zip` nor with `.gz`.
     """
     if file.suffix not in {".zip", ".gz"}:
         raise ValueError(f"The name of an archive must end with .zip or .gz, and {file.name} does not")
@@ -77,7 +77,10 @@ def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]
 
 
 def _write(file: Path, contents: Iterator[_Content], limit: int | None) -> Archived:
-    """Writes a file with the next members. Without members, it writes a file only if there is no limit."""
+    """Writes a file with the next members, until it has `limit` bytes; None means with all members.
+
+    If no members are left, writes an empty file only if there is no limit.
+    """
     partial = file.with_name(f".{file.name}.partial")
     count = members = 0
     with _writing(partial, zipped=file.suffix == ".zip") as add:
@@ -95,7 +98,7 @@ def _write(file: Path, contents: Iterator[_Content], limit: int | None) -> Archi
 
 @contextmanager
 def _writing(path: Path, *, zipped: bool) -> Iterator[Callable[[str, bytes], object]]:
-    """Opens a new file; gives a function that adds a member with a name and content."""
+    """Creates a zip or gzip file. The block receives a function that adds a member, given its name and content."""
     if zipped:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             yield archive.writestr

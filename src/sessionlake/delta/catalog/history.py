@@ -1,4 +1,4 @@
-"""Answers from the history of a table in a catalog: last vacuum, commit order, and how long files must stay."""
+"""Reads the history of tables in a catalog: the last VACUUM, the commit order, and how long files must be kept."""
 
 from __future__ import annotations
 
@@ -15,36 +15,49 @@ if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import Row
 
-# The history is searched this far for a VACUUM, since each commit is a file to read. Without a hit the table is
-# vacuumed.
+# A VACUUM is searched in this many latest commits, since each commit is a file to read. If none is found, the table is
+# vacuumed again.
 _LATEST = 1_000
 _MANY = 20_000
 _HOUR = timedelta(hours=1)
-# Minimum retention of tables that layers stream from: a platform that vacuums on its own does not know of paused
-# readers.
+# Minimum retention of tables from which layers stream. A platform that runs VACUUM by itself does not know which
+# streams are paused.
 _MINIMUM_OF_SOURCES = {MESSAGES: timedelta(days=7), CHANGES: timedelta(days=7)}
-# Files are written before their commit, and others may vacuum by this retention until it is next computed.
+# Added to the retention, because files are written before their commit and VACUUM may run until the next update.
 _UNTIL_NEXT = timedelta(hours=3)
-# The platform removes log entries at this age. Older versions cannot be read.
+# The platform removes log entries that are older than this. So older versions cannot be read.
 _LOG_STAYS = timedelta(days=30)
 
 
 def last_vacuum(table: DeltaTable) -> Row | None:
-    """Returns the last VACUUM (`timestamp` and `operationMetrics`); None if the latest commits have none."""
+    """Returns `timestamp` and `operationMetrics` of the table's last VACUUM.
+
+    None if there is no VACUUM among the latest 1,000 commits.
+    """
     history = table.history(_LATEST).where("operation = 'VACUUM START'")
     return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
 
 
 def minimum_retention(name: str, keep: timedelta) -> timedelta:
-    """Returns how long removed files stay, also while no maintenance runs; 0 if `keep` is 0."""
+    """Returns how long removed files of a table stay on the disk even if maintenance never runs.
+
+    This is at least seven days for tables from which layers stream.
+
+    Args:
+        name: the table's two-level name.
+        keep: the setting `maintain.keep`. If it is 0, so is the result.
+    """
     return max(keep, _MINIMUM_OF_SOURCES.get(name, keep)) if keep else keep
 
 
 def file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedelta:
-    """Returns how long files must stay after no version names them.
+    """Returns how long files must stay on the disk after a commit has removed them from the table.
 
-    For a reader that is behind, the result is a power of two in hours, so that the table property that stores it
-    changes rarely.
+    It is longer than `kept` says if a stream still has to read older versions. Then it is a power of two in hours, so
+    that the table property with this value seldom changes.
+
+    Args:
+        name: the table's two-level name.
     """
     span = minimum_retention(name, kept.file_span)
     if kept.first_unread is None:
@@ -57,20 +70,22 @@ def file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedel
     since = table.history(latest["version"] - kept.first_unread + 1)
     row = since.where(f"version = {int(kept.first_unread)}").select("timestamp").first()
     if row is None:
-        return span  # the log has it no longer
+        return span  # the version's log entry was removed
     hours = math.ceil((datetime.now(UTC) - row["timestamp"].astimezone(UTC) + _UNTIL_NEXT) / _HOUR)
     return max(span, min(_HOUR * (1 << max(0, hours - 1).bit_length()), _LOG_STAYS))
 
 
 def first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
-    """Returns options with which a new stream reads a table's rows in commit order.
+    """Returns the reader options with which a new stream reads a table commit by commit, from the first version.
 
-    By default a stream first reads the table's present files. After a compaction these have no order, and Spark sorts
-    them at every start until the stream has read them. Reading commit by commit avoids both, as long as no commit and
-    no file was removed.
+    Without them a stream first reads all present files, sorted by time, which is not the commit order after a
+    compaction. Spark also sorts them again at every start. Reading by commits needs all commits and their files.
+
+    Args:
+        name: the table's two-level name, for the error.
 
     Raises:
-        LakeError: commits or files were removed.
+        LakeError: commits or files were removed, so that the commit order is lost.
     """
     from pyspark.sql import functions as F
 

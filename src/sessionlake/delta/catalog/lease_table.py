@@ -25,13 +25,13 @@ from sessionlake.spark.session import separate_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Under fair scheduling, jobs of a separate pool get their share of the cores as other tasks end.
+# With Spark's fair scheduler, jobs of a separate pool get cores as soon as tasks of other pools end.
 _POOL = "spark.scheduler.pool"
 
 
 @contextmanager
 def _own_pool(spark: SparkSession) -> Iterator[None]:
-    """Runs this thread's Spark jobs in the leases' pool, so that busy cores do not delay them."""
+    """Runs this thread's Spark jobs in a separate scheduler pool until the block ends, so that they wait less."""
     context = spark.sparkContext
     before = context.getLocalProperty(_POOL)
     context.setLocalProperty(_POOL, "leases")
@@ -42,10 +42,10 @@ def _own_pool(spark: SparkSession) -> Iterator[None]:
 
 
 class SparkLeases:
-    """The lease table in a catalog. It is created if it is missing.
+    """Implements `LeaseTable` with Spark, for `ops.leases` in a catalog. Creates the table if it is missing.
 
     Attributes:
-        identifier: the table's quoted name in SQL.
+        identifier: the table's full, quoted name in SQL.
     """
 
     def __init__(self, spark: SparkSession, storage: Storage) -> None:
@@ -56,13 +56,13 @@ class SparkLeases:
             storage.create(self._spark, LEASES, TABLES[LEASES])
 
     def read(self, name: str) -> Lease | None:
-        """Returns the lease of this name; None if there is none."""
+        """Returns the stored lease with this name; None if there is none."""
         with _own_pool(self._spark):
             found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
     def write(self, lease: Lease) -> bool:
-        """Replaces the partition of the lease's name. Returns True if Delta made the commit."""
+        """Replaces the row with the lease's name. Returns False if Delta skipped the commit or it conflicted."""
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
         with _own_pool(spark), interpreted(spark), suppress(*conflict_errors()):

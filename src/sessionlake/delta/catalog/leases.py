@@ -1,17 +1,17 @@
-"""Leases: in a catalog, one process at a time does what it has claimed, and a suspended process notices its loss.
+"""Leases, which implement claims in a catalog: only one process at a time may do something, such as run a layer.
 
-A lease is a row of `ops.leases`. Each change of the row has the next number as Delta's transaction version, and Delta
-accepts one commit per number. So of two simultaneous changes one is skipped, whatever the table's isolation level. A
-thread of the holder renews the lease, since a rebuild or one batch can take longer than a lease, and an idle layer
-commits nothing. A lease that is not renewed in time may be taken over.
+A lease is a row of `ops.leases`. It expires at a stored time, and then another process may take it over. A thread of
+the holder renews it regularly, also during a long batch or while the layer is idle. Each change of the row commits with
+the next number as Delta's transaction version. Delta accepts only one commit per number, so of two simultaneous changes
+one is skipped.
 
-Before each commit the holder checks that it still has the lease (`Claim.require`). If it renewed recently, by the wall
-clock and by the monotonic clock, it relies on memory; otherwise it reads the row again. So a process that resumes after
-its lease has expired writes nothing. For a commit that was checked just before the suspension, see "One writer" in the
-explanation of the architecture: Delta skips it, or it is harmless.
+Before each commit the holder checks that it still has the lease (`Claim.require`). If it renewed the lease recently, it
+relies on memory; otherwise it reads the row again. So a process that resumes after its lease expired writes nothing. If
+it was suspended between check and commit, Delta skips the commit, or the commit is harmless ("One writer" in the
+explanation of the architecture).
 
-The holder's wall clock sets the lease's end, and another process's clock is compared with it. A holder trusts its
-memory for only half of the lease, so the clocks may differ by the other half.
+The holder's wall clock determines when the lease expires, and other processes compare it with their clocks. A holder
+trusts its memory for only half of the lease's length, so the clocks may differ by the other half.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from sessionlake.settings.model import Settings
 _LOG = logging.getLogger(__name__)
 
 LENGTH = timedelta(minutes=2)
-# Renewals per lease length (each costs a second of CPU), and the part of the length for which the holder trusts memory.
+# Number of renewals per lease length, which cost a second of CPU each; and, below, the part of the length for which the
+# holder trusts its memory.
 _RENEWED = 3
 _TRUSTED = 2
-# Two processes that change a row at the same time do not collide forever.
+# Attempts to change a row. If two processes change it at the same time, one of them must try again.
 _ATTEMPTS = 5
 
 
@@ -46,11 +47,16 @@ class Lease:
     """A row of `ops.leases`.
 
     Attributes:
-        number: rises by one with each change of the row.
-        token: rises by one each time the lease changes hands.
-        claim: id of the claim that acquired it.
-        holder: the process; None if the lease was given back.
-        settled: True if everything that the last holder began has ended.
+        name: what the lease is for, such as a layer.
+        number: number of the row's change. It rises by one with each change.
+        token: fencing token. It rises by one each time that the lease gets a new holder.
+        claim: id of the `Claim` that acquired the lease.
+        holder: description of the process that holds the lease; None if the lease was given back.
+        doing: what the holder does, as in "runs silver".
+        acquired_at: wall-clock time at which the holder acquired the lease.
+        renewed_at: wall-clock time of the last renewal.
+        expires_at: wall-clock time from which another process may take the lease over.
+        settled: True if the last holder has finished everything that it started, so that it commits nothing later.
     """
 
     name: str
@@ -65,7 +71,7 @@ class Lease:
     settled: bool
 
     def is_held(self, now: datetime) -> bool:
-        """True if no other process may take the lease."""
+        """True if a process holds the lease and it has not expired, so that no other process may take it."""
         return self.holder is not None and now < self.expires_at
 
     def __str__(self) -> str:
@@ -82,59 +88,70 @@ class Lease:
 
 
 class LeaseTable(Protocol):
-    """The table `ops.leases`.
+    """Access to the table `ops.leases`.
 
     Attributes:
-        identifier: its name in SQL.
+        identifier: the table's full, quoted name in SQL.
     """
 
     identifier: str
 
     def read(self, name: str) -> Lease | None:
-        """Returns the current row of this name; None if there is none."""
+        """Returns the stored lease with this name; None if there is none."""
 
     def write(self, lease: Lease) -> bool:
-        """Replaces the row of the lease's name, if the lease's number is higher than that of every earlier row.
+        """Replaces the stored row with this lease's name, if this lease has a higher number than all rows before.
 
         Returns:
-            False if the row was not replaced: another process used the number first, or another commit conflicted.
+            True if the row was replaced. False if another process used the number first or another commit conflicted.
         """
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment on two clocks: the wall clock, which can be set, and the monotonic one, which may stop in standby."""
+    """A moment on two clocks.
+
+    Attributes:
+        wall: time on the wall clock, which people can set.
+        steady: seconds on the monotonic clock, which nobody can set but which may stop while the machine sleeps.
+    """
 
     wall: datetime
     steady: float
 
     @classmethod
     def now(cls) -> Moment:
-        """Returns the present moment."""
+        """Returns the present moment on both clocks."""
         return cls(datetime.now(UTC), time.monotonic())
 
     def longest_since(self, before: Moment) -> timedelta:
-        """Returns the time since another moment, by the clock that shows more."""
+        """Returns the time since `before`, by the clock that shows the longer time."""
         return max(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
     def shortest_since(self, before: Moment) -> timedelta:
-        """Returns the time since another moment, by the clock that shows less."""
+        """Returns the time since `before`, by the clock that shows the shorter time."""
         return min(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
     def at_wall(self, wall: datetime) -> Moment:
-        """Returns the moment at which the wall clock showed this time, if both clocks have run equally since."""
+        """Converts a wall-clock time to a moment, assuming that both clocks have run equally fast since then."""
         return Moment(wall, self.steady - (self.wall - wall).total_seconds())
 
 
 class Claim:
-    """A lease that this process holds or held.
+    """A lease that this process has acquired. It may be lost to another process later.
 
     Args:
-        doing: what the process does with it, as in "runs silver".
-        clock: returns the present moment.
+        settings: have the length of leases.
+        table: the table with the leases.
+        name: what the lease is for, such as a layer.
+        doing: what this process does, as in "runs silver".
+        clock: function that returns the present moment.
 
     Attributes:
-        took_over: True if the holder before may still commit something, because it did not end normally.
+        took_over: True if the previous holder did not end normally, so that it may still commit something.
+
+    Raises:
+        ClaimedError: another process holds the lease.
     """
 
     def __init__(
@@ -149,14 +166,14 @@ class Claim:
 
     @property
     def token(self) -> int:
-        """The fencing token: higher than that of every earlier holder."""
+        """The fencing token: a number higher than the tokens of all earlier holders."""
         return self._lease.token
 
     def require(self) -> None:
-        """Checks that this process holds the lease long enough for the pending commit.
+        """Checks that this process still holds the lease, before it commits something.
 
         Raises:
-            ClaimedError: another process has taken the lease over; every later call raises it, too.
+            ClaimedError: another process has taken the lease over. Every later call raises this error, too.
         """
         if self._lost is not None:
             raise self._lost
@@ -164,10 +181,10 @@ class Claim:
             self.renew()
 
     def renew(self) -> None:
-        """Extends the lease, unless another process has taken it over.
+        """Extends the lease by its full length from now on.
 
         Raises:
-            ClaimedError: another process has taken it over.
+            ClaimedError: another process has taken the lease over.
         """
         with self._lock:
             for _ in range(_ATTEMPTS):
@@ -187,10 +204,10 @@ class Claim:
         )
 
     def release(self, *, settled: bool = True) -> None:
-        """Gives the lease back, unless it is lost.
+        """Gives the lease back, so that another process can acquire it at once. Does nothing if the lease is lost.
 
         Args:
-            settled: True if everything that was begun under it has ended.
+            settled: True if everything that was started under the lease has finished.
         """
         with self._lock:
             for _ in range(_ATTEMPTS):
@@ -230,7 +247,15 @@ class Claim:
         )
 
     def _write(self, before: Lease, **changed: object) -> Lease | None:
-        """Changes the row `before`. Returns the row as it is afterwards, also if another process changed it."""
+        """Changes fields of the lease's row.
+
+        Args:
+            before: the row as last read.
+            changed: new values of fields.
+
+        Returns:
+            The row as it is now. It is another row than wanted if another process changed it first.
+        """
         wanted = _changed(before, **changed)
         return wanted if self._table.write(wanted) else self._table.read(self.name)
 
@@ -246,7 +271,7 @@ class Claim:
 
 
 def _changed(before: Lease, **changed: object) -> Lease:
-    """Returns the row after its next change."""
+    """Returns the row with changed fields and the next number."""
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
 
@@ -261,7 +286,7 @@ def _warn_taken_over(before: Lease) -> None:
     )  # fmt: skip
 
 
-# Claims of this process by lease table. Every write in that place requires all of them.
+# Claims of this process, by the SQL name of their lease table. Before each commit in that catalog all are checked.
 _HELD: dict[str, list[Claim]] = {}
 
 
@@ -269,14 +294,19 @@ _HELD: dict[str, list[Claim]] = {}
 def hold_lease(
     settings: Settings, table: LeaseTable, name: str, doing: str, on_takeover: Callable[[int], None] = lambda _: None
 ) -> Iterator[None]:
-    """Claims a lease and keeps it renewed until the block ends.
+    """Acquires a lease, and renews it in a background thread until the block ends.
 
     Args:
-        on_takeover: called with the claim's token before the block, if the holder before may still commit something.
+        settings: have the length of leases.
+        table: the table with the leases.
+        name: what the lease is for, such as a layer.
+        doing: what this process does, as in "runs silver".
+        on_takeover: called before the block if the previous holder may still commit something. Its argument is the
+            fencing token of the new claim.
 
     Raises:
-        ClaimedError: another process has the lease. If it was taken over during the block, this replaces the block's
-            error.
+        ClaimedError: another process holds the lease, or took it over during the block. In the second case this error
+            replaces an error of the block.
     """
     claim, done = Claim(settings, table, name, doing), threading.Event()
     keeper = threading.Thread(target=_keep, args=(claim, done), name=f"lease-{name}", daemon=True)
@@ -300,7 +330,7 @@ def hold_lease(
 
 
 def _keep(claim: Claim, done: threading.Event) -> None:
-    """Renews the lease regularly. After an error it tries again; commits check the lease themselves."""
+    """Renews the lease regularly until `done` is set. After an error it tries again, since commits check the lease."""
     while not done.wait(LENGTH.total_seconds() / _RENEWED):
         try:
             claim.renew()
@@ -318,28 +348,39 @@ def _release(claim: Claim, *, settled: bool) -> None:
 
 
 def _require_if_known(claim: Claim) -> None:
-    """Raises if the lease is known to be lost. Other errors are ignored: the lease table itself may have failed."""
+    """Checks that the lease is not lost, after the block has failed.
+
+    Errors in reading the lease table are ignored, since the same failure may have ended the block.
+
+    Raises:
+        ClaimedError: another process has taken the lease over.
+    """
     try:
         claim.require()
     except ClaimedError:
         raise
-    except Exception:  # noqa: BLE001, S110 - what failed first is what is told
+    except Exception:  # noqa: BLE001, S110 - the first error is the one to report
         pass
 
 
 def require_leases(table: str) -> None:
-    """Checks that this process still holds everything that it claimed in a lease table.
+    """Checks that this process still holds all leases that it acquired in a lease table and has not given back.
 
     Args:
-        table: the table's name in SQL.
+        table: full, quoted name of the lease table in SQL.
 
     Raises:
-        ClaimedError: another process has taken over a claim.
+        ClaimedError: another process has taken over one of these leases.
     """
     for claim in tuple(_HELD.get(table, ())):
         claim.require()
 
 
 def token_of(table: str, name: str) -> int:
-    """Returns the fencing token of this process's claim of that name; 0 if it has none."""
+    """Returns the fencing token of the lease that this process holds under this name; 0 if it holds none.
+
+    Args:
+        table: full, quoted name of the lease table in SQL.
+        name: what the lease is for, such as a layer.
+    """
     return next((claim.token for claim in _HELD.get(table, ()) if claim.name == name), 0)

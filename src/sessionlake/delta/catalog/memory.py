@@ -1,7 +1,7 @@
-"""Caches what a start reads of a catalog's tables: it asks many questions about the same tables, each some Spark jobs.
+"""Caches tables of a catalog while a layer starts, since a start reads them many times, and each read costs Spark jobs.
 
-The cache lasts until the block ends, and for each table until this process commits to it. A commit by another process
-meanwhile counts as if it came just after the start.
+The cache ends with the block `cache_tables`. A table's rows are dropped earlier if this process commits to the table.
+If another process commits to it meanwhile, the start does not see that commit, as if it came just after the start.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ if TYPE_CHECKING:
 
 # Tables whose rows are cached: they are small, or read repeatedly with the same condition.
 _CACHED_TABLES = frozenset({LEDGER, POSITIONS, TOPICS, ERASURES, RETAINED, DECISIONS})
-# Up to this size, the first question reads all rows of a table.
+# If a table has up to this many bytes, its first read caches all its rows.
 _SMALL_BYTES = 2 << 20
 
 
 @dataclass
 class CachedTable:
-    """What is cached of one existing table.
+    """The cache entry of one table, which exists in the catalog.
 
     Attributes:
-        properties: None until they are read.
-        rows: for each set of conditions, the matching rows with all columns, and the table's row count if it was read.
-        is_small: True if all rows are cached; None until they are read.
-        commits: number of commits by this process since caching began. Rows read before a commit are not cached.
+        properties: the table's Delta properties; None until they are read.
+        rows: tuples of conditions, the matching rows with all columns, and the table's row count (None if unknown).
+        is_small: True if the table is so small that all its rows are cached at once; None until that is known.
+        commits: number of commits by this process since caching began. Rows that were read before the last commit are
+            not cached.
     """
 
     properties: dict[str, str] | None = None
@@ -54,22 +55,22 @@ class CachedTable:
     commits: int = 0
 
     def forget_rows(self) -> None:
-        """Drops the rows after a commit to the table."""
+        """Drops the cached rows, because this process has committed to the table."""
         self.commits += 1
         self.rows, self.is_small = [], None
 
 
 TableCache = dict[str, CachedTable]
-"""Cached tables by their names in SQL."""
+"""The cached tables by their full, quoted names in SQL."""
 
 _here: ContextVar[TableCache | None] = ContextVar("memory", default=None)
 _all: dict[int, TableCache] = {}
-"""The caches of all threads by `id`, since two of them may be equal."""
+"""The caches of all threads, by Python's `id` of each cache, since two caches may have equal content."""
 
 
 @contextmanager
 def cache_tables() -> Iterator[None]:
-    """Caches tables in this thread until the outermost such block ends."""
+    """Caches what this thread reads of tables until the block ends. In nested blocks, the outermost one counts."""
     if _here.get() is not None:
         yield
         return
@@ -84,38 +85,42 @@ def cache_tables() -> Iterator[None]:
 
 
 def cached_table(identifier: str) -> CachedTable | None:
-    """Returns what is cached of a table; None if nothing is."""
+    """Returns this thread's cache entry of a table; None if it has none.
+
+    Args:
+        identifier: the table's full, quoted name in SQL.
+    """
     memory = _here.get()
     return None if memory is None else memory.get(identifier)
 
 
 def note_exists(identifier: str) -> None:
-    """Caches that a table exists, if this thread caches now."""
+    """Adds a cache entry for a table that exists. Does nothing outside `cache_tables`."""
     memory = _here.get()
     if memory is not None:
         memory.setdefault(identifier, CachedTable())
 
 
 def drop_rows(identifier: str) -> None:
-    """Drops a table's rows from all threads' caches after a commit to it."""
+    """Drops the rows of a table from the caches of all threads. Call it after each commit to the table."""
     for memory in tuple(_all.values()):
         if (known := memory.get(identifier)) is not None:
             known.forget_rows()
 
 
 def drop_table(identifier: str) -> None:
-    """Drops a table from all threads' caches."""
+    """Removes the cache entry of a table from the caches of all threads. Call it before the table is dropped."""
     for memory in tuple(_all.values()):
         memory.pop(identifier, None)
 
 
 class CachingReader(TableReader):
-    """Reads tables, and answers from the cache where possible.
+    """Reads tables from this thread's cache if possible, and else with another reader.
 
     Args:
-        asked: reads what is not cached.
-        identifier: returns a table's name in SQL.
-        surely_empty: returns True if a table is known to be empty without reading it.
+        asked: the reader for everything that is not cached.
+        identifier: function that returns the full, quoted SQL name of a table, given its two-level name.
+        surely_empty: function that returns True if a table is known to be empty without a Spark job.
     """
 
     def __init__(
@@ -185,7 +190,7 @@ class CachingReader(TableReader):
         return (found if columns is None else found.select(list(columns))), rows
 
     def _reader_for(self, table: str, conditions: Sequence[Condition]) -> TableReader:
-        """Returns the reader that answers a question about rows that meet these conditions."""
+        """Returns the reader for rows that meet these conditions: over cached rows if possible, else `asked`."""
         held = self._cached_rows(table, conditions)
         return self._source if held is None else _RowsReader(self._source, held)
 
@@ -193,7 +198,10 @@ class CachingReader(TableReader):
         return cached_table(self._identifier(table)) if table in _CACHED_TABLES and self.exists(table) else None
 
     def _cached_rows(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
-        """Returns rows that include all that meet these conditions; None if they must be read."""
+        """Returns cached rows that include all rows which meet these conditions. Reads and caches them first if needed.
+
+        None if rows of the table are not cached.
+        """
         known = self._cached_table(table)
         if known is None:
             return None
@@ -221,7 +229,7 @@ class CachingReader(TableReader):
 
 
 class _RowsReader(TableReader):
-    """Answers questions about one table from rows in memory."""
+    """Implements `TableReader` for one table, over rows in memory."""
 
     def __init__(self, asked: TableReader, rows: pa.Table) -> None:
         self._source, self._rows = asked, rows

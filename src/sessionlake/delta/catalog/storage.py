@@ -1,4 +1,4 @@
-"""Tables in a catalog (Unity Catalog, or any that Spark knows), read and written by Spark."""
+"""Table storage in a catalog: Unity Catalog, or any other catalog that Spark can use. Spark reads and writes tables."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ _VACUUMS = {
 }
 # The highest possible Delta version, which no table has.
 _NO_VERSION = 2**63 - 1
-# If two processes create a table at once, one fails, perhaps before the other's table is visible.
+# Attempts to create a table. If two processes create it at once, one fails and may not see the table immediately.
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
 
 
 class CatalogStorage(Storage):
-    """Tables named `<catalog>.<schema>.<table>`."""
+    """Implements `Storage` for tables named `<catalog>.<schema>.<table>`."""
 
     limits = Limits(
         few_messages=0,
@@ -99,7 +99,7 @@ class CatalogStorage(Storage):
         return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
 
     def prepare_view(self, spark: SparkSession, name: str) -> str:
-        """Returns the view's three-level name. Its schema exists, since gold's tables are in it."""
+        """Returns the view's three-level name. Creates no schema: it exists, since gold's tables are in it."""
         del spark
         return self.identifier(name)
 
@@ -108,7 +108,10 @@ class CatalogStorage(Storage):
 
     @contextmanager
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
-        """Claims by a lease. Delta skips what an earlier holder that did not end normally may still commit."""
+        """Holds a lease until the block ends.
+
+        If the previous holder did not end normally, it may still try to commit. Delta then skips its commits.
+        """
         session = _required(spark, self._settings)
         written = (
             *WRITTEN_OUTSIDE_BATCHES.get(name, ()),
@@ -133,7 +136,7 @@ class CatalogStorage(Storage):
         return token_of(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
-        """Returns settings whose schemas have the suffix `_rebuild`."""
+        """Returns settings in which the schemas `silver` and `ops` have the suffix `_rebuild`."""
         schemas = self._settings.schemas
         beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
         return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
@@ -166,7 +169,7 @@ class CatalogStorage(Storage):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """Reads SHOW TBLPROPERTIES. DESCRIBE DETAIL would cost a Spark job, since it also describes files."""
+        """Returns the properties, from SHOW TBLPROPERTIES. DESCRIBE DETAIL would cost a Spark job for the files."""
         known = memory.cached_table(self.identifier(table))
         found = None if known is None else known.properties
         if found is None:
@@ -185,7 +188,7 @@ class CatalogStorage(Storage):
             known.properties[key] = value
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        """Creates the table. Also succeeds if another process creates it at the same time."""
+        """Creates the table. If another process creates it at the same time, that is no error."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 self._create(spark, table, schema)
@@ -213,7 +216,7 @@ class CatalogStorage(Storage):
         spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Sets the session's catalog, so that two-level names are found in it."""
+        """Sets the current catalog of the Spark session, so that SQL finds tables by two-level names."""
         del tables
         spark.catalog.setCurrentCatalog(str(self._settings.catalog))
 
@@ -223,7 +226,7 @@ class CatalogStorage(Storage):
         return DeltaTable.forName(spark, self.identifier(table))
 
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Always empty: a catalog's files cannot be listed."""
+        """Returns an empty list, since files of a catalog cannot be listed."""
         del spark, table
         return []
 
@@ -239,7 +242,7 @@ class CatalogStorage(Storage):
         return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
-        """Reads a version that no table has. Delta's error names the latest version without a Spark job."""
+        """Returns the latest version without a Spark job: Delta's error about a version that is too high names it."""
         from pyspark.errors import PySparkException
 
         session = _required(spark, self._settings)
@@ -281,7 +284,7 @@ class CatalogStorage(Storage):
         return stage_with_spark(self, _required(spark, self._settings), table, rows)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
-        """Appends with Spark's writer, which computes the rows once."""
+        """Appends the rows with Spark's writer. They are computed only once, so they are not staged."""
         StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
@@ -303,14 +306,14 @@ class CatalogStorage(Storage):
 
     @contextmanager
     def commit_lock(self, table: str) -> Iterator[None]:
-        """Excludes no one: the catalog detects conflicting commits."""
+        """Holds no lock, since the catalog detects conflicting commits. Drops cached rows when the block ends."""
         try:
             yield
         finally:
             memory.drop_rows(self.identifier(table))
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        """Runs OPTIMIZE if there are many small files. The platform decides which files it merges."""
+        """Runs OPTIMIZE if the table has many small files. The platform decides which files OPTIMIZE merges."""
         before, size = self._files(spark, table)
         if before < _MANY_FILES or before < _WASTE * size / _FULL_BYTES:
             return None
@@ -336,7 +339,7 @@ class CatalogStorage(Storage):
         )
 
     def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
-        """Runs VACUUM for all files that the latest version does not name. The platform removes log entries."""
+        """Runs VACUUM for all files that the latest version does not need. The platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
         with conf(spark, _VACUUMS):
@@ -344,7 +347,7 @@ class CatalogStorage(Storage):
         return self._vacuumed(spark, table)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
-        """True if the last VACUUM is a day ago: only VACUUM itself knows what it can remove."""
+        """True if the last VACUUM was a day ago or earlier. Only VACUUM itself can tell how much it will remove."""
         del kept
         if table not in self._vacuums:
             last = last_vacuum(self.delta(spark, table))
@@ -352,10 +355,9 @@ class CatalogStorage(Storage):
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
     def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
-        """Runs VACUUM; the platform removes log entries.
+        """Stores in a table property how long files must stay, and runs VACUUM, which obeys this property.
 
-        A table property says how long files stay. VACUUM obeys it whatever its arguments say, and so do other programs
-        that vacuum the table.
+        Other programs that vacuum the table obey it, too. The platform removes log entries.
         """
         span = file_retention(self.delta(spark, table), table, kept)
         self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
@@ -370,7 +372,7 @@ class CatalogStorage(Storage):
         return Vacuumed(int(metrics.get("numFilesToDelete", 0)), int(metrics.get("sizeOfDataToDelete", 0)))
 
     def _files(self, spark: SparkSession, table: str) -> tuple[int, int]:
-        """Returns how many files a table has, and their bytes."""
+        """Returns the number of files of the table's latest version, and their size in bytes."""
         row = self.delta(spark, table).detail().select("numFiles", "sizeInBytes").first()
         return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
 

@@ -1,7 +1,8 @@
-"""Work before and after a commit: syncing files to disk before it, and checksum and checkpoint after it.
+"""Work before and after a commit to a table in a folder.
 
-A power cut never leaves a version without its files. If work after a commit fails, the commit stays valid, and the next
-commit makes up for it.
+Before the commit, its new files are synced to disk, so that a power cut never leaves a version without its files. After
+the commit, a checksum and sometimes a checkpoint of the log are written. If that fails, the commit stays valid, and the
+next commit writes them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def sync(*paths: Path) -> None:
-    """Waits until the contents of files, and the names in folders, are on the disk.
+    """Waits until files and folders are on the disk: the contents of files, and the lists of names in folders.
 
     Raises:
-        OSError: the disk failed.
+        OSError: a path does not exist, or the disk failed.
     """
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
@@ -39,10 +40,11 @@ def sync(*paths: Path) -> None:
 
 
 def sync_files(folder: Path, files: Iterable[Path]) -> None:
-    """Waits until new files and their names are on the disk. Syncs each file and each folder once.
+    """Waits until new files, and their names in their folders, are on the disk.
 
     Args:
-        folder: the table's, which contains the files directly or in subfolders.
+        folder: the table's folder, which contains the files directly or in subfolders.
+        files: full paths of the new files.
     """
     new = [*files]
     if new:
@@ -50,10 +52,10 @@ def sync_files(folder: Path, files: Iterable[Path]) -> None:
 
 
 def sync_created(folder: Path) -> None:
-    """Waits until a new table is on the disk: its first version, and the folders of table, schema and warehouse.
+    """Waits until a new table is on the disk: its version 0, and the folders of table, schema and warehouse.
 
     Args:
-        folder: the table's.
+        folder: the table's folder.
     """
     sync_files(folder, [folder / "_delta_log" / f"{0:020}.json"])
     sync(folder.parent, folder.parent.parent)
@@ -63,8 +65,8 @@ def finish_commit(delta: DeltaTable, version: int) -> None:
     """Writes the checksum of a committed version, and the log's checkpoint if one is due.
 
     Args:
-        delta: the table, at this version or shortly before.
-        version: the latest commit's.
+        delta: the table, opened at this version or a slightly older one.
+        version: the version that was just committed.
     """
     folder = folder_of(delta)
     write_checksum(folder, version)
@@ -78,7 +80,7 @@ def finish_commit(delta: DeltaTable, version: int) -> None:
 
 
 def write_checkpoint(delta: DeltaTable) -> None:
-    """Writes the log's checkpoint for the table's version, and waits until it is on the disk."""
+    """Writes a checkpoint of the log at the opened version of the table, and waits until it is on the disk."""
     delta.create_checkpoint()
     log = folder_of(delta) / "_delta_log"
     written = (log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint")
@@ -86,7 +88,7 @@ def write_checkpoint(delta: DeltaTable) -> None:
 
 
 def _last_checkpoint(folder: Path) -> int:
-    """Returns the version of the last checkpoint; -1 if there is none, or it cannot be read."""
+    """Returns the table version of the log's last checkpoint; -1 if there is none, or its number cannot be read."""
     try:
         return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -94,13 +96,15 @@ def _last_checkpoint(folder: Path) -> int:
 
 
 def discard_uncommitted(folder: Path, paths: Iterable[str], after: int | None) -> None:
-    """Removes files that no version of the table names. A commit that seemed to fail may have named them.
+    """Removes the new files of a failed commit, except files that the log names after all.
 
-    If the log cannot be read, they stay until VACUUM removes them.
+    A commit can succeed although it reports an error. So the log is searched for the files first. If the log cannot be
+    read, all files stay until VACUUM removes them.
 
     Args:
-        paths: relative to the folder.
-        after: the table's version before the commit was tried; None if it was not tried.
+        folder: the table's folder.
+        paths: paths of the new files, relative to the folder.
+        after: the table's version before the commit was tried; None if no commit was tried.
     """
     from deltalake.exceptions import DeltaError
 

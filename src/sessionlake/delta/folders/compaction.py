@@ -1,10 +1,11 @@
-"""Merges small files of a table.
+"""Merges small files of a table into larger ones.
 
-Append-only tables are merged here without Spark. Only files next to each other in arrival order are merged, so that the
-order is kept: a stream's first read uses it, and OPTIMIZE would move merged rows to the end.
+Tables without deletion vectors are merged here without Spark. Only files that are adjacent in arrival order are merged,
+because a stream's first read follows this order. OPTIMIZE would move merged rows to the end.
 
-Files belong to tiers by their size. When a tier has many files, they are merged into files that mostly belong to the
-next tier. So each byte is rewritten about once per tier, and not each time that the table grows.
+Files are divided into tiers (classes of size): below 1 MiB, 16 MiB and 128 MiB. When a tier has many files, they are
+merged into a file that mostly belongs to the next tier. So each byte is rewritten about once per tier, and not each
+time that the table grows.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from sessionlake.spark.interpreted import conf
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# An append takes milliseconds, so this many conflicts in a row have another cause.
+# An append takes milliseconds, so more conflicts in a row have another cause.
 _ATTEMPTS = 20
 ROW_GROUP = 1 << 20
-"""Bytes of a row group of a table that is merged into. Replacing a row reads its whole row group."""
+"""Bytes of a row group in files of a table that MERGE changes. A MERGE reads the whole row group of a replaced row."""
 _BOUNDS = (1 << 20, 16 << 20, 128 << 20)
-# Number of files of each tier that are merged at once. Those of the first tier may have a few kilobytes each.
+# Number of files of each tier from which they are merged. Files of the first tier may have only a few kilobytes each.
 _ENOUGH = (50, 16, 16)
-# Fewer files are enough if a larger one came after them: no further files will join them, so they are merged once.
+# Fewer files are enough if a larger file arrived after them, since then no further small file will be adjacent.
 _ENOUGH_CLOSED = 8
 LARGEST = 256 << 20
 """Largest number of bytes merged at once. Files of half this size or more stay as they are."""
@@ -51,9 +52,10 @@ class LiveFile:
     """A file of a table's latest version.
 
     Attributes:
-        path: relative to the table's folder.
-        size: in bytes.
-        modified: when it was added, in milliseconds since the epoch. A stream's first read uses this order.
+        path: path relative to the table's folder.
+        size: size in bytes.
+        modified: time at which the file was added, in milliseconds since the epoch. A stream's first read follows the
+            order of these times.
     """
 
     path: str
@@ -62,15 +64,22 @@ class LiveFile:
 
 
 def size_to_merge_below(sizes: Sequence[int]) -> int | None:
-    """Returns the size below which files should be merged; None if no tier has enough files."""
+    """Returns the size in bytes below which files should be merged; None if no tier (class of size) has enough files.
+
+    Args:
+        sizes: the sizes of all files of the table, in bytes.
+    """
     tiers = [_tier(size) for size in sizes]
     return next((bound for n, bound in enumerate(_BOUNDS) if tiers.count(n) >= _ENOUGH[n]), None)
 
 
 def find_mergeable_run(files: Sequence[LiveFile]) -> list[LiveFile]:
-    """Returns files that should be merged into one and are adjacent in arrival order; empty if there are none.
+    """Returns adjacent files in arrival order that should be merged into one file; empty if nothing should be merged.
 
-    The merged file gets the time of the last of them, which keeps the order.
+    The merged file gets the `modified` time of the last returned file, which keeps the arrival order.
+
+    Args:
+        files: all files of the table.
     """
     ordered = sorted(files, key=lambda file: (file.modified, file.path))
     for tier, enough in enumerate(_ENOUGH):
@@ -82,7 +91,13 @@ def find_mergeable_run(files: Sequence[LiveFile]) -> list[LiveFile]:
 
 
 def _runs(files: Sequence[LiveFile], tier: int) -> Iterator[list[LiveFile]]:
-    """Yields the longest runs of files of this tier or smaller ones. Files with the same time stay together."""
+    """Yields each longest sequence of adjacent files that belong to this tier or a smaller one.
+
+    Files with the same `modified` time are treated as one, since their order is unknown.
+
+    Args:
+        files: in arrival order.
+    """
     together = (list(group) for _, group in groupby(files, key=lambda file: file.modified))
     for small, groups in groupby(together, key=lambda group: all(_tier(file.size) <= tier for file in group)):
         if small:
@@ -90,7 +105,7 @@ def _runs(files: Sequence[LiveFile], tier: int) -> Iterator[list[LiveFile]]:
 
 
 def _cut(run: Sequence[LiveFile]) -> list[LiveFile]:
-    """Returns as many files from the start of the run as fit into one file."""
+    """Returns the first files of the sequence that together have at most `LARGEST` bytes; at least two files."""
     taken: list[LiveFile] = []
     for _, group in groupby(run, key=lambda file: file.modified):
         added = [*taken, *group]
@@ -105,7 +120,11 @@ def _tier(size: int) -> int:
 
 
 def compact(spark: SparkSession, folder: Path) -> Compacted | None:
-    """Merges small files if there are many; None if there are few, or if other commits removed them."""
+    """Merges small files of a table if there are many.
+
+    Returns:
+        The number of files before and after. None if there are too few small files, or if another commit conflicts.
+    """
     delta = open_table(folder)
     if spark_only_reason(delta) is None:
         if not commit_corrected_stats(open_writable(delta)):
@@ -126,9 +145,9 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
 
 
 def _optimizing(bound: int) -> dict[str, str]:
-    """Returns settings with which OPTIMIZE merges only files below this size, and no clustered ones.
+    """Returns Spark settings with which OPTIMIZE merges only files below `bound` bytes.
 
-    By default it rewrites a table of less than 100 GB whenever a file was added.
+    By default OPTIMIZE rewrites a clustered table of less than 100 GB completely after each added file.
     """
     clustering = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize"
     return {
@@ -142,7 +161,7 @@ def _optimizing(bound: int) -> dict[str, str]:
 
 
 def _merge_run(table: Writable) -> Compacted | None:
-    """Merges adjacent small files into one."""
+    """Merges one sequence of adjacent small files; None if there is none, or if another commit removed its files."""
     folder, files = table.folder, {file.add["path"]: file for file in table.files}
     known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
     run = find_mergeable_run([*known])
@@ -161,10 +180,17 @@ def _merge_run(table: Writable) -> Compacted | None:
 def replace_files(
     table: Writable, former: Sequence[TableFile], files: Sequence[TimedFile], operation: str, *, changes: bool
 ) -> bool:
-    """Commits files in place of others, even if rows are appended at the same time.
+    """Commits the replacement of files by new files. Appends that are committed at the same time do not conflict.
+
+    Args:
+        former: the files to remove from the table.
+        files: the new files, already written.
+        operation: name of the commit's operation in the table's history.
+        changes: True if the new files have other rows than the former files.
 
     Returns:
-        False if one of the replaced files is no longer part of the table. The new files are removed then.
+        True if it was committed. False if one of the former files is no longer part of the table; the new files are
+        then deleted.
     """
     before, done = table.version, False
     try:

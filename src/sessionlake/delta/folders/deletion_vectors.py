@@ -1,8 +1,8 @@
-"""Reads and writes deletion vectors, which say which rows of a file are deleted (Delta's protocol, "Deletion Vectors").
+"""Reads and writes deletion vectors: the numbers of deleted rows of a data file (Delta's protocol, "Deletion Vectors").
 
-A file of vectors starts with a byte for the format. Each vector is its length, its bytes and their CRC-32. The bytes
-are a magic number and a "RoaringBitmapArray": 32-bit roaring bitmaps in the portable format, ordered by the high half
-of the row number. https://github.com/delta-io/delta/blob/master/PROTOCOL.md,
+A file of vectors starts with one byte for the format. Each vector is stored as its length, its content and the
+content's CRC-32. The content is a magic number and a "RoaringBitmapArray": 32-bit roaring bitmaps in the portable
+format, ordered by the upper 32 bits of the row number. https://github.com/delta-io/delta/blob/master/PROTOCOL.md,
 https://github.com/RoaringBitmap/RoaringFormatSpec
 """
 
@@ -25,20 +25,20 @@ from sessionlake.protocol.types import Int64s
 _VERSION = b"\x01"
 _MAGIC = 1681511377
 _NO_RUNS = 12346
-_ARRAY = 4096  # so many values of a container are listed; of more, there is a bit for each value
+_ARRAY = 4096  # a container with up to this many values lists them; a larger one has a bit for each possible value
 _CONTAINER = 1 << 16
-_NAME = 20  # characters of a file's name; more of them name a folder before it
+_NAME = 20  # characters of an encoded file name; characters before them are the name of a folder
 
 
 def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[str, Any]], Path]:
-    """Writes vectors to one file.
+    """Writes several deletion vectors to one new file.
 
     Args:
-        folder: the table's.
-        vectors: for each file, the numbers of its deleted rows, ascending and distinct.
+        folder: the table's folder.
+        vectors: for each data file, the numbers of its deleted rows, ascending and distinct.
 
     Returns:
-        For each vector, the fields by which the log names it; and the file.
+        For each vector, the fields of `deletionVector` in an `add` action; and the path of the new file.
     """
     name, stored, named = uuid.uuid4(), bytearray(_VERSION), list[dict[str, Any]]()
     for rows in vectors:
@@ -52,10 +52,13 @@ def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[st
 
 
 def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
-    """Returns the rows of a vector in the form that `write_vectors` writes; None if it has another form or is damaged.
+    """Returns the row numbers in a deletion vector, ascending.
+
+    None if `write_vectors` did not write it in this form, or if it is damaged. delta-rs must read it then.
 
     Args:
-        named: the fields by which the log names it.
+        folder: the table's folder.
+        named: the field `deletionVector` of an `add` action.
     """
     path = vector_file(folder, named)
     if path is None:
@@ -69,7 +72,12 @@ def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
 
 
 def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
-    """Returns the file that holds a vector; None if the log itself holds it."""
+    """Returns the path of the file with a deletion vector; None if the vector is stored in the log itself.
+
+    Args:
+        folder: the table's folder.
+        named: the field `deletionVector` of an action.
+    """
     kind, encoded = named["storageType"], named["pathOrInlineDv"]
     if kind == "p":
         return path_of(encoded)
@@ -81,7 +89,7 @@ def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
 
 
 def _rows(content: bytes) -> Int64s | None:
-    """Returns the numbers in a vector's single bitmap; None if it has runs."""
+    """Returns the row numbers in the single bitmap of a vector; None if the bitmap has run-length encoded parts."""
     high, cookie, count = struct.unpack_from("<iII", content, 12)
     if cookie != _NO_RUNS:
         return None
@@ -112,7 +120,10 @@ def _bitmaps(rows: Int64s) -> bytes:
 
 
 def _bitmap(values: Int64s) -> bytes:
-    """Returns one 32-bit roaring bitmap without runs: the containers' keys and sizes, their offsets, their values."""
+    """Returns the values as one 32-bit roaring bitmap without run-length encoding.
+
+    It consists of the containers' keys and sizes, then their offsets, then their values.
+    """
     keys, low = values // _CONTAINER, (values % _CONTAINER).astype("<u2")
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     ends = [*starts[1:].tolist(), len(low)]
@@ -131,7 +142,7 @@ def _bits(values: Any) -> bytes:
 
 
 def _z85(content: bytes) -> str:
-    """Returns the bytes as Z85 text, four bytes in five characters."""
+    """Returns the bytes as Z85 text, in which five characters stand for four bytes."""
     return base64.b85encode(content).translate(_TO_Z85).decode()
 
 

@@ -1,7 +1,8 @@
-"""Caches the keys of files in memory, up to a limit, with the files' footers.
+"""Caches the keys of data files and their Parquet footers in memory, up to a limit.
 
-Files never change. So a MERGE of few rows into many only reads keys of new files. For a large file whose rows share all
-key columns but the last, as the rows of a session do, only these shared parts are cached.
+Data files never change. So a MERGE of few rows into a large table only reads the keys of new files. In some large files
+many consecutive rows have equal values in all key columns but the last, as the rows of a session do. For such files
+only these equal values are cached, in a `RunIndex`.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from sessionlake.delta.folders.key_index import KeyIndex, RunIndex
 from sessionlake.delta.folders.table_files import TableFile
 
 _Name = tuple[Path, tuple[str, ...]]
-# An entry used within this many searches is not evicted for a new one.
+# An entry that one of the last searches used, up to this many, is not evicted for a new entry.
 _IN_USE = 64
-# A file with at least this many rows is cached by shared key parts, if each has many rows on average.
+# A file with at least this many rows is cached as a `RunIndex`, if runs have at least `_LONG` rows on average.
 _LARGE = 1 << 18
 _LONG = 16
 _PART = 1 << 21  # rows whose keys are read and indexed at once
 Part = tuple[int, KeyIndex | RunIndex]
-"""The number of a part's first row, and the index of the part's keys."""
+"""A part of a file (one or more row groups): the number of its first row in the file, and an index of its keys."""
 
 
 @dataclass
 class _Known:
-    """What is cached of a file.
+    """The cache entry of a file.
 
     Attributes:
-        parts: indexes of its keys.
-        size: their bytes.
-        used: number of the search that last used them.
-        footer: the file's footer; None if there is no room for it.
+        parts: indexes of all keys of the file.
+        size: size of these indexes in bytes.
+        used: number of the search that last used the entry.
+        footer: the file's footer; None if it is not cached.
     """
 
     parts: tuple[Part, ...]
@@ -48,15 +49,16 @@ class _Known:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory used by the indexes and the footer, in bytes."""
         return self.size + (0 if self.footer is None else self.footer.nbytes)
 
 
 class FileKeys:
-    """Caches the keys and footers of files. Safe for several threads.
+    """Caches the keys and footers of data files. Several threads may use it.
 
     Args:
-        most: limit in bytes. If it is reached, footers are read again each time, and then keys.
+        most: limit of the cache in bytes. If it is reached, footers are evicted first. If keys still do not fit, they
+            are read from the file in each search.
     """
 
     def __init__(self, most: int) -> None:
@@ -66,14 +68,14 @@ class FileKeys:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the cache holds."""
+        """Memory used by the cache, in bytes."""
         return self._bytes
 
     def begin_search(self, files: Sequence[TableFile]) -> None:
-        """Starts a search in a table.
+        """Starts a search in a table, and evicts entries of files that are no longer part of the table.
 
         Args:
-            files: all files of a version. Entries of other files in its folder are evicted.
+            files: all files of the table's version.
         """
         there, folders = {file.path for file in files}, {file.folder for file in files}
         with self._lock:
@@ -83,7 +85,13 @@ class FileKeys:
                 self._evict(name)
 
     def parts(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
-        """Yields the indexes of a file's keys, reading the keys if they are not cached."""
+        """Yields the indexes of a file's keys, part by part. Reads the keys if they are not cached.
+
+        Args:
+            path: full path of the file.
+            names: the key columns.
+            schema: the table's columns.
+        """
         name = path, tuple(names)
         known = self._used(name)
         if known is not None:
@@ -100,7 +108,12 @@ class FileKeys:
         self._keep(name, tuple(new), size)
 
     def footer(self, path: Path, names: Sequence[str]) -> Footer:
-        """Returns the footer of a file whose keys were read before."""
+        """Returns the footer of a file, from the cache or from the file. Call `parts` first, which makes the entry.
+
+        Args:
+            path: full path of the file.
+            names: the key columns, as in `parts`.
+        """
         name = path, tuple(names)
         known = self._used(name)
         footer = None if known is None else known.footer
@@ -128,7 +141,15 @@ class FileKeys:
                 self._bytes += size
 
     def _has_room(self, size: int, *, instead_of_footers: bool = False) -> bool:
-        """True if there is room, after evicting unused entries and, if allowed, footers."""
+        """Evicts entries that are no longer used until there is room. If they are too few, evicts nothing.
+
+        Args:
+            size: bytes that are needed.
+            instead_of_footers: True to evict footers of used entries, too.
+
+        Returns:
+            True if there is room now.
+        """
         lacking, gone, without = self._bytes + size - self._most, list[_Name](), list[_Known]()
         for name, known in self._kept.items():
             if lacking <= 0:
@@ -169,7 +190,7 @@ def _read(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]
 
 
 def _together(footer: pq.FileMetaData) -> Iterator[list[int]]:
-    """Yields groups of row groups that are read together, since tables for merging have small row groups."""
+    """Yields lists of consecutive row groups that are read at once, since tables that MERGE changes have small ones."""
     groups, rows = list[int](), 0
     for number in range(footer.num_row_groups):
         groups.append(number)

@@ -1,4 +1,4 @@
-"""Reads rows of a table's files: all rows, or single ones by reading only the row groups that hold them."""
+"""Reads rows of data files: all rows, or rows with given numbers. For these, only their row groups are read."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.protocol.types import Int64s
 
 _BATCH = 1 << 16
-_FEW = 8  # up to this many row groups, one thread is faster
-_PARSED = 7  # bytes in memory per byte of a footer
+_FEW = 8  # with up to this many row groups, one thread reads faster than several
+_PARSED = 7  # bytes of memory that a parsed footer needs per byte in the file
 
 
 @dataclass(frozen=True)
 class Footer:
-    """A Parquet file's footer. Reading it takes longer than reading a few rows.
+    """The footer of a Parquet file. It is worth caching, since reading it takes longer than reading a few rows.
 
     Attributes:
-        metadata: the row groups and their places.
-        first_rows: the first row of each row group, and the number of rows at the end.
-        dictionary_columns: text columns that are stored with a dictionary.
+        metadata: the footer as PyArrow parses it.
+        first_rows: the number of the first row of each row group, and at the end the file's number of rows.
+        dictionary_columns: names of the text columns that are stored with a dictionary.
     """
 
     metadata: pq.FileMetaData
@@ -35,7 +35,7 @@ class Footer:
 
     @classmethod
     def of(cls, content: pq.FileMetaData) -> Footer:
-        """Returns the footer from Parquet metadata."""
+        """Returns the footer, computed from PyArrow's metadata of the file."""
         sizes = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
         return cls(content, np.cumsum([0, *sizes]), _listed(content))
 
@@ -46,7 +46,7 @@ class Footer:
 
     @property
     def nbytes(self) -> int:
-        """Approximate bytes of memory."""
+        """Approximate memory that the footer uses, in bytes."""
         return int(_PARSED * self.metadata.serialized_size + self.first_rows.nbytes)
 
 
@@ -59,12 +59,13 @@ def _listed(content: pq.FileMetaData) -> frozenset[str]:
 
 
 def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer | None = None) -> pa.Table:
-    """Reads rows of a Parquet file.
+    """Returns the rows of a Parquet file with the given numbers, in this order.
 
     Args:
-        rows: their numbers, ascending.
-        columns: those that the file lacks, because they are newer, are left out.
-        footer: the file's; None to read it.
+        path: full path of the file.
+        rows: numbers of the rows in the file, ascending, from 0.
+        columns: names of the columns to read. Columns that the file lacks are left out of the result.
+        footer: the file's footer, if it is known; None to read it from the file.
     """
     footer = footer or Footer.read(path)
     texts = [name for name in columns if name in footer.dictionary_columns]  # only the selected rows are decoded
@@ -97,7 +98,15 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
 
 
 def column_of(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.ChunkedArray:
-    """Returns a column with the table's type; nulls if the rows' file is older than the column."""
+    """Returns one column of rows that were read from a file, cast to the table's type.
+
+    All values are null if the file lacks the column because it is older.
+
+    Args:
+        rows: rows from one file.
+        wanted: name and type of the column in the table.
+        count: number of rows, which `rows` does not say if it has no columns.
+    """
     if wanted.name not in rows.column_names:
         return pa.nulls(count, wanted.type)
     column = rows[wanted.name]
@@ -105,11 +114,15 @@ def column_of(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.Chu
 
 
 def read_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of files in that order, with the columns of a schema; nulls for columns newer than a file."""
+    """Yields the rows of the files, file by file, without deleted rows.
+
+    Args:
+        schema: columns of the result. Columns that a file lacks are null.
+    """
     for file in files:
         stays, place = np.ones(file.row_count, np.bool_), 0
         stays[file.deleted_rows] = False
-        # Spark writes some times as INT96. Arrow would read them as nanoseconds, whose range is too short.
+        # Spark may write times as INT96. Arrow would read them as nanoseconds, which end in the year 2262.
         with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as content:
             for batch in content.iter_batches(columns=schema.names):
                 kept = pa.array(stays[place : place + batch.num_rows])

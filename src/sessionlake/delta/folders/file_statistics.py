@@ -1,6 +1,7 @@
-"""Statistics of a file's columns as a table's log holds them: minimum, maximum and number of nulls.
+"""Computes and corrects the statistics of a data file in Delta's log: minimum, maximum and null count per column.
 
-Readers skip files by these, so a bound must be true for every reader. See Delta's protocol, "Per-file Statistics".
+Readers skip files by these statistics, so every reader must decode the same bounds (minimum and maximum). The format is
+in Delta's protocol, "Per-file Statistics".
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
-# Longer texts are shortened to lower and upper bounds. They cannot be left out: if a column has values but no bounds,
-# delta-rs' dataset treats its rows as if none met a condition.
+# Longer texts are shortened to lower and upper bounds. Bounds cannot be left out: delta-rs treats a column with values
+# but without bounds as if no row met a condition.
 _LONGEST_TEXT = 256
 _LAST_CHARACTER = "\U0010ffff"
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -30,23 +31,27 @@ _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB]")  # half of a character
 
 
 def encode(value: Any) -> bytes:
-    """Returns JSON of statistics, actions or checksums in a form that every reader decodes alike."""
+    """Returns statistics, actions or checksums as JSON that all readers of Delta tables decode to the same values."""
     return _JSON.encode(value)
 
 
 def parse(stats: str | None) -> dict[str, Any]:
-    """Returns the statistics of a commit; numbers keep all digits."""
+    """Returns the statistics of a file as a dictionary. Decimal numbers keep all digits.
+
+    Args:
+        stats: JSON text from an `add` action; None or empty gives an empty dictionary.
+    """
     return json.loads(stats or "{}", parse_float=Decimal)
 
 
 def corrected_stats(stats: str | None, rows: int) -> str | None:
-    """Returns statistics that every reader decodes alike; None if they are correct already.
+    """Returns corrected statistics of a file as JSON text. None if they are correct, or if the file has none.
 
-    Earlier versions escaped characters beyond U+FFFF, and wrote infinities, which JSON does not have. Other writers may
-    do so, and may leave out the number of rows.
+    Earlier versions of sessionlake escaped characters beyond U+FFFF, and wrote infinities, which JSON does not have.
+    Other writers may do the same, and may leave out the number of rows.
 
     Args:
-        stats: as in the log.
+        stats: JSON text from the file's `add` action; None if it has none.
         rows: the file's number of rows.
     """
     if not stats:
@@ -59,11 +64,11 @@ def corrected_stats(stats: str | None, rows: int) -> str | None:
 
 
 class Statistics:
-    """Collects a file's statistics, batch by batch.
+    """Collects the statistics of one file from its record batches, or from the row groups in its footer.
 
     Args:
-        names: columns with minimum, maximum and null count.
-        schema: the file's.
+        names: columns for which minimum, maximum and null count are collected.
+        schema: the file's columns.
     """
 
     def __init__(self, names: Iterable[str], schema: pa.Schema) -> None:
@@ -75,7 +80,7 @@ class Statistics:
         self._greatest: dict[str, Any] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Adds a batch."""
+        """Adds the rows of a record batch to the statistics."""
         self._rows += batch.num_rows
         for name, kind in self._kinds.items():
             column = batch.column(name)
@@ -95,7 +100,11 @@ class Statistics:
                 self._extend(name, ends["min"], ends["max"])
 
     def add_group(self, group: Any) -> None:
-        """Adds a row group from a file's footer."""
+        """Adds a row group to the statistics.
+
+        Args:
+            group: PyArrow's metadata of the row group, from the file's footer.
+        """
         self._rows += group.num_rows
         for index in range(group.num_columns):
             column = group.column(index)
@@ -111,7 +120,10 @@ class Statistics:
                 self._extend(name, *_ends(stats, kind))
 
     def _extend(self, name: str, least: Any, greatest: Any) -> None:
-        """Widens a column's bounds. Times are in microseconds; years without four digits have no bounds."""
+        """Widens the minimum and maximum of a column so that they include two values.
+
+        Times are integers in microseconds since the epoch. Bounds are given up for years without four digits.
+        """
         if pa.types.is_timestamp(self._kinds[name]):
             if not FIRST_MS * 1000 <= least <= greatest <= LAST_MS * 1000:
                 self._bounds_known = False
@@ -121,7 +133,10 @@ class Statistics:
         self._greatest[name] = max(self._greatest.get(name, greatest), greatest)
 
     def to_json(self) -> str:
-        """Returns the statistics as Delta's log holds them; only the number of rows if a bound is unknown."""
+        """Returns the statistics as JSON text for an `add` action.
+
+        If one column's bounds are unknown, it contains only the number of rows.
+        """
         stats: dict[str, Any] = {"numRecords": self._rows}
         if self._bounds_known:
             stats["minValues"] = {name: self._text(name, value, _cut) for name, value in sorted(self._least.items())}
@@ -141,12 +156,12 @@ class Statistics:
 
 
 def _has_bounds(kind: pa.DataType) -> bool:
-    """True if the protocol has bounds for this type. It has none for bytes and nested types."""
+    """True if Delta's protocol stores minimum and maximum for this type. It does not for bytes and nested types."""
     return not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_nested(kind))
 
 
 def _ends(stats: Any, kind: pa.DataType) -> tuple[Any, Any]:
-    """Returns the bounds of a row group; times in microseconds."""
+    """Returns the minimum and maximum of a column in a row group; times as integers in microseconds since the epoch."""
     if pa.types.is_timestamp(kind):
         return stats.min_raw, stats.max_raw
     if pa.types.is_decimal(kind):
@@ -164,6 +179,6 @@ def _cut(text: str) -> str:
 
 
 def _rounded_up(text: str) -> str:
-    """Returns an upper bound: the text's start, followed by the last Unicode character."""
+    """Returns an upper bound for a long text: its first characters, followed by the highest Unicode character."""
     end = next((i for i in range(_LONGEST_TEXT, len(text)) if text[i] != _LAST_CHARACTER), len(text))
     return text if end == len(text) else text[:end] + _LAST_CHARACTER

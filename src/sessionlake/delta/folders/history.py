@@ -1,4 +1,4 @@
-"""Reads commits from a table's log."""
+"""Reads commits from the log of a table in a folder."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def latest_version(folder: Path) -> int:
 
 
 def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
-    """Returns the latest `count` commits in order; fewer if the log has fewer."""
+    """Returns the latest `count` commits, oldest first; fewer if the log has fewer."""
     return [_logged(file) for file in sorted(_entries(folder))[-count:]]
 
 
 def committed_at(folder: Path, version: int) -> float | None:
-    """Returns when a version was committed, in seconds since the epoch; None if the log no longer has it."""
+    """Returns the time of a version's commit, in seconds since the epoch; None if its log file does not exist."""
     try:
         return (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime
     except FileNotFoundError:
@@ -38,9 +38,13 @@ def committed_at(folder: Path, version: int) -> float | None:
 
 
 def read_commit(file: Path) -> Commit:
-    """Reads a commit from its log file. If the commit has no metrics, its rows are counted from the added files.
+    """Returns a commit's version and its number of written rows, read from its log file.
 
-    A commit that removed files has only moved rows.
+    If the commit has no metrics, its rows are counted from the added files. If it also removes files, the number of
+    rows is 0, since it only moved rows.
+
+    Args:
+        file: path of the log file, as in `_delta_log/00000000000000000001.json`.
     """
     # Splits bytes, not text: Unicode's line separators may occur inside a line.
     actions = [json.loads(line) for line in file.read_bytes().splitlines()]

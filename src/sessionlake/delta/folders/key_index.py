@@ -1,7 +1,7 @@
-"""Finds rows by their keys, with an index over the key columns of a part of a table.
+"""Indexes that find rows by their keys: for given keys, they return the numbers of the rows that have one of them.
 
-The distinct values of each column are numbered. A row's key is then one number, and the index sorts rows by it. Nothing
-is hashed, so two keys never share a number.
+Each index numbers the distinct values of each key column. The numbers of a row's values are combined into one number,
+the row's key number, and rows are sorted by it. No hash is used, so two different keys never have the same number.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _WIDEST = 1 << 62
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys to search for, one per row.
+    """Keys to search for. Key i consists of the values of row i in all key columns.
 
     Attributes:
-        count: how many keys there are.
-        columns: for each key column, the number of each row's value among the distinct values, and the distinct values.
+        count: number of keys.
+        columns: for each key column, two arrays: for each key the index of its value among the distinct values, and the
+            distinct values.
     """
 
     count: int
@@ -33,10 +34,11 @@ class Keys:
 
     @classmethod
     def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> Keys:
-        """Returns the keys of rows.
+        """Returns the keys of the given rows.
 
         Args:
-            schema: of the searched table; the key columns are cast to its types.
+            names: the key columns.
+            schema: columns of the searched table; keys are cast to its types.
         """
         numbered = (dictionary_codes(rows[name].unify_dictionaries()) for name in names)
         types = (schema.field(name).type for name in names)
@@ -47,13 +49,14 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """The sorted keys of some rows.
+    """Index of rows by their keys. Build it with `of`.
 
     Attributes:
-        columns: for each key column, its distinct values. If the combined numbers of the columns before it were too
-            large, also those numbers, distinct and ascending; from there on, their positions are combined instead.
-        numbers: the keys' numbers, ascending.
-        rows: the row of each number.
+        columns: for each key column, its distinct values and an array or None. The array is there if combined numbers
+            would exceed 64 bits with this column. It holds the distinct numbers combined so far, ascending. From there
+            on, the position in this array is combined instead of the number.
+        numbers: the key number of each indexed row, ascending.
+        rows: for each entry of `numbers`, the number of its row.
     """
 
     columns: tuple[tuple[pa.Array, Int64s | None], ...]
@@ -62,10 +65,10 @@ class KeyIndex:
 
     @classmethod
     def of(cls, rows: pa.Table, schema: pa.Schema) -> KeyIndex:
-        """Builds the index over all columns of these rows. Rows with nulls have no key.
+        """Builds the index of rows. All columns of `rows` are key columns. Rows with a null are left out.
 
         Args:
-            schema: with the types of the columns; files may store other units or encodings.
+            schema: the types that keys are compared in; files may store other units or encodings.
         """
         number, width, has_key = np.zeros(rows.num_rows, np.int64), 1, np.ones(rows.num_rows, np.bool_)
         columns = list[tuple[pa.Array, Int64s | None]]()
@@ -84,12 +87,15 @@ class KeyIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory used by the index, in bytes."""
         dictionaries = sum(values.nbytes + (0 if kinds is None else kinds.nbytes) for values, kinds in self.columns)
         return int(self.numbers.nbytes + self.rows.nbytes + dictionaries)
 
     def find(self, keys: Keys) -> tuple[Int64s, Int64s]:
-        """Returns the rows that have one of the keys, ascending, and for each the position of its key in `keys`."""
+        """Returns two arrays: the numbers of the rows that have one of the keys, ascending, and each row's key.
+
+        The key is given as its position in `keys`.
+        """
         number, asked = np.zeros(keys.count, np.int64), np.arange(keys.count)
         for (values, kinds), (own, distinct) in zip(self.columns, keys.columns, strict=True):
             code = _places(values, distinct)[own[asked]]
@@ -110,13 +116,14 @@ class KeyIndex:
 
 @dataclass(frozen=True)
 class RunIndex:
-    """Index of runs: consecutive rows that share all key columns but the last.
+    """Index of rows by their keys without the last key column. Much smaller than a `KeyIndex` if runs are long.
 
-    Rows that were written together mostly form runs. The index is then much smaller than a `KeyIndex`.
+    A run is a sequence of consecutive rows that differ only in the last key column. Rows of a session that were written
+    together form a run.
 
     Attributes:
-        runs: index of the shared key columns, one per run.
-        first: the first row of each run.
+        runs: index of the runs by their key columns without the last.
+        first: the number of the first row of each run.
         length: the number of rows of each run.
     """
 
@@ -126,11 +133,11 @@ class RunIndex:
 
     @classmethod
     def of(cls, heads: pa.Table, schema: pa.Schema) -> RunIndex:
-        """Builds the index.
+        """Builds the index of rows.
 
         Args:
-            heads: the rows' key columns except the last.
-            schema: with the types of the columns.
+            heads: the key columns of the rows, without the last.
+            schema: the types that keys are compared in.
         """
         begins = np.zeros(heads.num_rows, np.bool_)
         begins[:1] = True
@@ -143,18 +150,22 @@ class RunIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory used by the index, in bytes."""
         return int(self.runs.nbytes + self.first.nbytes + self.length.nbytes)
 
     def find(self, heads: Keys) -> tuple[Int64s, Int64s]:
-        """Returns the rows of the runs with one of these heads, ascending, and for each the position of its head."""
+        """Returns two arrays: the numbers of the rows that have one of the heads, ascending, and each row's head.
+
+        Args:
+            heads: keys without their last column. The result gives each row's head as its position here.
+        """
         run, asked = self.runs.find(heads)
         length = self.length[run].astype(np.int64)
         return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 
 
 def _places(values: pa.Array, distinct: pa.Array) -> Int64s:
-    """Returns the position of each distinct value in an index's values; -1 if it is missing, and for null."""
+    """Returns for each distinct value its position in `values`; -1 if it is missing. A last -1 stands for null."""
     known = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
     at = np.flatnonzero(known >= 0)
     places = np.full(len(distinct) + 1, -1, np.int64)
@@ -163,6 +174,6 @@ def _places(values: pa.Array, distinct: pa.Array) -> Int64s:
 
 
 def _at(kinds: Int64s, number: Int64s) -> tuple[Int64s, Bools]:
-    """Returns the position of each number in `kinds`, and whether it is there."""
+    """Returns two arrays: each number's position in the ascending `kinds`, and whether `kinds` contains the number."""
     place = np.minimum(np.searchsorted(kinds, number), len(kinds) - 1)
     return place, kinds[place] == number

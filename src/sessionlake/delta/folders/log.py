@@ -1,7 +1,7 @@
-"""Builds the actions of a commit to a table in a folder, and writes them as a version (Delta's protocol, "Actions").
+"""Builds the actions of a commit, and writes them to the log as a new version of a table in a folder.
 
-delta-rs writes no deletion vectors, and cannot commit rewritten rows as unchanged. Spark can do both, but takes a
-second.
+An action is one line of a commit file, such as `add` or `remove` (Delta's protocol, "Actions"). delta-rs cannot do
+this: it writes no deletion vectors, and cannot mark moved rows as unchanged. Spark can, but takes a second.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 20
 _FEATURES_OF = {DELETION_VECTORS: VECTORS, CHANGE_FEED: "changeDataFeed", APPEND_ONLY: "appendOnly"}
-"""The table feature that each property needs when it is true."""
+"""The table feature that must be listed in the protocol if a property is true, by property name."""
 TimedFile = tuple[WrittenFile, int]
-"""A file, and the time in milliseconds by which a stream's first read orders it."""
+"""A new file, and its modification time in ms since the epoch. A stream's first read orders files by this time."""
 
 
 def set_property(delta: DeltaTable, key: str, value: str) -> bool:
-    """Sets a property of the table. Returns False if only Spark can write the table."""
+    """Sets a property of the table in one commit.
+
+    Returns:
+        False if it was not set, because only Spark may write to the table or other commits conflicted many times.
+    """
     for _ in range(_ATTEMPTS):
         if spark_only_reason(delta):
             return False
@@ -53,9 +57,13 @@ def set_property(delta: DeltaTable, key: str, value: str) -> bool:
 
 
 def metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[str, str]) -> list[Action]:
-    """Returns actions that give the table these features and properties: the protocol, if it changes, and the metadata.
+    """Returns the actions that set a table's features and properties: `protocol`, if features change, and `metaData`.
 
     delta-rs would also list features that the table does not use, and every reader would have to support them.
+
+    Args:
+        features: all features that the table has afterwards.
+        properties: properties to set; others keep their values.
     """
     described, actions = delta.metadata(), list[Action]()
     if features != features_of(delta):
@@ -77,10 +85,14 @@ def metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[
 
 
 def commit_append(table: Writable, files: Sequence[WrittenFile], txn: Action) -> bool:
-    """Commits new files of the table's folder. Returns False if another commit came first.
+    """Commits new files, whose rows are added to the table.
 
     Args:
-        txn: from `txn_action`.
+        files: new files in the table's folder.
+        txn: action from `txn_action`.
+
+    Returns:
+        False if another process committed this version first. Nothing is committed then.
     """
     return write_commit(table, _written("Append", files), [txn, *(add_action(file, now_ms()) for file in files)], files)
 
@@ -88,13 +100,16 @@ def commit_append(table: Writable, files: Sequence[WrittenFile], txn: Action) ->
 def commit_overwrite(
     table: Writable, former: Sequence[TableFile], files: Sequence[WrittenFile], txn: Action | None, metadata: str = ""
 ) -> bool:
-    """Commits files in place of others. Returns False if another commit came first.
+    """Commits the replacement of files by new files with other rows.
 
     Args:
-        former: the replaced files, as in this version.
-        files: new files of the table's folder.
-        txn: from `txn_action`; None without a transaction.
-        metadata: stored with the commit, as Spark's `userMetadata`.
+        former: files of the table's version, which the commit removes.
+        files: new files in the table's folder.
+        txn: action from `txn_action`; None without a transaction.
+        metadata: stored with the commit, as `userMetadata` in the table's history.
+
+    Returns:
+        False if another process committed this version first. Nothing is committed then.
     """
     now = now_ms()
     info = _written("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
@@ -117,34 +132,36 @@ def commit_replacement(
     *,
     changes: bool,
 ) -> bool | None:
-    """Commits files in place of others, with rows of those.
+    """Commits the replacement of files by new files that have the same rows, or some of them, perhaps changed.
 
     Args:
-        former: the replaced files.
+        former: the files that the commit removes.
         files: the new files.
-        operation: name of the commit's operation.
-        others: further actions.
-        changes: True if some rows were changed or left out.
+        operation: name of the commit's operation in the table's history.
+        others: further actions of the commit.
+        changes: True if rows were changed or left out. False if all rows were only moved.
 
     Returns:
-        False if another commit came first; None if some replaced files are not part of the version.
+        True if it was committed. False if another process committed this version first. None if some former files are
+        not part of the table's version.
     """
     if not {file.key for file in former} <= {file.key for file in table.files}:
         return None
     now = now_ms()
     actions = [*others, *(remove_action(file, now, changes=changes) for file in former)]
     actions += [add_action(file, at, changes=changes) for file, at in files]
-    # Without a predicate, a DELETE would count as one of all rows.
+    # A DELETE without a predicate would count as a deletion of all rows.
     parameters = {"predicate": '["some rows"]'} if changes else {}
     info = {"operation": operation, "operationParameters": parameters}
     return write_commit(table, info, actions, [file for file, _ in files])
 
 
 def commit_corrected_stats(table: Writable) -> bool:
-    """Corrects statistics of files that earlier versions of sessionlake wrote wrong. No file is rewritten.
+    """Commits corrected statistics for files whose statistics some readers decode wrong. No file is rewritten.
 
     Returns:
-        False if another commit came first and this must be repeated.
+        True if nothing had to be corrected, or the corrections were committed. False if another process committed this
+        version first, and the caller must try again.
     """
     found = ((file, corrected_stats(file.add.get("stats"), file.row_count)) for file in table.files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
@@ -155,43 +172,52 @@ _NO_PARTITION: Action = {"partitionValues": {}}
 
 
 def now_ms() -> int:
-    """Returns the present time in milliseconds since the epoch, as actions have it."""
+    """Returns the present wall-clock time in milliseconds since the epoch, the unit of times in actions."""
     return int(time.time() * 1000)
 
 
 def txn_action(app: str, batch: int) -> Action:
-    """Returns the action that makes Delta skip a repetition of this application's commit."""
+    """Returns the `txn` action, by which writers recognise a repeated commit and skip it.
+
+    Args:
+        app: application id of the transaction.
+        batch: version of the transaction.
+    """
     return {"txn": {"appId": app, "version": batch, "lastUpdated": now_ms()}}
 
 
 def add_action(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
-    """Returns the action that adds a file to the table.
+    """Returns the `add` action for a new file.
 
     Args:
-        now: time of the commit in milliseconds since the epoch.
-        changes: False if the file only has rows of the table that were moved.
+        now: the file's modification time in milliseconds since the epoch.
+        changes: True if the file has new or changed rows. False if it only has rows moved from other files.
     """
     return {"add": file_fields(file) | {"modificationTime": now, "dataChange": changes, "stats": file.stats}}
 
 
 def file_fields(file: WrittenFile) -> Action:
-    """Returns the fields that name a file in an action."""
+    """Returns the fields of a new file that `add` and `cdc` actions share: path, size and partition values."""
     return {"path": log_path(file.path), "size": file.size} | _NO_PARTITION
 
 
 def marked_add_action(file: TableFile, vector: Action) -> Action:
-    """Returns the action that adds a file again with a deletion vector."""
+    """Returns the `add` action that replaces a file's entry by one with a new deletion vector.
+
+    Args:
+        vector: the field `deletionVector`, as `write_vectors` returns it.
+    """
     known = {name: file.add[name] for name in ("path", "size", "modificationTime")} | _NO_PARTITION
     stats = encode(file.stats | {"tightBounds": False}).decode()
     return {"add": known | {"dataChange": True, "stats": stats, "deletionVector": vector}}
 
 
 def remove_action(file: TableFile, now: int, *, changes: bool = True) -> Action:
-    """Returns the action that removes a file from the table.
+    """Returns the `remove` action for a file.
 
     Args:
         now: time of the commit in milliseconds since the epoch.
-        changes: False if its rows are only moved.
+        changes: True if rows are deleted or replaced. False if all rows only move to other files.
     """
     known = {name: file.add[name] for name in ("path", "size", "deletionVector") if name in file.add}
     rest = {"dataChange": changes, "extendedFileMetadata": True} | _NO_PARTITION
@@ -201,17 +227,19 @@ def remove_action(file: TableFile, now: int, *, changes: bool = True) -> Action:
 def write_commit(
     table: Writable, info: Action, actions: Iterable[Action], files: Iterable[WrittenFile] = (), *others: Path
 ) -> bool:
-    """Writes the commit after the table's version, and then its checksum and, if due, a checkpoint.
+    """Commits actions as the version after the table's version. Then writes a checksum and, if due, a checkpoint.
 
-    The files that it names are on the disk before it is written, and it is on the disk before this returns.
+    New files are synced to disk before the commit is written. The commit is synced before the function returns.
 
     Args:
-        info: the commit's description of itself: its operation.
-        files: new data files that it names.
-        others: further new files.
+        table: the table, opened at the version before the commit.
+        info: fields of the commit's `commitInfo`, such as `operation`.
+        actions: all other actions of the commit.
+        files: new data files that the actions name.
+        others: further new files that the actions name, as full paths.
 
     Returns:
-        False, and nothing is written, if another process has written this version first.
+        False if another process committed this version first. Nothing is committed then.
     """
     own, version, log = uuid.uuid4(), table.version + 1, table.folder / "_delta_log"
     said: Action = {"commitInfo": {"timestamp": now_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}}
@@ -223,7 +251,7 @@ def write_commit(
         sync(unnamed)
         os.link(unnamed, entry)
     except FileExistsError:
-        # On NFS, a request that is repeated because its answer was lost finds the file that it wrote itself.
+        # NFS repeats a request whose answer was lost. The repeated request finds the file that the first one wrote.
         if entry.read_bytes() != content:
             return False
     finally:

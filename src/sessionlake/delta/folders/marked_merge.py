@@ -1,8 +1,8 @@
-"""Merges rows by marking the replaced rows and appending the new ones. The cost depends on the source, not the table.
+"""MERGE without Spark: marks replaced rows as deleted, and appends their new versions and new rows in one file.
 
-The places of keys are known or read once (`rows_by_key`). Replaced rows are marked in deletion vectors. Neither
-delta-rs nor Arrow writes these, so the commit is written here according to Delta's protocol. If the table has a change
-feed, the changed rows are also written to a separate file.
+So the cost depends on the number of merged rows, not on the size of the table. `rows_by_key` finds the rows to replace.
+They are marked in deletion vectors, which neither delta-rs nor Arrow can write. So the commit is written here according
+to Delta's protocol. If the table has a change feed, the changed rows are also written to a separate file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _CROWD = 16
-_LARGEST_TIER = 5  # of a million rows and more
+_LARGEST_TIER = 5  # files with `_CROWD ** 5` rows (a million) or more are never moved
 _NO_ROWS = np.empty(0, np.int64)
 _FEED, _CHANGE = "_change_data", pa.field("_change_type", pa.string())
 
@@ -56,19 +56,23 @@ def merge_by_marking(
     *,
     marks: bool = True,
 ) -> bool:
-    """Commits one MERGE. Returns False if another commit came first and this must be repeated.
+    """MERGEs source rows into a table in one commit.
 
     Args:
-        delta: the table's latest version.
-        source: at most one row per key.
+        delta: the table, at its latest version.
+        source: the rows to merge, at most one per key.
+        upsert: says how source rows change the table.
         app: application id of the transaction.
         batch: version of the transaction.
-        lookup: finds the table's rows of the source's keys.
-        marks: True to mark replaced rows. False to rewrite their files, which adds no deletion vectors.
+        lookup: finds the table's rows that have a key of the source, and may combine them with the source.
+        marks: True to mark replaced rows in deletion vectors. False to rewrite the files that have replaced rows.
+
+    Returns:
+        False if another process committed first. Nothing is committed then, and the caller must try again.
 
     Raises:
         LakeError: a deletion vector does not match the log, or only Spark may write to the table.
-        TooLargeError: the table's rows that the source is combined with are too large.
+        TooLargeError: the table's rows to combine with the source exceed the limit of `lookup`.
     """
     table = open_writable(delta)
     folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
@@ -94,30 +98,34 @@ def merge_by_marking(
 
 
 def _absorbed(table: Writable, rewritten: Iterable[TableFile]) -> list[TableFile]:
-    """Returns files whose remaining rows move into the new file.
+    """Returns the files whose remaining rows move into the file that the MERGE writes: rewritten files and small files.
 
     Args:
-        rewritten: files that are rewritten in any case.
+        rewritten: files that the MERGE rewrites because they have replaced rows.
     """
     crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _crowded(table.files)
     return [*dict.fromkeys([*rewritten, *crowded])]
 
 
 def _gone(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
-    """Returns the numbers of all rows of a file that are deleted, before or by this commit."""
+    """Returns the numbers of all rows of a file that are deleted after this commit, ascending.
+
+    Args:
+        former: for each file, the numbers of the rows that this commit replaces or deletes.
+    """
     return np.union1d(file.deleted_rows, former[file]) if file in former else file.deleted_rows
 
 
 @dataclass(frozen=True)
 class _Merged:
-    """What a MERGE makes of the rows that the table has of its source's keys, and of the others.
+    """The result of a MERGE, before it is written: which table rows are replaced or deleted, and the new rows.
 
     Attributes:
-        former: where rows are that do not stay, by file.
-        gone: of each of them, whether nothing takes its place.
-        held: they, as they were: all columns, or those that the rows in their places may take from them.
-        updated: these rows.
-        inserted: rows of keys that the table has not.
+        former: the table rows that are replaced or deleted, by file.
+        gone: for each former row, True if it is deleted and False if it is replaced.
+        held: the former rows as they were. All columns, or only those from which new values may be computed.
+        updated: the new versions of the replaced rows, in the order of the replaced rows in `held`.
+        inserted: rows whose keys the table does not have yet.
     """
 
     former: list[FoundRows]
@@ -137,10 +145,13 @@ class _Merged:
         *,
         all_columns: bool,
     ) -> _Merged:
-        """Finds and reads what is needed.
+        """Finds and reads the table's rows with keys of the source, and computes the result.
 
         Args:
-            all_columns: True to read all columns of replaced rows.
+            files: all files of the table.
+            source: the rows to merge.
+            schema: the table's columns.
+            all_columns: True to read all columns of former rows, which a change feed needs.
         """
         found = lookup.find(files, source, upsert.keys, schema)
         source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
@@ -159,7 +170,7 @@ class _Merged:
         return bool(len(self.gone) or self.inserted.num_rows)
 
     def metrics(self) -> dict[str, str]:
-        """What Delta calls the rows that it has touched."""
+        """Returns the numbers of inserted, updated and deleted rows under Delta's metric names."""
         return {
             "numTargetRowsInserted": str(self.inserted.num_rows),
             "numTargetRowsUpdated": str(self.updated.num_rows),
@@ -167,7 +178,10 @@ class _Merged:
         }
 
     def changes(self) -> Iterator[pa.Table]:
-        """The rows that a change feed tells, each with what has become of it."""
+        """Yields the rows of the change feed, with the column `_change_type`.
+
+        They are deleted rows, replaced rows before and after the change, and inserted rows.
+        """
         yield _changed(self.held.filter(pa.array(self.gone)), "delete")
         yield _changed(self.held.filter(pa.array(~self.gone)), "update_preimage")
         yield _changed(self.updated, "update_postimage")
@@ -179,7 +193,11 @@ def _changed(rows: pa.Table, change: str) -> pa.Table:
 
 
 def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
-    """Of the rows that were found, those that do not stay: they are replaced, or removed."""
+    """Returns those of the found rows that the MERGE replaces or deletes.
+
+    Args:
+        found: all table rows that have a key of the source.
+    """
     if upsert.updates:
         return list(found)
     gone = _removes(source, upsert)
@@ -188,23 +206,23 @@ def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> lis
 
 
 def _removes(source: pa.Table, upsert: Upsert) -> Bools:
-    """Which of the source's rows say that a row is gone."""
+    """Returns for each source row whether it deletes the table's row with its key."""
     if not upsert.deletes:
         return np.zeros(source.num_rows, np.bool_)
     return pc.fill_null(source[DELETE], False).to_numpy()
 
 
 def _others(upsert: Upsert, schema: pa.Schema) -> list[str]:
-    """The columns that a row does not take from the source, or not always."""
+    """Returns the columns that a replaced row may keep: all except key columns and columns always set by the source."""
     return [name for name in schema.names if name not in {*upsert.keys, *upsert.columns}]
 
 
 def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
-    """The rows in the place of those that are marked.
+    """Returns the new versions of replaced rows.
 
     Args:
-        held: these, as they were.
-        given: of each, the row of the source.
+        held: the replaced rows as they were.
+        given: for each replaced row, the source row with its key.
     """
     columns: dict[str, Any] = {name: given[name] for name in (*upsert.keys, *upsert.columns)}
     columns |= {name: held[name] for name in _others(upsert, schema)}
@@ -222,7 +240,11 @@ def _inserted(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> p
 
 
 def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
-    """Writes the file that readers of the change feed use for this commit; None if no row changed."""
+    """Writes the commit's change-feed file, which readers of the change feed use instead of the data files.
+
+    Returns:
+        The file; None if no row changed, so that none was written.
+    """
     feed_folder, feed_schema = folder / _FEED, schema.append(_CHANGE)
     feed_folder.mkdir(exist_ok=True)
     files = FileWriter(str(feed_folder), feed_schema, ()).files(gather_batches(_batches(changes, feed_schema)))
@@ -234,9 +256,10 @@ def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Record
 
 
 def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
-    """Returns some small files if many have about the same size. Their rows move into the file that is written anyway.
+    """Returns `_CROWD` (16) small files of about the same number of rows; empty if there are fewer such files.
 
-    A row is moved about as often as the table is larger than a MERGE by the factor `_CROWD`.
+    Their rows are moved into the file that the MERGE writes anyway. So the number of files grows with the logarithm of
+    the table's size, and each row is moved only a few times.
     """
     for size in range(_LARGEST_TIER):
         tier = [file for file in files if _CROWD**size <= file.row_count < _CROWD ** (size + 1)]
@@ -246,10 +269,11 @@ def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
 
 
 def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
-    """Returns actions that mark more rows of files, or remove a file if no row is left.
+    """Returns the actions that mark further rows of files as deleted. A file without remaining rows is removed.
 
     Args:
-        written: receives the path of the file with deletion vectors, if one is written.
+        marked: for each file, the numbers of the rows to mark.
+        written: list to which the path of the new file with deletion vectors is appended, if one is written.
         now: time of the commit in milliseconds since the epoch.
     """
     every = {file: _gone(file, marked) for file in marked}

@@ -1,7 +1,7 @@
-"""Writes Parquet files into a table's folder, for a later commit.
+"""Writes Parquet files into a table's folder. The files become part of the table in a later commit.
 
-Spark's own writer works row by row, and took most of the JVM's time in silver and gold. A task that has Arrow batches
-writes them directly, one file per task, and returns its statistics. The driver commits all files at once.
+Spark's own writer works row by row, and took most of the JVM's time in silver and gold. So a Spark task that has Arrow
+batches writes them directly, to one file per task, and returns the file's statistics. The driver commits all files.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file in a table's folder that is not committed yet.
+    """A new file in a table's folder that is not committed yet.
 
     Attributes:
-        path: relative to the folder.
-        stats: Delta's statistics as JSON: number of rows, and minimum, maximum and null count of some columns.
+        path: path relative to the folder.
+        size: size in bytes.
+        stats: Delta's statistics as JSON text: number of rows, and minimum, maximum and null count of some columns.
     """
 
     path: str
@@ -49,19 +50,21 @@ class WrittenFile:
 
     @property
     def rows(self) -> int:
-        """The file's number of rows."""
+        """Number of rows in the file, from its statistics."""
         return int(json.loads(self.stats)["numRecords"])
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """A `mapInArrow` function that writes record batches to one file, and yields one row about it; none without rows.
+    """A function for `mapInArrow` that writes all its record batches to one new file.
 
-    Texts that the first batch has as dictionaries are written as dictionaries.
+    It yields one row that describes the file (`path`, `size`, `stats`), or no row if the batches have no rows. Text
+    columns that are dictionary-encoded in the first batch are also dictionary-encoded in the file.
 
     Attributes:
-        schema: the file's columns. Batch columns are matched by name; absent ones are null.
-        indexed: columns for which minimum, maximum and null count are returned.
+        folder: the folder to write to.
+        schema: the file's columns. Columns of batches are matched by name; absent columns are null.
+        indexed: columns for which statistics are collected (minimum, maximum and null count).
         codec: Parquet's compression codec.
     """
 
@@ -71,7 +74,7 @@ class FileWriter:
     codec: str = FAST_CODEC
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Writes the task's rows."""
+        """Writes the batches to a new file, and yields one row that describes the file; none without rows."""
         path = f"part-{uuid.uuid4()}.{self.codec}.parquet"
         target = Path(self.folder) / path
         known = Statistics(self.indexed, self.schema)
@@ -86,7 +89,7 @@ class FileWriter:
                     rows.schema,
                     compression=self.codec,
                     use_dictionary=dictionary_columns(rows.schema),
-                    store_schema=False,  # a reader is to have texts, however they came
+                    store_schema=False,  # readers get plain texts, also where the file has dictionaries
                 )
                 writer.write_batch(rows)
                 known.add(rows)
@@ -102,12 +105,12 @@ class FileWriter:
             yield pa.RecordBatch.from_pylist([row], _WRITTEN)
 
     def files(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
-        """Writes rows in this process, to one file, or to none if there are no rows."""
+        """Writes the batches to a new file in this process. Returns that file in a list; empty without rows."""
         return [WrittenFile(**row) for batch in self(batches) for row in batch.to_pylist()]
 
 
 def column_types(delta: DeltaTable) -> dict[str, str]:
-    """Returns a table's column names and their Spark SQL types."""
+    """Returns the Spark SQL types of a table's columns, by column name, in order."""
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(delta.schema().to_json()))
@@ -115,17 +118,24 @@ def column_types(delta: DeltaTable) -> dict[str, str]:
 
 
 def write_with_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
-    """Writes rows that tasks have as Arrow data. Runs one Spark job."""
+    """Writes rows that Spark tasks produce as Arrow batches, one file per task. Runs one Spark job.
+
+    Args:
+        rows: the frame with the function that produces its Arrow batches.
+    """
     files = rows.then(writer, WRITTEN_COLUMNS).collect()
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
 
 
 def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
-    """Writes rows of a Spark frame with Spark's writer, in one job. Passing them to Python would cost more.
+    """Writes the rows of a Spark frame with Spark's own writer, in one job. Passing the rows to Python would cost more.
 
     Args:
-        columns: names and types of the table's columns; those that the rows lack become null.
-        writer: its folder and statistics columns are used.
+        columns: Spark SQL types of the table's columns, by name. Columns that the rows lack become null.
+        writer: only its folder and the columns for statistics are used.
+
+    Raises:
+        LakeError: the rows have a column that the table lacks.
     """
     folder = Path(writer.folder)
     into = folder / f"staged-{uuid.uuid4()}"
@@ -138,7 +148,10 @@ def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWr
 
 
 def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """Returns the rows with the table's columns, in its order and types.
+    """Returns the rows with exactly the table's columns, in the table's order and types.
+
+    Args:
+        columns: Spark SQL types of the table's columns, by name. Columns that the rows lack become null.
 
     Raises:
         LakeError: the rows have a column that the table lacks.
@@ -149,14 +162,21 @@ def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     if [*held.items()] == [*columns.items()]:
         return rows
     if unknown := held.keys() - columns:
-        raise LakeError(f"The rows have columns that the table lacks: {', '.join(sorted(unknown))}")
+        raise LakeError(
+            f"The rows have columns that the table lacks: {', '.join(sorted(unknown))}",
+            fix="Remove them from the rows, or add them to the table",
+        )
     return rows.select(
         *((F.col(quote(name)) if name in held else F.lit(None)).cast(sql).alias(name) for name, sql in columns.items())
     )
 
 
 def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile | None:
-    """A file of Spark's, moved into the table's folder, with what its footer tells; None of one without rows."""
+    """Moves a file that Spark wrote into the table's folder, under a new name.
+
+    Returns:
+        The moved file, with statistics from its footer. None if it has no rows; it is not moved then.
+    """
     footer = pq.read_metadata(file)
     known = Statistics(indexed, footer.schema.to_arrow_schema())
     if not footer.num_rows:
@@ -169,7 +189,10 @@ def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile 
 
 
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Returns the batch with the table's columns, in its order and types."""
+    """Returns the batch with exactly the columns of `schema`, in its order and types.
+
+    Columns that the batch lacks are null. Columns that the schema lacks are left out.
+    """
     held = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = [_typed(held.get(field.name), field.type, batch.num_rows) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -182,7 +205,7 @@ def _typed(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Combines batches into larger ones, each of which becomes a row group."""
+    """Combines record batches into larger ones, since each batch becomes one row group of a file."""
     held, size = list[pa.RecordBatch](), 0
     for batch in batches:
         held.append(batch)
@@ -195,7 +218,7 @@ def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def dictionary_columns(schema: pa.Schema) -> list[str]:
-    """Returns columns whose values repeat so often that a dictionary saves more than it costs."""
+    """Returns the names of the columns that are written with a dictionary, because their values usually repeat."""
     return [
         field.name
         for field in schema
@@ -204,7 +227,7 @@ def dictionary_columns(schema: pa.Schema) -> list[str]:
 
 
 def _encoded_as(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
-    """Returns the schema, with dictionary types for those columns that `found` has as dictionaries."""
+    """Returns `schema`, with dictionary types for the columns that are dictionary-encoded in `found`."""
     there = {f.name: f.type for f in found if pa.types.is_dictionary(f.type)}
     return pa.schema(
         [
@@ -216,5 +239,5 @@ def _encoded_as(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
     )
 
 
-# Texts of which nearly every one is another.
+# Text columns in which nearly all values are distinct.
 _DISTINCT = frozenset({"row_id"})

@@ -1,4 +1,7 @@
-"""Reads tables without Spark: the log names the files, statistics rule out some, and Arrow reads the rest."""
+"""Reads tables in folders without Spark.
+
+The log names a table's files. Statistics show which of them cannot have a matching row. Arrow reads the others.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def is_table(folder: Path) -> bool:
-    """True if the folder holds a table. A process that died while creating one leaves a log without a commit."""
+    """True if the folder holds a table, which has at least one commit.
+
+    A process that died while it created a table may have left a log without a commit.
+    """
     try:
         with os.scandir(folder / "_delta_log") as log:
             return any(entry.name.endswith(".json") for entry in log)
@@ -36,7 +42,7 @@ class FolderReader(TableReader):
     """Reads tables in folders.
 
     Args:
-        path: returns the folder of a table.
+        path: function that returns the folder of a table, given its two-level name.
     """
 
     def __init__(self, path: Callable[[str], Path]) -> None:
@@ -78,17 +84,17 @@ class FolderReader(TableReader):
 
     @contextmanager
     def _opened(self, table: str) -> Iterator[DeltaTable]:
-        """Opens the table for the block.
+        """Opens the table at its latest version, and translates errors of delta-rs inside the block.
 
         Raises:
-            LakeError: delta-rs cannot read its log.
+            LakeError: delta-rs cannot read the table.
         """
         from deltalake.exceptions import DeltaError
 
         try:
             yield open_table(self._path(table))
         except DeltaError as error:
-            said = str(error).partition("\n")[0]  # behind it is where in delta-rs
+            said = str(error).partition("\n")[0]  # further lines name places in delta-rs' source
             raise LakeError(
                 f"{table} cannot be read by delta-rs ({said})",
                 fix="Run `sessionlake doctor`, which says what is missing. `sessionlake query` may still read it",
@@ -96,27 +102,27 @@ class FolderReader(TableReader):
 
 
 def _count(delta: DeltaTable) -> int:
-    """Returns the number of rows of a table, without those that deletion vectors mark."""
+    """Returns the number of rows of a table according to its log. Rows marked in deletion vectors do not count."""
     return delta.count() - sum(len(file.deleted_rows) for file in (live_files(delta) if has_vectors(delta) else ()))
 
 
 def _rows(
     delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that meet all conditions. Files whose statistics rule out such rows are skipped."""
+    """Yields the rows that meet all conditions, with these columns (None for all), in record batches."""
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat, ParquetReadOptions
     from pyarrow.fs import LocalFileSystem
 
     schema, wanted = pa.schema(delta.schema().to_arrow()), expression(conditions)
     names = schema.names if columns is None else [*columns]
     if has_vectors(delta) or needs_delta_reader(delta):
-        # delta-rs finds rows beside vectors in a quarter of the time that Arrow takes.
+        # With deletion vectors, delta-rs needs a quarter of the time that Arrow needs.
         read = pa.schema([schema.field(name) for name in dict.fromkeys([*names, *(name for name, _, _ in conditions)])])
         for batch in pa.RecordBatchReader.from_stream(delta.scan(columns=read.names, predicate=_predicate(conditions))):
             rows = pa.Table.from_batches([batch]).cast(read)
             yield from (rows if wanted is None else rows.filter(wanted)).select(names).to_batches()
         return
-    # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
+    # Spark may write times as INT96. Arrow would read them as nanoseconds, which end in the year 2262.
     form = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
     paths = [str(file.path) for file in _candidate_files(live_files(delta, read_vectors=False), conditions)]
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
@@ -125,7 +131,7 @@ def _rows(
 
 
 def _candidate_files(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:
-    """Returns the files that may have rows which meet all conditions, by their statistics."""
+    """Returns the files that may have a matching row: their statistics do not contradict any condition."""
     return [file for file in files if all(_may_meet(file, *condition) for condition in conditions)]
 
 
@@ -146,7 +152,10 @@ _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<="
 
 
 def _predicate(conditions: Sequence[Condition]) -> str | None:
-    """As SQL, those conditions that compare with texts, numbers, times or nothing: by them files are left out."""
+    """Returns conditions as a SQL predicate, by which delta-rs skips files; None if no condition can be translated.
+
+    Only conditions that compare with texts, integers or times, or test for null, are translated.
+    """
     parts = [
         f"{_quoted(name)} {_SQL[compare]} {_literal(value)}"
         for name, compare, value in conditions
@@ -162,12 +171,12 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
 
 
 def _quoted(name: str) -> str:
-    """An identifier of DataFusion's SQL."""
+    """Returns a column name as a quoted identifier in the SQL of DataFusion, which delta-rs uses."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(value: str | int | datetime) -> str:
-    if isinstance(value, datetime | FarTime):  # as a text it would have to fit into nanoseconds
+    if isinstance(value, datetime | FarTime):  # a time as text would be parsed as nanoseconds, which end in 2262
         zone = 'Some("UTC")'
         if isinstance(value, datetime) and value.tzinfo is None:
             zone, value = "None", value.replace(tzinfo=UTC)

@@ -1,6 +1,7 @@
-"""Removes or erases rows of a table in a folder: rewrites each affected file, in one commit, without Spark.
+"""Removes or erases rows of a table in a folder, without Spark.
 
-A rewritten file keeps its place in the arrival order.
+Each file that has such rows is rewritten, all in one commit. A rewritten file keeps its modification time, and so its
+place in the arrival order, which a stream's first read follows.
 """
 
 from __future__ import annotations
@@ -26,25 +27,29 @@ _ATTEMPTS = 20
 
 
 def count(folder: Path, chosen: RowSelection) -> int:
-    """Returns how many rows are selected."""
+    """Returns how many rows of the table are selected. Reads the columns that the selection needs."""
     table = open_writable(open_table(folder))
     return sum(_count(file, chosen, table.schema) for file in _concerned(table, chosen))
 
 
 def remove(folder: Path, chosen: RowSelection) -> None:
-    """Removes the selected rows. No other process may merge or remove files of the table at the same time.
+    """Removes the selected rows in one commit. Other processes may append meanwhile, but not merge or remove files.
 
     Raises:
-        LakeError: another process did.
+        LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
     """
     rewrite(folder, chosen, lambda batch: batch.filter(pc.invert(chosen.mask(batch))))
 
 
 def rewrite(folder: Path, chosen: RowSelection, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-    """Rewrites the files that have selected rows; each batch becomes what `change` returns for it.
+    """Rewrites the files that have selected rows, in one commit.
+
+    Args:
+        change: function that returns the new content of a record batch. It gets all rows of these files, also rows
+            that are not selected.
 
     Raises:
-        LakeError: another process has replaced files meanwhile.
+        LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
     """
     table = open_writable(open_table(folder))
     writer = table.writer(COMPACT_CODEC)
@@ -64,16 +69,16 @@ def rewrite(folder: Path, chosen: RowSelection, change: Callable[[pa.RecordBatch
 
 
 def purge_vectors(folder: Path) -> int:
-    """Rewrites files that have deletion vectors, and removes that feature from the table.
+    """Rewrites files with deleted rows, and removes the feature `deletionVectors` from the table.
 
-    Readers without support for the feature can then open the table. Streams and change feeds skip the commit, which
-    changes no row.
+    Readers without support for deletion vectors can then open the table. The commit changes no row, so streams and
+    change feeds skip it.
 
     Returns:
         The number of files that had deleted rows.
 
     Raises:
-        LakeError: other commits conflicted again and again.
+        LakeError: other commits conflicted in all of 20 attempts.
     """
     for _ in range(_ATTEMPTS):
         table = open_writable(open_table(folder))
@@ -97,7 +102,7 @@ def _without_vectors(table: Writable, marked: list[TableFile]) -> bool:
     finally:
         discard_uncommitted(table.folder, [] if done else [part.path for part, _ in placed], table.version)
     if done:
-        write_checkpoint(open_table(table.folder))  # at which readers begin that would not know the log before it
+        write_checkpoint(open_table(table.folder))  # readers without the feature cannot read the log before it
     return done
 
 
@@ -107,6 +112,6 @@ def _count(file: TableFile, chosen: RowSelection, schema: pa.Schema) -> int:
 
 
 def _concerned(table: Writable, chosen: RowSelection) -> list[TableFile]:
-    """Returns the files that may have selected rows, by their statistics."""
+    """Returns the files that may have selected rows, according to their statistics."""
     ends = {name: (None, value) for name, value in chosen.upper_bounds.items()}
     return [file for file in table.files if file.may_have(ends)]

@@ -1,6 +1,8 @@
-"""Finds the rows of a table's files that have given keys, and reads only those rows.
+"""Finds the rows of a table that have given keys, and reads only these rows.
 
-Cached keys (`file_keys`) give the rows, or candidates. For candidates, the last key column is read and compared.
+The search uses cached indexes of each file's keys (`file_keys`). An index by complete keys gives the rows. An index by
+heads (keys without their last column) only gives candidates: rows that have the head of a key. For candidates the last
+key column is read from the file and compared.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import dictionary_codes
 from sessionlake.protocol.types import Bools, Int64s
 
-_COMPARED = 1 << 21  # candidates that are compared at once
+_COMPARED = 1 << 21  # from this number on, the candidates of several files are compared, and their memory is freed
 _IN_ONE_PIECE = 32 << 20  # up to this many bytes, rows of many files are copied into one chunk
 _NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class _KeySearch:
-    """The keys to search for, one per row.
+    """The keys to search for, in the forms that the indexes need.
 
     Attributes:
         keys: the complete keys.
-        heads: the distinct keys without their last column.
-        head: for each row, the position of its head in `heads`.
-        tail: the last key column.
+        heads: the distinct heads (keys without their last column).
+        head: for each key, the position of its head in `heads`.
+        tail: for each key, its value in the last key column.
     """
 
     keys: Keys
@@ -55,7 +57,11 @@ class _KeySearch:
         return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
     def resolve(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
-        """Yields, for each file, the rows that are not deleted and have one of the keys."""
+        """Yields for each file the rows that have one of the keys. Deleted rows are left out.
+
+        Args:
+            seen: what the indexes of the files returned.
+        """
         tails = [chunk for one in seen for chunk in one.tail.chunks]
         if tails:
             at, place = self._find_pairs(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
@@ -67,11 +73,13 @@ class _KeySearch:
             yield one.resolved_rows(at[begin:end] - before, place[begin:end])
 
     def _find_pairs(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
-        """Returns which candidates have one of the keys, and which key.
+        """Returns two arrays: the positions of the candidates that have one of the keys, ascending, and their keys.
+
+        A key is given as its position in `keys`.
 
         Args:
             head: for each candidate, the position of its head in `heads`.
-            tail: its last key column.
+            tail: for each candidate, its value in the last key column.
         """
         pair = pa.schema([("head", pa.int64()), ("tail", tail.type)])
         index = KeyIndex.of(pa.table([pa.array(head), tail], schema=pair), pair)
@@ -80,11 +88,12 @@ class _KeySearch:
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Rows of a file that have searched keys.
+    """Rows of one file that have a searched key.
 
     Attributes:
-        rows: their numbers in the file, ascending.
-        key_places: for each row, the position of its key among the searched ones.
+        file: the file.
+        rows: the numbers of the rows in the file, ascending.
+        key_places: for each row, the position of its key among the searched keys.
         footer: the file's footer.
     """
 
@@ -94,19 +103,19 @@ class FoundRows:
     footer: Footer
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """Reads these columns of the rows."""
+        """Reads the given columns of these rows from the file. Columns that the file lacks are left out."""
         return read_rows(self.file.path, self.rows, columns, self.footer)
 
 
 @dataclass(frozen=True)
 class _FileMatch:
-    """What a file's index finds.
+    """What the indexes of one file return. Rows that are marked as deleted are still included.
 
     Attributes:
-        exact: rows that have searched keys, in any order.
-        candidates: further rows that share a head with a searched key.
-        head: for each candidate, the position of its head.
-        tail: the last key column of the candidates.
+        exact: rows that have a searched key, in any order.
+        candidates: numbers of further rows, of which only the head is known to match a searched key.
+        head: for each candidate, the position of its head among the searched heads.
+        tail: for each candidate, its value in the last key column.
     """
 
     exact: FoundRows
@@ -115,11 +124,11 @@ class _FileMatch:
     tail: pa.ChunkedArray
 
     def resolved_rows(self, at: Int64s, place: Int64s) -> FoundRows:
-        """Returns the rows that are not deleted: the exact ones, and the candidates with complete keys.
+        """Returns the file's rows that have a searched key: `exact` and confirmed candidates, without deleted rows.
 
         Args:
-            at: which candidates have complete keys.
-            place: for each of them, the position of its key.
+            at: positions in `candidates` of those that have a searched key.
+            place: for each of these, the position of its key among the searched keys.
         """
         rows = np.concatenate([self.exact.rows, self.candidates[at]])
         source = np.concatenate([self.exact.key_places, place])
@@ -129,10 +138,11 @@ class _FileMatch:
 
 
 class KeyIndexes:
-    """Finds rows by their keys, with cached keys of files. Safe for several threads.
+    """Finds rows by their keys, with cached indexes of the keys in files. Several threads may use it.
 
     Args:
-        most: limit of the cache in bytes. If it is reached, footers are read again each time, and then keys.
+        most: limit of the cache in bytes. If it is reached, footers are evicted first. If keys still do not fit, they
+            are read from the file in each search.
     """
 
     def __init__(self, most: int) -> None:
@@ -140,18 +150,19 @@ class KeyIndexes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the cache holds."""
+        """Memory used by the cache, in bytes."""
         return self._known.nbytes
 
     def find(
         self, files: Sequence[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
-        """Returns the files that have keys of these rows, and where.
+        """Returns the table's rows that have the key of one of the given rows, grouped by file.
 
         Args:
-            files: all files of a table's version. Cached keys of other files in its folder are evicted.
+            files: all files of the table's version. Cached keys of files that the table no longer has are evicted.
+            rows: rows with the keys to search for.
             names: the key columns, which have no nulls.
-            schema: the table's.
+            schema: the table's columns.
         """
         if not rows.num_rows:
             return []
@@ -173,7 +184,7 @@ class KeyIndexes:
     def _in_file(
         self, file: TableFile, asked: _KeySearch, names: Sequence[str], schema: pa.Schema
     ) -> _FileMatch | None:
-        """Returns the file's matches; None if it has none."""
+        """Returns what the indexes of a file find for the searched keys; None if they find no row."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
         for first, index in self._known.parts(file.path, names, schema):
             by_head = isinstance(index, RunIndex)
@@ -192,7 +203,7 @@ class KeyIndexes:
 
 
 def _among(rows: Int64s, some: Int64s) -> Bools:
-    """Returns which of the rows are among `some`, which is ascending."""
+    """Returns for each element of `rows` whether `some` contains it. `some` is ascending."""
     place = np.searchsorted(some, rows)
     return np.append(some, -1)[place] == rows
 
@@ -208,12 +219,13 @@ def _keep_nothing() -> KeyIndexes:
 
 @dataclass(frozen=True)
 class Lookup:
-    """How a MERGE finds the table's rows of its source's keys, and what it combines them with.
+    """Finds the table rows that a MERGE changes, and optionally combines the source rows with them.
 
     Attributes:
-        indexes: cached keys of files.
-        combine: computes the merged rows from the source and the table's rows; None to merge the source as it is.
-        most: limit in bytes for the table's rows that are combined.
+        indexes: cached indexes of the keys in the table's files.
+        combine: computes the rows to merge from the source rows and the table's rows with the same keys. None to merge
+            the source rows as they are.
+        most: limit in bytes for the table's rows that are read to combine them.
     """
 
     indexes: KeyIndexes = field(default_factory=_keep_nothing)
@@ -223,16 +235,29 @@ class Lookup:
     def find(
         self, files: Sequence[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
-        """Returns the files that have keys of the source's rows, and where."""
+        """Returns the table's rows that have the key of a source row, grouped by file.
+
+        Args:
+            files: all files of the table's version.
+            names: the key columns.
+            schema: the table's columns.
+        """
         return self.indexes.find(files, source, names, schema)
 
     def combined(
         self, source: pa.Table, found: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
     ) -> pa.Table:
-        """Returns the rows to merge, in the order of the source.
+        """Returns the rows to merge, one for each source row, in the order of the source.
+
+        They are the source rows themselves if there is nothing to combine them with.
+
+        Args:
+            found: the table's rows from `find`.
+            names: the key columns.
+            schema: the table's columns.
 
         Raises:
-            TooLargeError: the table's rows are too large.
+            TooLargeError: the table's rows exceed `most` bytes.
         """
         if self.combine is None or not found:
             return source
@@ -245,15 +270,15 @@ class Lookup:
 
 
 def read_found_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
-    """Reads the found rows.
+    """Reads found rows from their files, and returns them in the order of `found`.
 
     Args:
-        keys: the searched keys, which are not read again.
+        keys: the searched keys. Key columns are copied from here, and not read from files.
         schema: the columns to return, with the table's types.
-        most: limit in bytes; None for no limit.
+        most: limit in bytes for the columns that are read; None for no limit.
 
     Raises:
-        TooLargeError: the rows are larger.
+        TooLargeError: these columns exceed `most` bytes.
     """
     known = [name for name in schema.names if name in keys.column_names]
     others = pa.schema([column for column in schema if column.name not in known])

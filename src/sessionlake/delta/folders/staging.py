@@ -1,4 +1,7 @@
-"""Writes rows to files of a table in a folder, and commits the files; a replay of the same transaction adds nothing."""
+"""Writes rows to new files in a table's folder, and commits these files later.
+
+A replay of the same transaction commits nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,16 @@ from sessionlake.spark.frames import Mapped, Rows
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_ATTEMPTS = 100  # of several that commit at once, each time one gets through
+_ATTEMPTS = 100  # if several processes commit at once, one of them succeeds in each attempt
 
 
 class StagedFiles:
-    """Written files that are not part of their table yet.
+    """New files in a table's folder that are not part of the table until `commit` or `replace`.
 
     Args:
-        delta: the table, at any version; None to open it.
+        place: the table's folder, name and lock.
+        files: the new files.
+        delta: the table, opened at any version; None to open it here.
     """
 
     def __init__(self, place: TableLocation, files: Sequence[WrittenFile], delta: DeltaTable | None = None) -> None:
@@ -44,17 +49,17 @@ class StagedFiles:
         return sum(file.rows for file in self._files)
 
     def columns(self, *names: str) -> pa.Table:
-        """Reads these columns of the rows from the files."""
+        """Reads the given columns of all rows in the files into memory."""
         table_schema = pa.schema(self._delta.schema().to_arrow())
         schema = pa.schema([table_schema.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
         return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def commit(self, txn: Txn) -> None:
-        """Commits the files. Takes the table's lock if MERGE or Spark also commits to the table.
+        """Adds the files to the table in one commit. A replay of the same transaction adds nothing.
 
-        Spark's rename can overwrite a commit that came first. All commits to other tables are written here, and need no
-        lock.
+        Holds the table's lock if MERGE or Spark also commits to the table, since Spark can overwrite a commit that came
+        first. Tables that only get appends are committed to by this class alone, which needs no lock.
         """
         place, action = self._place, txn_action(txn.app_id_for(self._place.table), txn.version)
         known = open_writable(self._delta)
@@ -63,15 +68,16 @@ class StagedFiles:
             self._commit(txn, lambda table: commit_append(table, self._files, action))
 
     def replace(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
-        """Commits the files in place of others; a replay of the same transaction changes nothing.
-
-        Rows appended after those files stay.
+        """Replaces files of the table by these files in one commit. A replay of the same transaction changes nothing.
 
         Args:
-            former: the replaced files; None for all files of the table.
+            former: the files to replace. Files that were added to the table later stay. None to replace all files that
+                the table has at the time of the commit.
+            txn: the transaction; None to commit without one.
+            metadata: stored with the commit, as `userMetadata` in the table's history.
 
         Raises:
-            LakeError: some replaced files are gone.
+            LakeError: the table no longer has some of the former files.
         """
         place = self._place
         action = None if txn is None else txn_action(txn.app_id_for(place.table), txn.version)
@@ -87,7 +93,13 @@ class StagedFiles:
             self._commit(txn, overwrite)
 
     def _commit(self, txn: Txn | None, write: Callable[[Writable], bool]) -> None:
-        """Commits unless the table has the transaction, and again if another commit came first."""
+        """Calls `write` until it succeeds, each time with the table's latest version.
+
+        Does nothing if the table already has the transaction.
+
+        Args:
+            write: commits to the given version, and returns False if another commit came first.
+        """
         place, delta = self._place, self._delta
         for _ in range(_ATTEMPTS):
             delta.update_incremental()  # which takes a tenth of what opening the table does
@@ -100,22 +112,31 @@ class StagedFiles:
         raise LakeError(f"{place.folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
 
     def discard(self) -> None:
-        """Removes the files unless they were committed."""
+        """Deletes the files unless they were committed."""
         discard_uncommitted(self._place.folder, [file.path for file in self._files], self._after)
 
 
 @contextmanager
 def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
-    """Writes rows to files for the time of the block; files not committed by its end are removed.
+    """Writes rows to new files, and yields them so that the block can commit them.
+
+    Files that are not committed when the block ends are deleted.
+
+    Args:
+        place: the table's folder, name and lock.
+        delta: the table, opened at any version.
 
     Raises:
-        LakeError: the rows have a column that the table lacks, or only Spark can write the table.
+        LakeError: the rows have a column that the table lacks, or only Spark may write to the table.
     """
     table = open_writable(delta)
     writer = table.writer()
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
-            raise LakeError(f"{place.folder}: the rows have columns that the table lacks: {', '.join(sorted(unknown))}")
+            raise LakeError(
+                f"{place.folder}: the rows have columns that the table lacks: {', '.join(sorted(unknown))}",
+                fix="Remove them from the rows, or add them to the table",
+            )
         files = writer.files(rows.to_batches())
     elif isinstance(rows, Mapped):
         files = write_with_arrow(rows, writer)
@@ -130,7 +151,13 @@ def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator
 
 @dataclass(frozen=True)
 class TableLocation:
-    """A table's folder and name, and the lock that excludes other commits (`Storage.commit_lock`)."""
+    """Where a table is, and how to lock it.
+
+    Attributes:
+        folder: the table's folder.
+        table: the table's two-level name.
+        commit_lock: returns a lock on the table of this name, which excludes other commits (`Storage.commit_lock`).
+    """
 
     folder: Path
     table: str
@@ -138,6 +165,10 @@ class TableLocation:
 
 
 def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:
-    """True if the table's version includes this transaction or a later one."""
+    """True if the opened version of the table includes this transaction or a later one of the same application.
+
+    Args:
+        table: the table's two-level name, which is part of the application id.
+    """
     known = delta.transaction_version(txn.app_id_for(table))
     return known is not None and known >= txn.version

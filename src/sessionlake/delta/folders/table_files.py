@@ -1,4 +1,4 @@
-"""The files of a table's version, according to the log in its folder (Delta's protocol, "Actions")."""
+"""Opens tables in folders, and reads from the log which files a version has (Delta's protocol, "Actions")."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ Action = dict[str, Any]
 _HALF_LISTED = "is newer than log segment version"
 _ATTEMPTS = 20
 _PAUSE_SECONDS = 0.01
-_CUT = timedelta(milliseconds=1)  # less than that is left out of a time in statistics, even of the greatest
+_CUT = timedelta(milliseconds=1)  # statistics may cut times to milliseconds, so a maximum may be up to this too low
 
 
 def open_table(folder: Path, version: int | None = None) -> DeltaTable:
-    """Opens the table in a folder with delta-rs, at its latest version or at this one.
+    """Opens the table in a folder with delta-rs.
 
-    While a commit is being written, a listing of the log may show its checksum but not the commit. The next attempt
-    sees both.
+    Tries again if the log is read while another process commits. Its listing may then have the commit's checksum but
+    not the commit.
+
+    Args:
+        version: the version to open; None for the latest.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -54,13 +57,13 @@ def open_table(folder: Path, version: int | None = None) -> DeltaTable:
 
 @dataclass(frozen=True, eq=False)
 class TableFile:
-    """A file of a table.
+    """A data file of one version of a table.
 
     Attributes:
-        folder: the table's.
-        add: the log's `add` action for it.
-        stats: its statistics, which include the number of rows.
-        deleted_rows: numbers of the rows that are deleted, ascending.
+        folder: the table's folder.
+        add: the file's `add` action in the log.
+        stats: the file's statistics, as a dictionary; `numRecords` is the number of rows.
+        deleted_rows: numbers of the rows that the deletion vector marks as deleted, ascending.
     """
 
     folder: Path
@@ -75,25 +78,29 @@ class TableFile:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies the file in a version: the same file with another deletion vector is a different one."""
+        """The file's path and deletion vector, which together identify it in the log."""
         return file_key(self.add)
 
     @property
     def vector(self) -> Path | None:
-        """The file that has its deletion vector; None if it has none, or the log itself has it."""
+        """Full path of the file that stores the deletion vector.
+
+        None if this file has no deletion vector, or if the vector is stored in the log.
+        """
         vector = self.add.get("deletionVector")
         return vector_file(self.folder, vector) if vector else None
 
     @property
     def row_count(self) -> int:
-        """The number of its rows, including deleted ones."""
+        """Number of rows in the file, including rows that are marked as deleted."""
         return int(self.stats["numRecords"])
 
     def may_have(self, ends: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
-        """True unless its statistics rule out a row with values from these ends to the others; None stands for no end.
+        """Returns False only if the statistics show that no row has values in all the given ranges.
 
         Args:
-            between: whether the ends themselves are not meant.
+            ends: the range of each column: lowest and highest value. None stands for no limit.
+            between: True if the two limits themselves do not belong to a range. False if they do.
         """
         least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
         apart = le if between else lt
@@ -101,7 +108,15 @@ class TableFile:
 
 
 def _apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any], Any]) -> bool:
-    """True if nothing from one value to another, of which one may be None, is between those of a file's statistics."""
+    """True if a range of values and the range in a file's statistics have no value in common.
+
+    Args:
+        low: lowest value of the range; None for no limit. At most one of `low` and `high` is None.
+        high: highest value of the range; None for no limit.
+        least: the column's minimum in the statistics; None if unknown.
+        most: the column's maximum in the statistics; None if unknown.
+        apart: comparison that says whether its first argument is below the range of the second: `lt` or `le`.
+    """
     end = low if high is None else high
     try:
         if isinstance(end, datetime):
@@ -113,7 +128,7 @@ def _apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any
             least, most = float(least), float(most)
     except (TypeError, ValueError, OverflowError):
         return False
-    # Of decimals, not every writer tells all digits.
+    # Some writers shorten decimals in statistics, so these cannot rule out a row.
     known = type(least) is type(most) is type(end) and not isinstance(end, Decimal)
     return bool(known and ((high is not None and apart(high, least)) or (low is not None and apart(most, low))))
 
@@ -126,13 +141,14 @@ def _moment(text: str, zone: tzinfo | None) -> datetime:
 
 
 def live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
-    """Returns the files of the table's version.
+    """Returns all data files of the opened version of a table.
 
     Args:
-        read_vectors: False to leave deletion vectors unread: deleted rows are then unknown, and files may be missing.
+        read_vectors: True to read deletion vectors, which fills `deleted_rows`. False to read only the log; it then
+            does not matter if files are missing on the disk.
 
     Raises:
-        LakeError: a deletion vector does not match the log.
+        LakeError: a deletion vector has another number of rows than the log says.
     """
     folder = folder_of(delta)
     adds = list(read_add_actions(folder, delta.version()))
@@ -150,7 +166,10 @@ def live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFil
 
 
 def _gone(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
-    """The rows that vectors mark, by file; read by delta-rs, a flag for each row there is, if others wrote some."""
+    """Returns the numbers of deleted rows of each file that has a deletion vector, by the file's full path.
+
+    Vectors that another program wrote in another form are read by delta-rs, which returns one flag for each row.
+    """
     marked = [add for add in adds if add.get("deletionVector")]
     own = {file_of(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
     read = {path: rows for path, rows in own.items() if rows is not None}
@@ -167,7 +186,11 @@ def folder_of(delta: DeltaTable) -> Path:
 
 
 def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
-    """Returns the `add` action of each file of a version."""
+    """Reads the log, and returns the `add` action of each data file of a version.
+
+    Args:
+        folder: the table's folder.
+    """
     log, found = folder / "_delta_log", dict[tuple[str, str], Action]()
     checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet") if file.is_file())
     base = max((int(n) for n, _, rest in checkpoints if rest == "checkpoint.parquet" and int(n) <= version), default=-1)
@@ -185,13 +208,16 @@ def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
 
 
 def file_key(action: Action) -> tuple[str, str]:
-    """Returns what identifies a file in an `add` or `remove`: its path and its deletion vector, if any."""
+    """Returns the path and the deletion vector in an `add` or `remove` action, which together identify a file.
+
+    The vector is given as text; empty if there is none.
+    """
     vector = action.get("deletionVector") or {}
     return action["path"], "".join(str(vector.get(name, "")) for name in ("storageType", "pathOrInlineDv", "offset"))
 
 
 def _as_json(add: Action) -> Action:
-    """An `add` of a checkpoint as a commit has it."""
+    """Converts an `add` action read from a checkpoint to the form in which a commit stores it."""
     names = ("path", "size", "modificationTime")
     vector = {name: value for name, value in (add.get("deletionVector") or {}).items() if value is not None}
     known = {name: add[name] for name in names} | {"stats": _stats_of(add)}
@@ -199,9 +225,10 @@ def _as_json(add: Action) -> Action:
 
 
 def _stats_of(add: Action) -> str | None:
-    """The statistics in a checkpoint's `add`; if it has them as columns alone, the number of rows; None if neither.
+    """Returns the statistics in an `add` action of a checkpoint, as JSON text; None if it has none.
 
-    A table's properties `delta.checkpoint.writeStatsAsJson` and `…AsStruct` say which there are.
+    If the checkpoint stores statistics only as columns, the text has just the number of rows. The table's properties
+    `delta.checkpoint.writeStatsAsJson` and `…AsStruct` decide the form.
     """
     if (stats := add.get("stats")) is not None:
         return str(stats)

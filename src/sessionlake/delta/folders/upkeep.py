@@ -1,4 +1,4 @@
-"""Removes files of a table and entries of its log that nobody needs."""
+"""Removes files of a table in a folder, and entries of its log, that are no longer needed."""
 
 from __future__ import annotations
 
@@ -26,30 +26,33 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _HOUR = 3600
-_WRITING_SECONDS = 3600  # a file is written before its commit, and has its time from then
-# What files are called before they have their names, of delta-rs', of those written here to the log, and of Spark's.
-# If the process is killed they stay so, and no listing of the table shows them.
+_WRITING_SECONDS = 3600  # a file's modification time may be this long before its commit
+# Temporary names of files that are still being written: by delta-rs, by this package in the log, and by Spark. They
+# stay if the process is killed. VACUUM does not list them.
 _UNNAMED = re.compile(r".*#\d+|\.[0-9a-f]{8}-[0-9a-f-]{27}\.(json|crc)|\..*\.tmp(\.crc)?")
-# Under this folder Spark's tasks write what is not whole yet.
+# Folder in which Spark's tasks write files that are not complete yet.
 _OF_TASKS = "_temporary"
-# Removing is put off until it takes so many versions from the log.
+# VACUUM runs only if more than this number of versions can be removed from the log.
 _WORTHWHILE = 100
-# What is to be kept is known better than by the check, which knows of no stream that has yet to read.
+# Delta's own check is off, because `HistoryToKeep` decides. Unlike the check, it considers streams that still read.
 _VACUUM = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",  # it would go by the table's property alone
+    "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",  # else VACUUM ignores its RETAIN clause
 }
 
 
 def lost_files(folder: Path) -> list[str]:
-    """Returns missing files of the latest version, relative to the folder, also those of deletion vectors."""
+    """Returns the files that the latest version needs and that do not exist, as paths relative to the folder, sorted.
+
+    Includes missing files of deletion vectors.
+    """
     files = live_files(open_table(folder), read_vectors=False)
     named = {path for file in files for path in (file.path, file.vector) if path is not None}
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
 def has_expired(folder: Path, kept: HistoryToKeep) -> bool:
-    """True if enough of a table's log can be removed."""
+    """True if more than 100 versions can be removed from the table's log, so that `vacuum` is worth running."""
     before = _log_kept_since(kept)
     versions = (file for file in _log(folder).glob("*.json") if file.stem.isdigit())
     passed = (file for file in versions if kept.first_unread is None or int(file.stem) < kept.first_unread)
@@ -61,7 +64,11 @@ def _log_kept_since(kept: HistoryToKeep) -> float:
 
 
 def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
-    """Removes files and log entries that are older than the retention."""
+    """Removes files and log entries that are older than `kept` says.
+
+    Returns:
+        The number and size of the removed files, without those of the log.
+    """
     moment = time.time() - kept.file_span.total_seconds()
     needed = None if kept.first_unread is None else committed_at(folder, kept.first_unread)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
@@ -70,23 +77,30 @@ def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
 
 
 def _date_removed(folder: Path, before: float) -> None:
-    """Sets the modification time of files removed since a moment to the time of their removal.
+    """Sets the modification time of files to the time of the commit that removed them from the table.
 
-    VACUUM uses a file's modification time where the log does not name the file. This concerns deletion vectors, which
-    delta-rs never looks up, and files that a log has forgotten after the table's `RETENTION`. Such a file may be much
-    older than the last version that needs it.
+    VACUUM uses a file's modification time if the log does not name the file. This is so for deletion vectors, which
+    delta-rs never looks up, and for files that the log no longer lists after the table's `RETENTION`. Such a file may
+    be much older than the last version that needs it, and VACUUM would delete it too early.
+
+    Args:
+        before: seconds since the epoch. Only commits from then on are considered.
     """
     for commit in (file for file in _log(folder).glob("*.json") if file.stem.isdigit()):
         moment = commit.stat().st_mtime
         if moment < before:
             continue
-        for file in _removed_by(commit, folder):  # a clone's log also names files of the table that it was made of
+        for file in _removed_by(commit, folder):  # a clone's log may also name files of the original table
             if file.is_relative_to(folder) and file.is_file() and file.stat().st_mtime < moment:
                 os.utime(file, (moment, moment))
 
 
 def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
-    """Yields the files that a commit has removed: data files and their deletion vectors."""
+    """Yields the full paths of the files that a commit removed from the table: data files and their deletion vectors.
+
+    Args:
+        commit: the commit's log file.
+    """
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
@@ -97,38 +111,42 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
 
 
 def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
-    """Removes files that no version since a moment (seconds since the epoch) needs."""
+    """Deletes the files that no version committed since `before` (seconds since the epoch) needs."""
     unnamed = _remove_unnamed(folder, before)
     _date_removed(folder, before)
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
     delta = open_table(folder)
-    if has_vectors(delta) or spark_only_reason(delta):  # delta-rs would take vectors for files that no version names
+    if has_vectors(delta) or spark_only_reason(delta):  # delta-rs would delete files of vectors that are still needed
         held = _held(folder)
         with conf(spark, _VACUUM):
             spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
         left = _held(folder)
         freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
     else:
-        # It also names a file that was removed long ago with one vector, and lately with another.
+        # delta-rs also lists files that were removed long ago with one vector, and only recently with another.
         found = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
         freed = _remove_older((folder / path for path in found), before)
     return Vacuumed(unnamed.files + freed.files, unnamed.freed + freed.freed)
 
 
 def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
-    """Removes files that killed processes had begun to write, also in the log."""
+    """Deletes incomplete files that killed processes left behind, also in the log.
+
+    Args:
+        before: seconds since the epoch. Files that were modified later stay, since they may still be written.
+    """
     found = list[Path]()
-    for parent, _, names in os.walk(folder):  # which skips files removed meanwhile
+    for parent, _, names in os.walk(folder):  # does not fail if files are deleted meanwhile
         of_task = _OF_TASKS in Path(parent).relative_to(folder).parts
         found += (Path(parent, name) for name in names if of_task or _UNNAMED.fullmatch(name))
     return _remove_older(found, before)
 
 
 def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
-    """Removes those files whose modification time is before a moment (seconds since the epoch)."""
+    """Deletes those files that were last modified before a time (seconds since the epoch)."""
     files = size = 0
     for file in found:
-        with suppress(FileNotFoundError):  # it is gone, or has its name, meanwhile
+        with suppress(FileNotFoundError):  # it was deleted or renamed meanwhile
             status = file.stat()
             if status.st_mtime < before:
                 file.unlink()
@@ -137,9 +155,13 @@ def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
 
 
 def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
-    """Removes everything that the latest version does not need, except log entries from version `since` on."""
+    """Removes all files and log entries that the latest version does not need. This cannot be undone.
+
+    Args:
+        since: version from which on log entries stay, because a stream resumes there; None to keep only the latest.
+    """
     for version in sorted({open_table(folder).version()} | ({since} if since is not None else set())):
-        if committed_at(folder, version) is not None:  # a stream may wait for one that is yet to come
+        if committed_at(folder, version) is not None:  # a stream may wait for a version that does not exist yet
             write_checkpoint(open_table(folder, version=version))
     freed = _vacuum_files(spark, folder, time.time() + _HOUR)
     _remove_log(folder, time.time() + _HOUR, since)
@@ -147,16 +169,20 @@ def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
 
 
 def _held(folder: Path) -> dict[str, int]:
-    """Returns all files in the folder except the log's, and their sizes."""
+    """Returns the sizes in bytes of all files in the folder, by full path. Files of the log are left out."""
     log = _log(folder)
     return {str(f): f.stat().st_size for f in folder.rglob("*") if f.is_file() and log not in f.parents}
 
 
 def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
-    """Removes log files that no version since a moment needs (Delta's protocol: metadata cleanup).
+    """Deletes log files that are needed by no version committed since `before` (Delta's protocol, "Metadata Cleanup").
 
-    Spark lists the log with every batch, and each file costs it some 30 us. Delta's own cleanup would remove entries by
+    Spark lists the log in every batch, and each file costs about 30 us. Delta's own cleanup would delete log files by
     age alone, even if a stream has not read them.
+
+    Args:
+        before: seconds since the epoch.
+        since: version that a stream reads next; log files from there on stay. None if no stream waits.
     """
     log = _log(folder)
     versions = {int(file.stem): file for file in log.glob("*.json") if file.stem.isdigit()}
@@ -165,7 +191,7 @@ def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
     checkpoints = {int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet")}
     base = max((n for n in checkpoints if n <= oldest), default=0)
     if base:
-        sync(log / f"{base:020}.checkpoint.parquet", log)  # of earlier versions, or Spark's
+        sync(log / f"{base:020}.checkpoint.parquet", log)  # Spark or an earlier sessionlake may not have synced it
     for file in log.iterdir():
         version = file.name.removeprefix(".").partition(".")[0]
         if version.isdigit() and int(version) < base:
@@ -177,5 +203,5 @@ def _log(folder: Path) -> Path:
 
 
 def identifier(folder: Path) -> str:
-    """Returns the name in SQL of the table in a folder."""
+    """Returns the SQL name of the table in a folder, as in: delta.`/path/of/the/folder`."""
     return f"delta.{quote(str(folder))}"

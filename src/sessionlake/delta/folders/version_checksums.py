@@ -1,7 +1,7 @@
 """Writes a checksum file beside each commit of a table in a folder (Delta's protocol, "Version Checksum").
 
-Spark writes these, delta-rs does not. Without one, Spark runs a job for each version that it reads, to find the table's
-columns and properties in the log.
+Spark writes such a file with each commit, delta-rs does not. If a version has none, Spark runs a job to find the
+table's columns and properties in the log.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sessionlake.delta.folders.table_files import Action, read_add_actions
 
 _LOG = logging.getLogger(__name__)
 _FARTHEST = 100
-"""An earlier checksum is searched within this many versions; each commit after it is read."""
+"""The checksum is computed from an earlier one, at most this many versions back, and from the commits since then."""
 _KEPT = 10
-# Who lists another feature may want more noted, or other things.
+# A table with another feature may need more content in its checksum, so it gets none.
 _KNOWN = frozenset(
     {
         *("appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns", "invariants"),
@@ -40,7 +40,7 @@ class _VersionSummary:
     size: int = 0
 
     def behind(self, action: Action) -> _VersionSummary:
-        """As the action leaves it."""
+        """Returns the summary after one more action of a commit."""
         if file := action.get("add"):
             return replace(self, files=self.files + 1, size=self.size + file["size"])
         if file := action.get("remove"):
@@ -51,10 +51,13 @@ class _VersionSummary:
 
 
 def write_checksum(folder: Path, version: int) -> None:
-    """Writes the checksum of a committed version, if everything that it needs is available. It is optional for readers.
+    """Writes the checksum of a committed version.
+
+    Writes none if an error occurs, if no earlier checksum is near, or if the table has unknown features. This is
+    allowed, since checksums are optional.
 
     Args:
-        folder: the table's.
+        folder: the table's folder.
     """
     log = folder / "_delta_log"
     try:
@@ -69,21 +72,29 @@ def write_checksum(folder: Path, version: int) -> None:
                 before = replace(before, files=len(sizes), size=sum(sizes))
         if before.metadata is not None and before.protocol is not None and _is_known(before.protocol):
             _write(log, version, before)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # as of a file whose size a commit does not tell
+    except (OSError, ValueError, KeyError, TypeError) as error:  # as if a commit does not have a file's size
         _LOG.debug("%s: version %s is left without a checksum: %s", folder, version, error)
 
 
 def _adds_again(actions: Iterable[Action]) -> bool:
-    """True if a commit may name files that are there already, as one that corrects their statistics does."""
+    """True if a commit may add files that the table already has, as a commit with corrected statistics does.
+
+    Args:
+        actions: all actions of the commit.
+    """
     own = [*actions]
     named = any("add" in action and not action["add"]["dataChange"] for action in own)
     return named and not any("remove" in action for action in own)
 
 
 def _nearest(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
-    """The nearest version before with a whole checksum, or none at all, before the first; None if that is far."""
+    """Returns the summary in the nearest readable checksum before `version`, and the version of that checksum.
+
+    Without such a checksum, the result for one of the first 100 versions is an empty summary and -1, so that the log is
+    read from its start. For later versions it is None and -1.
+    """
     for number in range(version - 1, max(-1, version - _FARTHEST), -1):
-        with suppress(OSError, ValueError, KeyError):  # there is none, or a power cut has left it empty
+        with suppress(OSError, ValueError, KeyError):  # the file does not exist, or is empty after a power cut
             content = decode((log / f"{number:020}.crc").read_bytes())
             return _VersionSummary(
                 content["metadata"], content["protocol"], content["numFiles"], content["tableSizeBytes"]

@@ -1,7 +1,6 @@
-"""Decides which tables this package may commit to, and reads what it must know of them first.
+"""Decides which tables this package may commit to, and opens them for a commit.
 
-No other module builds an `add` or a `remove`. `open_writable` reads a version's protocol, metadata and files, with the
-rows that deletion vectors mark. Tables with unknown features are left to Spark.
+Only Spark may write to tables with features that this package does not support. `open_writable` refuses them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from sessionlake.errors import LakeError
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Features that ask nothing of what is written here, or nothing that is not done.
+# Features that this package supports when it writes.
 _KNOWN = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"})
-# These ask nothing of a table whose metadata has no such mark: a protocol may list them all the same, as delta-rs
-# lists the last for any table that it sets a property of.
+# Features that a protocol may list although the table does not use them, and texts that its metadata has if it does.
+# delta-rs lists the last one for every table of which it sets a property.
 _UNUSED = {
     "invariants": ("delta.invariants", '"nullable":false'),
     "checkConstraints": ("delta.constraints.",),
@@ -35,7 +34,7 @@ _UNUSED = {
     "identityColumns": ("delta.identity.",),
     "variantType": ('"variant"',),
 }
-# What a table asks of its writers that lists no features, by their version.
+# Features of tables with an old protocol, which lists none: the writer version of the protocol implies them.
 _LEGACY: Mapping[int, frozenset[str]] = {
     1: frozenset(),
     2: (_SECOND := frozenset({"appendOnly", "invariants"})),
@@ -47,17 +46,18 @@ _LEGACY: Mapping[int, frozenset[str]] = {
 _LISTED, _LATEST_READER = 7, 3
 _INDEXED = 32  # Delta's own default
 VECTORS = "deletionVectors"
-"""What protocols call the feature."""
+"""Name of the table feature for deletion vectors."""
 READER_FEATURES = frozenset({VECTORS, "columnMapping", "timestampNtz", "variantType"})
-"""Features that readers have to know, too, of those that are known here."""
+"""Those features in this module that readers must support, too."""
 
 
 @dataclass(frozen=True)
 class Writable:
-    """A version of a table to which this package may add a commit.
+    """A table that this package may commit to, opened at one version.
 
     Attributes:
-        folder: the table's.
+        delta: the table, as delta-rs opened it.
+        folder: the table's folder.
         schema: the table's columns.
         configuration: the table's properties.
     """
@@ -69,16 +69,16 @@ class Writable:
 
     @cached_property
     def files(self) -> list[TableFile]:
-        """The version's files, with their deleted rows.
+        """All data files of the opened version, with their deleted rows.
 
         Raises:
-            LakeError: a deletion vector does not match the log.
+            LakeError: a deletion vector has another number of rows than the log says.
         """
         return live_files(self.delta)
 
     @property
     def version(self) -> int:
-        """The version's number."""
+        """Number of the opened version."""
         return self.delta.version()
 
     @property
@@ -92,7 +92,7 @@ class Writable:
         return self.configuration.get(CHANGE_FEED) == "true"
 
     def writer(self, codec: str = FAST_CODEC) -> FileWriter:
-        """Returns a writer of files for the table.
+        """Returns a writer that writes new data files into the table's folder.
 
         Args:
             codec: Parquet's compression codec.
@@ -101,13 +101,13 @@ class Writable:
         return FileWriter(str(self.folder), self.schema, indexed, codec)
 
     def _usually_indexed(self) -> tuple[str, ...]:
-        """The columns that Delta keeps statistics of where no property names them."""
+        """Returns the columns that get statistics if no table property names them: the first 32 that are not nested."""
         flat = [field.name for field in self.schema if not pa.types.is_nested(field.type)]
         return tuple(flat[:_INDEXED])
 
 
 def open_writable(delta: DeltaTable) -> Writable:
-    """Returns the table for a commit.
+    """Returns the table for a commit, after checking that this package may commit to it.
 
     Raises:
         LakeError: the table uses features that this package does not support.
@@ -122,7 +122,7 @@ def open_writable(delta: DeltaTable) -> Writable:
 
 
 def spark_only_reason(delta: DeltaTable) -> str | None:
-    """Returns the feature for which only Spark can write the table; None if this package can."""
+    """Returns the feature for which only Spark may write to the table, as text; None if this package may, too."""
     protocol = delta.protocol()
     if protocol.min_reader_version > _LATEST_READER or protocol.min_writer_version > _LISTED:
         return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
@@ -134,19 +134,22 @@ def spark_only_reason(delta: DeltaTable) -> str | None:
 
 
 def needs_delta_reader(delta: DeltaTable) -> bool:
-    """True if the files' columns are not simply the table's columns of the same names."""
+    """True if only a Delta reader can read the data files correctly, and a plain Parquet reader cannot.
+
+    This is so with mapped or partition columns, and with features for readers that this package does not support.
+    """
     asked = {*(delta.protocol().reader_features or ())} - READER_FEATURES
     return bool(asked or "columnMapping" in _used(delta) or delta.metadata().partition_columns)
 
 
 def _used(delta: DeltaTable) -> set[str]:
-    """Returns the features of `_UNUSED` that the table really uses."""
+    """Returns those features in `_UNUSED` that the table really uses, according to its metadata."""
     said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json().replace(" ", "")
     return {feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks)}
 
 
 def features_of(delta: DeltaTable) -> set[str]:
-    """Returns the features that the table's readers and writers must support."""
+    """Returns the names of all features that the table's protocol lists or implies."""
     protocol = delta.protocol()
     if protocol.min_writer_version >= _LISTED:
         return {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
@@ -154,10 +157,10 @@ def features_of(delta: DeltaTable) -> set[str]:
 
 
 def used_features(delta: DeltaTable) -> set[str]:
-    """Returns the features that the table needs: all but those that it only lists."""
+    """Returns the names of the features that the table really uses, without those that its protocol only lists."""
     return {feature for feature in features_of(delta) if feature not in _UNUSED} | _used(delta)
 
 
 def has_vectors(delta: DeltaTable) -> bool:
-    """True if a version of the table may have deletion vectors, whatever its properties say now."""
+    """True if the table may have deletion vectors, also in old versions and whatever its properties say now."""
     return VECTORS in (delta.protocol().reader_features or ())

@@ -1,4 +1,4 @@
-"""Definitions of the tables of the schema `bronze`; `schemas` has them among all tables."""
+"""Definitions of the tables of the schema `bronze`. `schemas.tables` collects the definitions of all schemas."""
 
 from __future__ import annotations
 
@@ -86,4 +86,4 @@ BRONZE_SCHEMAS: dict[str, TableSchema] = {
         writes=Writes.REPLACE,
     ),
 }
-"""The definitions by table name."""
+"""Definitions of bronze's tables, by two-level table name."""

@@ -16,22 +16,24 @@ def sql_string(value: str) -> str:
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:
-    """Returns the columns as `CREATE TABLE` and `ADD COLUMNS` list them: name, type and comment."""
+    """Returns a list of columns in SQL (name, type and comment), for `CREATE TABLE` and `ADD COLUMNS`."""
     return ", ".join(f"{quote(column.name)} {column.sql} COMMENT {sql_string(column.comment)}" for column in columns)
 
 
 def create_statements(
     identifier: str, schema: TableSchema, columns: Iterable[Column], properties: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields the statements that create a table in a catalog, with its clustering or partitioning.
+    """Yields the SQL statements that create a table in a catalog, with its clustering or partitioning.
 
     Args:
-        identifier: the table's quoted name.
-        columns: all columns, including the declared ones.
+        identifier: the table's full, quoted name in SQL.
+        schema: the table's definition.
+        columns: all columns of the table, including the declared capture columns.
+        properties: Delta properties of the table.
     """
     listed = columns_ddl(columns)
     by = f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else ""
-    # Delta removes this clause from CREATE TABLE by character positions, and counts characters beyond U+FFFF as one.
+    # Delta cuts CLUSTER BY out of CREATE TABLE by position, and miscounts characters beyond U+FFFF.
     is_miscounted = max(identifier + listed) > _LAST_OF_BMP
     divided = f" PARTITIONED BY ({quote(schema.partition_by)})" if schema.partition_by else ""
     with_properties = ", ".join(f"{sql_string(key)} = {sql_string(value)}" for key, value in properties.items())
@@ -44,5 +46,10 @@ def create_statements(
 
 
 def cluster_statement(identifier: str, keys: Iterable[str]) -> str:
-    """Returns the statement that sets a table's clustering columns."""
+    """Returns the SQL statement that sets a table's clustering columns.
+
+    Args:
+        identifier: the table's full, quoted name in SQL.
+        keys: names of the clustering columns.
+    """
     return f"ALTER TABLE {identifier} CLUSTER BY ({', '.join(map(quote, keys))})"

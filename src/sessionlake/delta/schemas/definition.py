@@ -1,4 +1,4 @@
-"""How a table is defined: its columns, how rows get into it, and the Delta properties that follow."""
+"""`TableSchema`: defines a table by its columns and by how rows are written, from which its Delta properties follow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.properties import (
 from sessionlake.settings.model import Settings
 
 Columns = tuple[tuple[str, str], ...]
-"""Names and Spark SQL types, in order."""
+"""Name and Spark SQL type of each column, in order."""
 DECLARED = "<declared>"
 _LOG = {CHECKPOINTS: str(CHECKPOINT_INTERVAL)}
 _MERGED = {DELETION_VECTORS: "true"}
@@ -33,8 +33,9 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        sql: its Spark SQL type.
-        comment: its meaning, its unit, and when it is null. Stored as the column's comment.
+        name: the column's name.
+        sql: the column's Spark SQL type.
+        comment: the column's meaning, its unit, and when it is null. Stored as the column's comment in the table.
     """
 
     name: str
@@ -43,7 +44,10 @@ class Column(NamedTuple):
 
 
 def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column, ...]:
-    """Returns the columns with their comments.
+    """Returns the columns, each with its comment.
+
+    Args:
+        comments: comments by column name; further names are ignored.
 
     Raises:
         KeyError: a column has no comment.
@@ -52,13 +56,13 @@ def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column
 
 
 class Writes(StrEnum):
-    """How rows get into a table."""
+    """How rows are written to a table: only appended, merged, both, or all replaced at once."""
 
     APPEND = "append"
     MERGE = "merge"
     BOTH = "both"
     REPLACE = "replace"
-    """All rows are replaced at once: the table is small."""
+    """Each write replaces all rows, since the table is small."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +70,16 @@ class TableSchema:
     """Definition of a Delta table.
 
     Attributes:
-        definitions: its columns in order. `DECLARED` stands for the declared capture columns, which share its comment.
-        comment: what a row is.
+        definitions: the table's columns in order. A column named `DECLARED` stands for all columns in the setting
+            `capture.columns`, which get its comment.
+        comment: what one row of the table is.
         written_by: the module, without `sessionlake.`, that usually commits the table's rows.
-        partition_by: in a catalog, the column whose values partition the table, with one row each.
-        cluster_by: liquid clustering keys, where the storage supports them.
-        statistics_columns: columns for which files keep minimum and maximum.
-        change_feed: True if Delta's change data feed is on.
-        writes: how rows get in. Rows that MERGE replaces are marked in deletion vectors.
+        partition_by: in a catalog, the column by which the table is partitioned; each partition has one row. None for
+            no partitioning.
+        cluster_by: keys for liquid clustering, used if the storage supports it.
+        statistics_columns: columns whose minimum and maximum Delta stores for each file.
+        change_feed: True to turn on Delta's change data feed.
+        writes: how rows are written. For tables with MERGE, deletion vectors are turned on.
     """
 
     definitions: tuple[Column, ...]
@@ -87,11 +93,11 @@ class TableSchema:
 
     @cached_property
     def columns(self) -> Columns:
-        """Names and Spark SQL types of the columns."""
+        """Name and Spark SQL type of each column, without replacing `DECLARED`."""
         return tuple((column.name, column.sql) for column in self.definitions)
 
     def definitions_for(self, settings: Settings) -> tuple[Column, ...]:
-        """Returns the columns with the declared ones in place."""
+        """Returns the columns, with the columns of the setting `capture.columns` in place of `DECLARED`."""
         columns: list[Column] = []
         for column in self.definitions:
             if column.name == DECLARED:
@@ -101,24 +107,24 @@ class TableSchema:
         return tuple(columns)
 
     def columns_for(self, settings: Settings) -> Columns:
-        """Returns names and Spark SQL types of the columns, with the declared ones in place."""
+        """Returns name and Spark SQL type of each column, with those of `capture.columns` in place of `DECLARED`."""
         return tuple((column.name, column.sql) for column in self.definitions_for(settings))
 
     @property
     def append_only(self) -> bool:
-        """True if rows never change."""
+        """True if rows are only appended, and never change."""
         return self.writes is Writes.APPEND
 
     @property
     def merged(self) -> bool:
-        """True if MERGE changes rows."""
+        """True if MERGE writes rows, alone or in addition to appends."""
         return self.writes in (Writes.MERGE, Writes.BOTH)
 
     def properties(self, keep: timedelta) -> dict[str, str]:
-        """Returns the table's Delta properties.
+        """Returns the Delta properties with which the table is created, by name.
 
         Args:
-            keep: how far back the table's history must reach.
+            keep: how long files of old versions stay readable.
         """
         found = _LOG | {RETENTION: interval_text(keep)}
         found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}

@@ -1,4 +1,4 @@
-"""Definitions of the tables of the schema `gold`; `schemas` has them among all tables."""
+"""Definitions of the tables of the schema `gold`. `schemas.tables` collects the definitions of all schemas."""
 
 from __future__ import annotations
 
@@ -54,7 +54,14 @@ _SESSION = Column(
 
 
 def _placed(name: str, order: str) -> tuple[Column, ...]:
-    """The first or the last point, and the columns by which late points are compared with it."""
+    """Returns the columns of the first or last point: its value, and its place in the order of points.
+
+    A late point is compared with this place, to find out if it is now the first or last point.
+
+    Args:
+        name: name of the column with the value: `first` or `last`.
+        order: the same word for the column's comment.
+    """
     return (
         Column(name, "double", f"The {order} point in event time"),
         Column(f"_{name}_ts", "bigint", f"State of {name}: its event time, ms since the epoch"),
@@ -65,7 +72,15 @@ def _placed(name: str, order: str) -> tuple[Column, ...]:
 
 
 def _metrics(comment: str, bucket: str) -> TableSchema:
-    """A tier of metrics: what begins with an underscore is kept so that late points merge."""
+    """Returns the definition of a table of metrics per minute, hour or day.
+
+    Columns that start with an underscore hold state, from which the other columns are computed again if late points
+    arrive.
+
+    Args:
+        comment: what a row is.
+        bucket: the length of a window, as in "minute", for the columns' comments.
+    """
     return TableSchema(
         (
             *_POINT,
@@ -212,9 +227,9 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         writes=Writes.BOTH,
     ),
 }
-"""The definitions by table name."""
+"""Definitions of gold's tables, by two-level table name."""
 
 AVERAGE_COMMENTS = {
     column.name: column.comment for table in (AVERAGES, SENSOR_AVERAGES) for column in GOLD_SCHEMAS[table].definitions
 }
-"""Comments of all columns that a table of averages can have."""
+"""Comments of all columns that a table of rolling averages can have, by column name."""

@@ -1,6 +1,7 @@
 """The names of all tables, layers and claims. The modules of `schemas` define the tables' columns.
 
-A table is named `<schema>.<table>` everywhere. `Lake` maps the name to a folder or a catalog entry.
+All modules name a table `<schema>.<table>`. `Lake` maps this name to a folder or to a table in a catalog. A claim is
+the exclusive right of one process to do something, such as to run a layer.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ DISTINCT_VALUES = "gold.distinct_values"
 REFERENCE = "reference."
 """Prefix of the names of reference tables, which users write."""
 PRODUCTS = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
-"""Tables that gold maintains by merging aggregates."""
+"""Tables of gold whose rows are aggregates. New values are merged into them."""
 SESSION_SUMMARY = "gold.session_summary"
 DATA_QUALITY = "gold.data_quality"
 VIEWS = (SESSION_SUMMARY, DATA_QUALITY)
-"""Views over silver's tables, which hold no data."""
+"""Views in the schema `gold`, which are computed from silver's tables when they are queried."""
 
 RULES = "gold.rules"
 RULE_STATUS = "gold.rule_status"
@@ -42,7 +43,7 @@ RULE_TIMES = "gold.rule_times"
 RULE_MATCHES = "gold.rule_matches"
 RULE_EVENTS = "gold.rule_events"
 RULE_RESULTS = (RULE_STATUS, RULE_TIMES, RULE_MATCHES, RULE_EVENTS)
-"""Tables that gold computes from `gold.rules`."""
+"""Tables with the results of the rules in `gold.rules`."""
 
 LOOKUP_FAILURES = "gold.lookup_failures"
 
@@ -57,14 +58,14 @@ ERASURES = "bronze.erasures"
 RETENTION_CLAIM = "retention"
 FORGET_CLAIM = "forget"
 CLAIMED_TABLES = {RETENTION_CLAIM: (RETAINED, POSITIONS), FORGET_CLAIM: (ERASURES,)}
-"""For each claim, the tables whose rows only its holder changes, with `replace_claimed` and its siblings."""
+"""For each claim, the tables whose rows only its holder may change, with `delta.commit.replace_claimed` and others."""
 
 BRONZE = "bronze"
 SILVER = "silver"
 SILVER_TABLES = "silver_tables"
-"""The ledger's layer name for the MERGEs that follow silver's stream."""
+"""Layer name in the ledger for the MERGEs that follow silver's stream and write its MERGE tables."""
 GOLD = "gold"
 SILENCES_APP = "silences"
 TOPICS_APP = "topics"
 WRITTEN_OUTSIDE_BATCHES = {BRONZE: ((MESSAGES, SILENCES_APP), (TOPICS, TOPICS_APP))}
-"""For each claim, the tables that its layer also writes outside its batches, with the commits' application ids."""
+"""For each claim, tables that its holder also writes outside of batches: the table, and the writes' application id."""

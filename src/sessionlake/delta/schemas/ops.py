@@ -1,4 +1,4 @@
-"""Definitions of the tables of the schema `ops`; `schemas` has them among all tables."""
+"""Definitions of the tables of the schema `ops`. `schemas.tables` collects the definitions of all schemas."""
 
 from __future__ import annotations
 
@@ -211,4 +211,4 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         written_by="ledger.retained",
     ),
 }
-"""The definitions by table name."""
+"""Definitions of the tables in `ops`, by two-level table name."""

@@ -33,7 +33,7 @@ _WRITES = {
 
 
 def page() -> str:
-    """Returns the page as Markdown."""
+    """Returns the data dictionary as Markdown: one section per table, with all its columns."""
     return "\n".join([_HEAD, *_sections()])
 
 

@@ -1,4 +1,4 @@
-"""Delta's table properties that are set or read here, and the format of their values."""
+"""Names of the Delta table properties that sessionlake uses, and functions that format and parse their values."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from datetime import timedelta
 from sessionlake.protocol.names import quote
 
 CHECKPOINTS = "delta.checkpointInterval"
-"""After how many versions a checkpoint of the log is written. Readers start at the latest checkpoint."""
+"""Number of versions after which a checkpoint of the log is written. Readers start at the latest checkpoint."""
 CHECKPOINT_INTERVAL = 50
 RETENTION = "delta.deletedFileRetentionDuration"
-"""How long the log remembers removed files. Each checkpoint lists them until then."""
+"""How long removed files stay on the disk, and in the log's checkpoints, before VACUUM may delete them."""
 LOG_CLEANUP = "delta.enableExpiredLogCleanup"
-"""Whether Delta removes log entries by their age, even if a stream has not read them."""
+"""If "true", Delta removes old log entries by their age alone, even if a stream has not read them."""
 STATISTICS_COLUMNS = "delta.dataSkippingStatsColumns"
-"""Names of the columns for which files keep minimum and maximum."""
+"""Names of the columns whose minimum and maximum Delta stores for each file."""
 APPEND_ONLY = "delta.appendOnly"
-"""Whether Delta refuses commits that remove rows. Set to false once retention has removed rows."""
+"""If "true", Delta refuses commits that remove rows. Set to "false" when retention removes rows for the first time."""
 DELETION_VECTORS = "delta.enableDeletionVectors"
-"""Whether MERGE marks replaced rows and leaves their files as they are."""
+"""If "true", MERGE marks replaced rows in deletion vectors, and does not rewrite their files."""
 CHANGE_FEED = "delta.enableChangeDataFeed"
-"""Whether commits record which rows they change."""
+"""If "true", commits record which rows they change, for readers of the change data feed."""
 _LISTED = re.compile(r"`[^`]*`|[^,]+")
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Returns column names as a Delta property lists them."""
+    """Returns column names as the value of a Delta property: quoted where needed, and joined with commas."""
     return ",".join(name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else quote(name) for name in names)
 
 
 def split_names(value: str) -> tuple[str, ...]:
-    """Returns the names in a property that `join_names` wrote."""
+    """Returns the column names in a property value written by `join_names`; none if the value is empty."""
     return tuple(name.strip("`") for name in _LISTED.findall(value))
 
 
 def interval_text(span: timedelta) -> str:
-    """Returns a duration as Delta's properties write it."""
+    """Returns a duration as the value of a Delta property, as in `interval 3600 seconds`."""
     return f"interval {int(span.total_seconds())} seconds"
 
 
 def parse_interval(value: str | None) -> timedelta:
-    """Returns the duration in a property that `interval_text` wrote; zero for any other text or None."""
+    """Returns the duration in a property value written by `interval_text`; zero for any other text and for None."""
     found = re.fullmatch(r"interval (\d+) seconds", value or "")
     return timedelta(seconds=int(found[1])) if found else timedelta(0)

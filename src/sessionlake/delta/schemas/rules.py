@@ -1,4 +1,4 @@
-"""Definitions of the tables of rules; `schemas` has them among all tables."""
+"""Definitions of the tables of rules, in the schema `gold`. `schemas.tables` collects all definitions."""
 
 from __future__ import annotations
 
@@ -89,4 +89,4 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
         writes=Writes.BOTH,
     ),
 }
-"""The definitions by table name."""
+"""Definitions of the tables of rules, by two-level table name."""

@@ -1,4 +1,4 @@
-"""Definitions of the tables of the schema `silver`; `schemas` has them among all tables."""
+"""Definitions of the tables of the schema `silver`. `schemas.tables` collects the definitions of all schemas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _VALUES = (
     Column("_ts", "bigint", "Event time of the message that changed the row last, ms since the epoch"),
     Column("_offset", "bigint", "Kafka offset of the message that changed the row last"),
 )
-"""What a row of a session's table holds."""
+"""Columns with the content of one row of a session's table, and with the message that changed it last."""
 _SESSION = (
     TOPIC,
     SESSION_ID,
@@ -293,4 +293,4 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         writes=Writes.APPEND,
     ),
 }
-"""The definitions by table name."""
+"""Definitions of silver's tables, by two-level table name."""

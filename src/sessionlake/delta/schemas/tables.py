@@ -1,4 +1,4 @@
-"""The definitions of all tables that every lake has. Table and column names are a public contract (see README)."""
+"""Definitions of all tables that every lake has. Table and column names are a public contract: users query them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sessionlake.delta.schemas.rules import RULE_SCHEMAS
 from sessionlake.delta.schemas.silver import SILVER_SCHEMAS
 
 COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
-"""Ledger columns that balance in every entry of silver: the first is the sum of the others."""
+"""Ledger columns with numbers of messages. In every entry of silver the first is the sum of the others."""
 TABLES: dict[str, TableSchema] = BRONZE_SCHEMAS | SILVER_SCHEMAS | GOLD_SCHEMAS | RULE_SCHEMAS | OPS_SCHEMAS
-"""The definitions by table name."""
+"""All these definitions, by two-level table name."""
 
 
 @cache
 def arrow_schema(table: str) -> pa.Schema:
-    """Returns a table's columns as an Arrow schema, without declared ones.
+    """Returns the Arrow schema of a table, without the declared capture columns.
 
-    Needs a running session to parse the types.
+    Needs a running Spark session, which parses the types.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
@@ -32,5 +32,5 @@ def arrow_schema(table: str) -> pa.Schema:
 
 
 def fixed_columns(table: str) -> tuple[str, ...]:
-    """Returns a table's column names without the declared ones."""
+    """Returns the names of a table's columns, without the declared capture columns."""
     return tuple(name for name, _ in TABLES[table].columns if name != DECLARED)

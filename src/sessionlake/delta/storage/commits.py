@@ -1,4 +1,7 @@
-"""Commits of a table as its log describes them, and a check for restores to an older version. Pure."""
+"""Describes commits of a table from its log, and finds restores to an older version that lost commits.
+
+Pure: uses neither Spark nor files.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Names of the row counts in Spark's and delta-rs' metrics of a MERGE, and below of an append.
+# Names of row counts in a MERGE's metrics, as Spark and as delta-rs write them. `_APPENDED` has those of an append.
 _MERGED = (
     ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
     ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted"),
 )
 LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
-"""Setting in which Delta stores the version of the session's last commit. Unset it before a write.
+"""Spark setting in which Delta stores the version of the session's last commit. Unset it before a write.
 
-If it is still unset after the write, Delta skipped the write because the table has its transaction.
+If it is still unset after the write, Delta has skipped the write, because its transaction was already committed.
 """
 _APPENDED = (("numOutputRows",), ("num_added_rows",))
 _RESTORE = "RESTORE"
 _NOWHERE = -2
-"""Stands for the restored version if a RESTORE does not name one: what that version holds is unknown."""
-# First words of operations that rewrite or remove files but change no row.
+"""Stands for the restored version if a RESTORE names none, as it does for a time. Its content is then unknown."""
+# First words of operations that rewrite or remove files without changing rows.
 _OF_FILES = ("OPTIMIZE", "VACUUM", "REORG")
 DEFINITION_OPERATIONS = (
     "COMPUTE",
@@ -34,21 +37,26 @@ DEFINITION_OPERATIONS = (
     "UPGRADE",
     "CREATE TABLE",
 )
-"""First words of operations that change only a table's definition."""
+"""First words of operations that change only a table's definition or properties."""
 _UPKEEP = (*_OF_FILES, *DEFINITION_OPERATIONS)
 _ALL_ROWS = {"[]", '["true"]'}
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A version of a table, and how many rows its commit wrote."""
+    """A commit to a table.
+
+    Attributes:
+        version: the table's version after the commit; -1 in `NO_COMMIT`.
+        rows: number of rows that the commit inserted, updated or deleted.
+    """
 
     version: int
     rows: int
 
     @classmethod
     def of(cls, version: int, metrics: Mapping[str, Any]) -> Commit:
-        """Returns the commit with these operation metrics."""
+        """Returns the commit of a version, with the number of rows from its operation metrics; 0 if they lack it."""
         counts = next((names for names in (*_MERGED, *_APPENDED) if names[0] in metrics), ())
         return cls(version, sum(int(metrics[name]) for name in counts))
 
@@ -58,12 +66,13 @@ NO_COMMIT = Commit(-1, 0)
 
 @dataclass(frozen=True)
 class LoggedCommit:
-    """A commit as the log describes it.
+    """A commit with its operation, as the log or Delta's history describes it.
 
     Attributes:
-        operation: Delta's name of the operation.
+        version: the table's version after the commit.
+        operation: Delta's name of the operation, as in `MERGE`.
         parameters: the operation's parameters, as Delta names them.
-        changes: whether the commit changes rows; None if the log does not say, and the operation decides.
+        changes: True if the commit changes rows; None if unknown. Then `changes_rows` judges by the operation.
     """
 
     version: int
@@ -86,7 +95,7 @@ class LoggedCommit:
 
     @property
     def restored_version(self) -> int | None:
-        """The version that a RESTORE goes back to; None for other operations."""
+        """The version that a RESTORE restores; None for other operations, and -2 for a RESTORE that names none."""
         if self.operation != _RESTORE:
             return None
         version = self.parameters.get("version")
@@ -94,14 +103,14 @@ class LoggedCommit:
 
 
 def unrepaired_restore(commits: Sequence[LoggedCommit]) -> str | None:
-    """Describes a RESTORE to an older version that has lost commits which are still missing; None if there is none.
+    """Returns a sentence about a RESTORE that lost commits which are still missing; None if there is none.
 
-    A RESTORE to an older version drops the commits after that version. Delta nevertheless still skips the transactions
-    that wrote them, so they would never be written again. A RESTORE to the newest of the dropped versions repairs this,
-    and so does a commit that replaces all rows.
+    A RESTORE to an older version drops the rows of all later commits. Delta still remembers their transactions and
+    skips them, so replays do not write these rows again. Two things repair this: a RESTORE to the newest dropped
+    version, and a commit that replaces all rows.
 
     Args:
-        commits: the table's latest commits, in order. Everything before them counts as complete.
+        commits: the table's latest commits, oldest first. Commits before them are assumed to be complete.
     """
     if not commits:
         return None

@@ -11,7 +11,11 @@ _ATTEMPTS = 5
 
 
 def retry_on_conflict(write: Callable[[], T]) -> T:
-    """Runs an idempotent write, and repeats it if another commit conflicts, up to five attempts in all."""
+    """Runs a write, and repeats it if another commit conflicts, up to five attempts in all. Returns its result.
+
+    Args:
+        write: may be called several times, so it must have the same effect as one call.
+    """
     for _ in range(_ATTEMPTS - 1):
         with suppress(*conflict_errors()):
             return write()

@@ -1,7 +1,7 @@
-"""Selects the rows of a table that are to be removed, as an Arrow mask and as a Spark condition.
+"""Selects the rows of a table that retention removes, both as an Arrow mask and as a Spark condition.
 
-`Expired` selects rows of a topic-partition or session up to a limit. A limit never moves back, and no rows up to it are
-added later. So every process selects the same rows at any time.
+`Expired` selects the rows of each topic-partition or session up to a limit, such as an offset. Limits only rise, and no
+row at or below a limit is added later. So all processes select the same rows, whenever they do it.
 """
 
 from __future__ import annotations
@@ -23,39 +23,43 @@ LIMIT = "limit"
 
 
 class RowSelection(Protocol):
-    """Selects rows of a table.
+    """A selection of rows of a table, both for Arrow (`mask`) and for Spark (`source` and `condition`).
 
     Attributes:
-        upper_bounds: the highest value that each of these columns has in the selected rows.
+        upper_bounds: for some columns, the highest value that a selected row can have.
     """
 
     @property
     def upper_bounds(self) -> Mapping[str, Any]:
-        """The highest value that each of these columns has in the selected rows. Files are skipped by it."""
+        """For some columns, the highest value that a selected row can have. Files with only higher ones are skipped."""
 
     @property
     def columns(self) -> list[str]:
-        """The columns that `mask` needs."""
+        """Names of the columns that `mask` needs."""
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Returns which rows of the batch are selected."""
+        """Returns for each row of the batch whether it is selected."""
 
     def source(self, spark: SparkSession) -> DataFrame:
-        """Returns the frame, alias `s`, that `condition` joins the table with."""
+        """Returns the frame (alias `s`) with which `condition` joins the table."""
 
     def condition(self) -> Column:
-        """Returns the join condition that selects rows of the table (alias `t`) by a row of `source` (alias `s`)."""
+        """Returns the join condition: a row of the table (alias `t`) is selected if it matches a row of `source`."""
 
 
 @dataclass(frozen=True)
 class Expired:
-    """Selects rows whose `limited_column` is at most the limit of their keys. Rows of keys without a limit stay.
+    """Selects the rows whose value in `limited_column` is at most the limit for their key.
+
+    Rows whose key has no limit are not selected.
 
     Attributes:
-        keys: columns that identify whose a row is; if empty, one limit holds for all rows.
-        limits: the distinct keys and the column `limit`.
-        upper_bounds: columns that must also be at most this value; files without such rows are skipped.
-        spared_by: boolean column; rows where it is true stay. None if no row is spared.
+        keys: the key columns, such as topic and partition. If empty, one limit holds for all rows.
+        limited_column: the column that is compared with the limit, such as the offset.
+        limits: table with the key columns and the column `limit`, one row per key.
+        upper_bounds: for some columns, a value that selected rows must not exceed. Files with only higher values are
+            skipped.
+        spared_by: name of a boolean column. Rows where it is true are not selected. None if there is no such column.
     """
 
     keys: tuple[str, ...]
@@ -66,12 +70,12 @@ class Expired:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that `mask` needs."""
+        """Names of the columns that `mask` needs."""
         spared = () if self.spared_by is None else (self.spared_by,)
         return list(dict.fromkeys([*self.keys, self.limited_column, *self.upper_bounds, *spared]))
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Returns which rows of the batch are selected."""
+        """Returns for each row of the batch whether it is selected."""
         limit = self._limits_of(batch)
         goes = pc.less_equal(batch.column(self.limited_column), limit)
         for name, value in self.upper_bounds.items():
@@ -82,18 +86,18 @@ class Expired:
         return pc.fill_null(goes, fill_value=False)
 
     def _limits_of(self, batch: pa.RecordBatch) -> Any:
-        """Returns the limit of each row; null if it has none."""
+        """Returns for each row the limit of its key, null if it has none; one scalar if there are no key columns."""
         limits = self.limits[LIMIT].combine_chunks()
         if not self.keys:
             return limits[0] if len(limits) else pa.scalar(None, limits.type)
         return limits.take(pc.index_in(_joined_keys(batch, self.keys), value_set=_joined_keys(self.limits, self.keys)))
 
     def source(self, spark: SparkSession) -> DataFrame:
-        """Returns the limits as a frame, alias `s`."""
+        """Returns the limits as a Spark frame with alias `s`."""
         return as_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
 
     def condition(self) -> Column:
-        """Returns the join condition of the table (alias `t`) with the limits (alias `s`)."""
+        """Returns the condition that joins each selected row of the table (alias `t`) with its limit (alias `s`)."""
         from pyspark.sql import functions as F
 
         goes = F.col(f"t.{self.limited_column}") <= F.col(f"s.{LIMIT}")
@@ -107,12 +111,12 @@ class Expired:
 
     @property
     def conditions(self) -> list[tuple[str, Any, Any]]:
-        """Conditions that every selected row meets, for `TableReader.batches`."""
+        """Conditions for `TableReader.batches` that every selected row meets. Other rows may meet them, too."""
         return [(name, le, value) for name, value in self.upper_bounds.items()]
 
 
 def _joined_keys(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:
-    """Returns the keys of each row joined into one text; null if any of them is null."""
+    """Returns one text for each row: its values in the key columns, joined. Null if one of them is null."""
     parts = [pc.cast(rows[name] if isinstance(rows, pa.Table) else rows.column(name), pa.string()) for name in keys]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined

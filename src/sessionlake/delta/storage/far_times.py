@@ -1,7 +1,7 @@
 """Times that Python's datetime cannot represent: before the year 1 or after the year 9999.
 
-Event times are any int64 of milliseconds, and Spark's timestamps reach 292,000 years either way. In Python rows such a
-time is a `FarTime` (see `values`). `time_text` formats every time for people.
+An event time can be any int64 of milliseconds, and Spark's timestamps reach 292,000 years back and forth. In rows as
+Python dictionaries, such a time is a `FarTime`. `time_text` formats all times for people.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class FarTime(int):
-    """A time outside datetime's range, in milliseconds since 1970. It compares as before or after every datetime."""
+    """A time outside datetime's range, in milliseconds since 1970 (UTC). It is before or after every datetime."""
 
     def __str__(self) -> str:
-        """Returns the milliseconds and the reason why they are no date."""
+        """Returns the milliseconds, and whether that is before the year 1 or after 9999."""
         return f"{int(self)} ms since 1970 ({'before the year 1' if self < FIRST_MS else 'beyond the year 9999'})"
 
     def __format__(self, spec: str) -> str:
-        """Formats the time as text if the format is a date pattern, else as an integer."""
+        """Formats the time as `str` does if `spec` is empty or a date pattern such as `%Y`, else as an integer."""
         return str(self) if "%" in spec or not spec else int(self).__format__(spec)
 
     def isoformat(self) -> str:
-        """Returns the same text as `str`, since ISO 8601 has no form for it."""
+        """Returns the same text as `str`, since ISO 8601 has no form for such times."""
         return str(self)
 
     def __lt__(self, other: Any) -> bool:
@@ -47,27 +47,27 @@ class FarTime(int):
 
 
 def time_of(ms: int) -> datetime | FarTime:
-    """Returns the time in UTC of milliseconds since the epoch."""
+    """Converts milliseconds since the epoch to a datetime in UTC, or to a `FarTime` outside datetime's range."""
     return _EPOCH + timedelta(milliseconds=ms) if FIRST_MS <= ms <= LAST_MS else FarTime(ms)
 
 
 def nearest_time(ms: int) -> datetime:
-    """Returns the datetime in UTC that is nearest to milliseconds since the epoch."""
+    """Converts milliseconds since the epoch to a datetime in UTC; outside datetime's range, to its first or last."""
     return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
 
 
 def ms_of(time: datetime | FarTime) -> int:
-    """Returns milliseconds since the epoch, rounded down. A time without a zone is in UTC."""
+    """Converts a time to milliseconds since the epoch, rounded down. A time without a zone counts as UTC."""
     if isinstance(time, FarTime):
         return int(time)
     return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def time_text(time: datetime | FarTime | int, timespec: str = "milliseconds") -> str:
-    """Returns a time as text in UTC, as in `2026-01-02 03:04:05.678Z`; outside datetime's range, its milliseconds.
+    """Formats a time in UTC, as in `2026-01-02 03:04:05.678Z`; outside datetime's range, as a number of milliseconds.
 
     Args:
-        time: an integer is milliseconds since the epoch.
+        time: the time; an integer is in milliseconds since the epoch.
         timespec: precision, as for `datetime.isoformat`.
     """
     found = time_of(time) if isinstance(time, int) and not isinstance(time, FarTime) else time
@@ -78,5 +78,5 @@ def time_text(time: datetime | FarTime | int, timespec: str = "milliseconds") ->
 
 
 def micros_of(time: datetime | FarTime) -> int:
-    """Returns microseconds since the epoch of a time with a zone."""
+    """Converts a time to microseconds since the epoch. A datetime must have a time zone."""
     return int(time) * 1000 if isinstance(time, FarTime) else (time - _EPOCH) // timedelta(microseconds=1)

@@ -17,7 +17,7 @@ _passed: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Kills or suspends the process if the environment asks for it at this point."""
+    """Kills or suspends the process if the variable `SESSIONLAKE_FAULT` names this point; else does nothing."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return

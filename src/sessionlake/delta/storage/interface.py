@@ -1,6 +1,6 @@
-"""The interface of table storage: folders on a laptop, a catalog on a platform.
+"""`Storage`: the interface of table storage, with one implementation for folders on a laptop and one for a catalog.
 
-Everything that differs between the two is behind `Storage`. No other module asks which of them it has.
+Everything that differs between folders and a catalog is behind `Storage`. Other modules do not ask which one it is.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 PURGED = "sessionlake.purged"
-"""Table property that names what the table's history was last removed for."""
+"""Table property that stores the reason of the last `purge_history`."""
 
 
 def delta_writer(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
-    """Returns Spark's writer for the rows. Delta skips the write if the table has this transaction already."""
+    """Returns Spark's writer for the rows. Delta skips its write if the transaction is already committed."""
     return rows.write.format("delta").mode(mode).options(txnAppId=txn.app_id_for(table), txnVersion=txn.version)
 
 
 class StagedRows(Protocol):
-    """Rows that are written to files but not yet part of their table."""
+    """Rows that are written to files or kept by Spark, and become part of a table with `commit`."""
 
     def count(self) -> int:
         """Returns the number of rows."""
 
     def columns(self, *names: str) -> pa.Table:
-        """Reads these columns of the rows into the driver."""
+        """Reads the given columns of all these rows into the driver's memory."""
 
     def commit(self, txn: Txn) -> None:
-        """Makes the rows part of the table; a replay of the same transaction adds nothing."""
+        """Appends the rows to the table in one commit. A replay of the same transaction adds nothing."""
 
 
 class Storage(ABC):
     """Creates, reads and writes tables by their two-level names.
 
     Attributes:
-        limits: sizes up to which the driver does the work instead of the cluster.
-        scratch: folder for files that last no longer than a batch and that the driver and all tasks can read; None if
-            there is none.
+        limits: sizes up to which the driver does work itself instead of the cluster.
+        scratch: folder for files that are deleted after the batch, and that the driver and all tasks can read; None if
+            there is no such folder.
         needs_spark: True if only Spark can read the tables.
-        functions_persist: True if SQL functions and views outlive the session.
-        log_properties: properties of every table that say who removes its log.
+        functions_persist: True if SQL functions and views still exist after the Spark session.
+        log_properties: Delta properties for every table that decide who removes old log entries.
     """
 
     limits: Limits
@@ -84,22 +84,22 @@ class Storage(ABC):
 
     @abstractmethod
     def sql_name(self, table: str) -> str:
-        """Returns the name in SQL of what `sessionlake query` calls by this name: a table, view or function."""
+        """Returns the SQL name of the table, view or function that has this two-level name in `sessionlake query`."""
 
     @abstractmethod
     def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
-        """Returns how SQL creates a function: its kind (`FUNCTION` or `TEMPORARY FUNCTION`) and its name."""
+        """Returns two parts of the SQL that creates a function: `FUNCTION` or `TEMPORARY FUNCTION`, and its name."""
 
     @abstractmethod
     def prepare_view(self, spark: SparkSession, name: str) -> str:
-        """Returns the name under which SQL creates a view of this two-level name, and creates its schema."""
+        """Creates the schema of a view if it is missing, and returns the name for `CREATE VIEW`."""
 
     @abstractmethod
     def require_writable(self) -> None:
-        """Checks, before Spark starts, that tables can be written.
+        """Checks that tables can be written. Called before Spark starts.
 
         Raises:
-            MachineError: they cannot.
+            MachineError: the home cannot be written.
         """
 
     @abstractmethod
@@ -108,37 +108,37 @@ class Storage(ABC):
 
         Args:
             name: what is claimed, such as a layer.
-            doing: what this process does, as in "runs silver". A refused process reports it.
+            doing: what this process does, as in "runs silver". Other processes name it if they are refused the claim.
 
         Raises:
-            ClaimedError: another process holds the claim, or has taken it over in the meantime.
+            ClaimedError: another process holds the claim, or took it over before the block ended.
         """
 
     @abstractmethod
     def require_claims(self) -> None:
-        """Checks that this process still holds every claim it made here. Call it before each commit.
+        """Checks that this process still holds all claims that it made. Call it before each commit.
 
         Raises:
-            ClaimedError: another process has taken one over.
+            ClaimedError: another process has taken over one of these claims.
         """
 
     @abstractmethod
     def token(self, name: str) -> int:
-        """Returns this process's fencing token of a claim, which is higher than every earlier holder's.
+        """Returns the fencing token of this process's claim: a number higher than the tokens of all earlier holders.
 
-        It is 0 if claims are locks.
+        Always 0 if claims are file locks, which need no token.
         """
 
     @abstractmethod
     def staging(self) -> Settings:
-        """Returns settings for a separate place, where tables are built only to be copied."""
+        """Returns settings of a separate home or separate schemas, in which a rebuild builds tables before copying."""
 
     # -- tables
 
     def caching(self) -> AbstractContextManager[None]:
-        """Caches tables' properties and the rows of small tables until the block ends, for this thread.
+        """Caches properties of tables and rows of small tables in this thread until the block ends.
 
-        Does nothing where reading them costs no Spark job.
+        Does nothing if the storage reads them without a Spark job.
         """
         return nullcontext()
 
@@ -148,15 +148,15 @@ class Storage(ABC):
 
     @abstractmethod
     def tables(self, spark: SparkSession, schema: str) -> list[str]:
-        """Returns the names of all tables in a schema, sorted. It includes tables of other tools, but no views."""
+        """Returns the two-level names of all tables in a schema, sorted. Tables of other tools count, views do not."""
 
     @abstractmethod
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
-        """Returns the table's columns with their Spark SQL types, in order."""
+        """Returns the Spark SQL types of the table's columns by column name, in order."""
 
     @abstractmethod
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """Returns the table's Delta properties."""
+        """Returns all Delta properties of the table, by name."""
 
     @abstractmethod
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
@@ -172,22 +172,22 @@ class Storage(ABC):
 
     @abstractmethod
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Lets SQL in this session find the tables by the names that `sessionlake query` uses."""
+        """Makes the tables available to SQL in this session under their two-level names."""
 
     @abstractmethod
     def delta(self, spark: SparkSession, table: str) -> DeltaTable:
-        """Returns Delta's handle of the table, for MERGE and history."""
+        """Returns the table as an object of Delta's Python API, for MERGE and history."""
 
     @abstractmethod
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """Returns files that the table's latest version names and that are missing.
+        """Returns the paths of files that the table's latest version needs and that do not exist.
 
-        Empty where files cannot be listed.
+        Empty if the storage cannot list files.
         """
 
     @abstractmethod
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
-        """Returns the table's latest commit."""
+        """Returns the version of the table's latest commit, and how many rows it wrote."""
 
     @abstractmethod
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
@@ -209,14 +209,14 @@ class Storage(ABC):
             )
 
     def set_retention(self, spark: SparkSession, table: str) -> None:
-        """Sets how far back history reaches and who removes the log.
+        """Sets the Delta properties that say how long history is kept and who removes old log entries.
 
-        Does nothing in a catalog, where this costs a job.
+        Does nothing in a catalog, where this would cost a Spark job.
         """
         del spark, table
 
     def set_changed_properties(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
-        """Sets those of these Delta properties whose value differs. Returns the table's properties from before."""
+        """Sets the Delta properties whose values differ from `wanted`. Returns all properties as they were before."""
         present = self.properties(spark, table)
         for key in (key for key, value in wanted.items() if present.get(key) != value):
             self.set_property(spark, table, key, wanted[key])
@@ -225,25 +225,25 @@ class Storage(ABC):
     # -- reading
 
     def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
-        """Returns options with which a new stream reads the table in commit order; none if its files are in that order.
+        """Returns the reader options with which a new stream reads the table in commit order; empty if it needs none.
 
         Raises:
-            LakeError: the commit order is lost.
+            LakeError: the commit order can no longer be found.
         """
         del spark, table
         return {}
 
     @abstractmethod
     def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """Returns the table as a frame."""
+        """Returns the table as a Spark frame. The options are those of Spark's Delta reader."""
 
     @abstractmethod
     def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """Returns the table as a stream of its appended rows."""
+        """Returns a Spark stream of rows appended to the table. The options are those of Spark's Delta reader."""
 
     @abstractmethod
     def reader(self, spark: SparkSession | None) -> TableReader:
-        """Returns a reader that brings rows to the driver.
+        """Returns a reader that reads rows of tables into the driver's memory.
 
         Raises:
             LakeError: the tables are in a catalog, and `spark` is None.
@@ -253,7 +253,7 @@ class Storage(ABC):
 
     @abstractmethod
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        """Writes rows to files for the time of the block. Rows not committed by its end are removed."""
+        """Writes rows to files, so that the block can commit them. Files not committed by its end are deleted."""
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows; a replay of the same transaction appends nothing."""
@@ -261,9 +261,9 @@ class Storage(ABC):
             staged.commit(txn)
 
     def has_commit(self, table: str, txn: Txn) -> bool:
-        """True if the table has a commit of this transaction or a later one.
+        """True if this transaction, or a later one of its application, is known to be committed to the table.
 
-        False if only Delta's writer can check that.
+        Always False if only Delta's writer can check it.
         """
         del table, txn
         return False
@@ -278,8 +278,8 @@ class Storage(ABC):
         """Replaces all rows of a table; a replay of the same transaction changes nothing.
 
         Args:
-            metadata: stored with the commit, as its `userMetadata` in the table's history.
-            columns: True if the table also gets the columns of `rows`.
+            metadata: stored with the commit, as `userMetadata` in the table's history.
+            columns: True to replace the table's columns by the columns of `rows`, too.
         """
         writer = delta_writer(rows, table, txn, "overwrite")
         self.save(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
@@ -294,7 +294,7 @@ class Storage(ABC):
         """MERGEs rows into the table; a replay of the same transaction changes nothing.
 
         Args:
-            spark: the batch's own session. No other write may run in it at the same time.
+            spark: a session in which no other write runs at the same time, such as the batch's own session.
 
         Returns:
             The commit; after a replay, the table's latest one.
@@ -305,12 +305,12 @@ class Storage(ABC):
     ) -> Commit:
         """Combines rows with the table's rows of the same keys, and MERGEs the results as `merge` does.
 
-        No other process may write rows of these keys.
+        No other process may write rows with these keys at the same time.
 
         Args:
-            rows: one per key, with the table's columns. If the table has none of the keys, they are appended.
-            combine: computes the resulting rows from `rows` and the table's rows.
-            upsert: covers all columns, with updates and inserts but no deletes.
+            rows: at most one row per key, with the table's columns. If the table has none of the keys, they are added.
+            combine: computes the resulting rows from `rows` and the table's rows of the same keys.
+            upsert: names the keys and all other columns. It must update and insert, and not delete.
 
         Raises:
             TooLargeError: the table's rows of these keys do not fit into memory.
@@ -325,28 +325,28 @@ class Storage(ABC):
         return self.last_commit(spark, table)
 
     def require_lease(self, table: str) -> None:
-        """Checks, right before a commit, that this process is still the one that may write (see `require_claims`)."""
+        """Checks, right before a commit to the table, that this process still holds all its claims."""
         self.require_claims()
         fault_point(f"sure:{table}")
 
     @abstractmethod
     def save(self, writer: DataFrameWriter, table: str) -> None:
-        """Runs one of Spark's writers on the table."""
+        """Runs Spark's writer with this table as its target."""
 
     # -- upkeep
 
     @abstractmethod
     def commit_lock(self, table: str) -> AbstractContextManager[None]:
-        """Excludes other commits to the table by processes of this machine, where the storage cannot detect conflicts.
+        """Holds a lock that excludes other commits to the table, if the storage cannot detect conflicting commits.
 
-        Appends lock by themselves. The lock is not reentrant.
+        Appends take the lock themselves. The lock is not reentrant.
         """
 
     @abstractmethod
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        """Merges some small files into larger ones; None if there are few, or if another commit conflicts.
+        """Merges small files into larger ones. Rows do not change, so streams and change feeds skip the commit.
 
-        The rows do not change. Streams and change feeds skip the commit.
+        Returns the number of files before and after; None if there are few small files or another commit conflicts.
         """
 
     @abstractmethod
@@ -355,11 +355,11 @@ class Storage(ABC):
 
     @abstractmethod
     def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
-        """Removes rows of an append-only table in one commit, which streams skip. Call `commit.remove_rows`."""
+        """Removes the selected rows in one commit, which streams skip. Use `commit.remove_rows`, which calls this."""
 
     @abstractmethod
     def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
-        """Erases the session's messages in one commit, which streams skip.
+        """Erases the content of the session's messages in one commit, which streams skip.
 
         Each message keeps its offset and Kafka timestamp.
         """
@@ -369,7 +369,7 @@ class Storage(ABC):
         """Rewrites the files that have deletion vectors, so that readers without that feature can open the table.
 
         Returns:
-            The number of files that had deleted rows.
+            The number of files that had deleted rows and were rewritten.
 
         Raises:
             UsageError: the table is in a catalog, whose platform does this.
@@ -380,9 +380,9 @@ class Storage(ABC):
         """Removes all files and log entries that the latest version does not need. This cannot be undone.
 
         Args:
-            why: stored as the table's property `PURGED`.
-            since: the version at which a stream resumes; log entries from there on stay. None if no stream reads the
-                table.
+            why: the reason, stored in the table property `PURGED`.
+            since: the version at which a stream resumes. Log entries from this version on stay. None if no stream reads
+                the table.
         """
 
     @abstractmethod
@@ -391,7 +391,7 @@ class Storage(ABC):
 
     @abstractmethod
     def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
-        """Removes files that no version within the retention needs.
+        """Removes files that are needed only by versions older than `kept` says, and the log entries of such versions.
 
-        Log entries that are useless without them go, too.
+        Returns the number of removed files and their size.
         """

@@ -1,4 +1,4 @@
-"""Sizes up to which work is done in the driver instead of the cluster."""
+"""Sizes up to which work is done in the driver instead of on the cluster."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ class Limits:
     """Sizes up to which work is done in the driver, because a Spark job would cost more. Zero means never.
 
     Attributes:
-        few_messages: messages in a batch up to which bronze brings its rows to the driver, and queries generate no
-            code.
-        few_changes: changes in a merged range of batches up to which the MERGEs generate no code.
-        driver_changes: changes in a range of batches up to which the driver computes their net effect.
-        driver_cuts: cuts in a range of batches up to which the driver makes their snapshots.
-        driver_bytes: bytes that the driver may read for one merge. Its memory use is about four times as much.
-        inline_bytes: bytes of one payload of a fold; larger ones stay where they were made.
-        rewritten_rows: rows of a table up to which the driver merges into it by rewriting the files that have matches.
-        index_bytes: bytes of memory for the places of keys in files (about 12 per row) and for the files' footers. Keys
-            that do not fit are read each time.
+        few_messages: number of messages in a batch. Up to it, bronze reads the batch's rows into the driver, and Spark
+            runs queries without generating code.
+        few_changes: number of changes that are merged together. Up to it, Spark runs MERGEs without generating code.
+        driver_changes: number of changes that are merged together. Up to it, the driver computes their net effect.
+        driver_cuts: number of cuts (moments at which whole tables are stored) in the merged batches. Up to it, the
+            driver builds their snapshots.
+        driver_bytes: bytes that the driver may read for one merge. It uses about four times as much memory.
+        inline_bytes: bytes of one payload that a fold returns. Larger payloads are not collected into the driver.
+        rewritten_rows: number of rows of a table. Up to it, a MERGE in the driver rewrites files with replaced rows.
+        index_bytes: bytes of memory for indexes of the keys in files (about 12 per row) and for the files' footers.
+            Keys that do not fit are read from the files in each MERGE.
     """
 
     few_messages: int

@@ -1,4 +1,4 @@
-"""Ranges of offsets of many topic-partitions, and their condition on a table."""
+"""Ranges of offsets in many topic-partitions: combines and divides them, and builds the Spark condition for a range."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 OffsetRanges = Mapping[TopicPartition, tuple[int, int]]
-"""First and last offset of each topic-partition, both included."""
+"""One range of offsets for each topic-partition: its first and last offset, both included."""
 
 
 def enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
-    """Returns the smallest range of each topic-partition that holds all of its `(topic, partition, first, last)`."""
+    """Returns for each topic-partition the smallest range that contains all its spans.
+
+    Args:
+        spans: tuples `(topic, partition, first, last)`, in any order.
+    """
     found: dict[TopicPartition, tuple[int, int]] = {}
     for topic, partition, first, last in spans:
         known = found.get((topic, partition), (first, last))
@@ -25,10 +29,13 @@ def enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges
 
 
 def slice_ranges(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
-    """Cuts each topic-partition's offsets into the same number of consecutive ranges, one per slice.
+    """Divides the ranges into `number` slices, which are processed one after the other.
 
-    Messages that arrived at about the same time are then in one slice, and so in few files. A slice can lack some
-    topic-partitions, or all.
+    Slice i contains the i-th part of each topic-partition's range, so its messages arrived at about the same time and
+    are in few files. If ranges are short, a slice lacks some or all topic-partitions.
+
+    Yields:
+        The ranges of each slice.
     """
     for i in range(number):
         cut = {
@@ -41,7 +48,13 @@ def slice_ranges(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
 def subtract_runs(
     spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[int, int]]]
 ) -> Iterator[OffsetRanges]:
-    """Yields the offsets of `spans` outside the runs `[first, end)`, in as few parts as possible."""
+    """Removes runs of offsets from the ranges. Yields what remains, as few sets of ranges as possible.
+
+    A set has one range per topic-partition. So several sets are needed if a run divides a range.
+
+    Args:
+        runs: runs to remove, by topic-partition: first offset, and one past the last.
+    """
     left: dict[TopicPartition, list[tuple[int, int]]] = {}
     for place, (first, last) in spans.items():
         cuts = [(first, first), *sorted(runs.get(place, ())), (last + 1, last + 1)]
@@ -53,7 +66,7 @@ def subtract_runs(
 
 
 def offsets_condition(spans: OffsetRanges) -> Column:
-    """Returns the condition for rows of these offsets. It lets Delta skip files that hold none."""
+    """Returns the Spark condition for rows whose offset is in its topic-partition's range. Delta skips other files."""
     from pyspark.sql import functions as F
 
     return _any(
@@ -65,7 +78,7 @@ def offsets_condition(spans: OffsetRanges) -> Column:
 
 
 def _any(conditions: Sequence[Column]) -> Column:
-    """Combines conditions with OR in a balanced tree: a chain of thousands overflows the stack of Spark's planner."""
+    """Combines conditions with OR in a balanced tree. A chain of thousands would overflow the stack in Spark."""
     from pyspark.sql import functions as F
 
     if len(conditions) <= 1:

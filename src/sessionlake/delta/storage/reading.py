@@ -1,7 +1,7 @@
-"""Reads a few rows of the lake's tables into the driver, as Arrow or as dictionaries.
+"""`TableReader`: reads rows of the lake's tables into the driver's memory, as Arrow data or dictionaries.
 
-On a laptop delta-rs reads them, faster than Spark would start. In a catalog Spark reads them. Both return the same
-rows. Files whose statistics rule out a matching row are skipped.
+On a laptop rows are read with delta-rs and Arrow, before Spark could even start. In a catalog Spark reads them. Both
+return the same rows. Files are skipped if their statistics show that no row can match.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, contiguous
 from sessionlake.protocol.types import Row
 
-# A condition: a column, a comparison and a value. The comparison works on Arrow's and Spark's expressions alike: it
-# comes from the module `operator`, or is one of those below.
+# A condition on rows: column name, comparison and value. The comparison is a function of the module `operator`, or one
+# of `is_in`, `starts_with` and `is_null`. It works on expressions of Arrow and of Spark.
 Condition = tuple[str, Callable[[Any, Any], Any], Any]
-# A condition lists up to this many values; beyond that it has a lower and an upper bound.
+# A condition lists up to this many values. For more values it has only a lower and an upper bound.
 _NAMED = 1_000
 
 
 def is_in(column: Any, values: Sequence[Any]) -> Any:
-    """Comparison: the column's value is one of these."""
+    """Comparison for conditions: the column's value is one of `values`."""
     return column.isin(values)
 
 
 def starts_with(column: Any, text: str) -> Any:
-    """Comparison: the column's value starts with the text."""
+    """Comparison for conditions: the column's value starts with `text`."""
     return pc.starts_with(column, text) if isinstance(column, pc.Expression) else column.startswith(text)
 
 
 def is_null(column: Any, _: None) -> Any:
-    """Comparison: the column is null."""
+    """Comparison for conditions: the column is null. The condition's value must be None."""
     return column.is_null() if isinstance(column, pc.Expression) else column.isNull()
 
 
@@ -53,17 +53,20 @@ def expression(conditions: Sequence[Condition]) -> pc.Expression | None:
 
 
 def _comparable(value: Any) -> Any:
-    """Returns a condition's value in the form that Arrow compares."""
+    """Converts a condition's value to a form that Arrow can compare with a column."""
     if isinstance(value, list):
         return [_comparable(one) for one in value]
     return pa.scalar(micros_of(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
 
 
 def key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
-    """Returns conditions that all rows with the keys of `rows` meet, and few other rows.
+    """Returns conditions that select table rows with the same keys as `rows`, and perhaps further rows.
+
+    There is one condition per key column on its values, or two on its minimum and maximum if it has over 1,000 values.
 
     Args:
-        schema: the columns of the table that is searched.
+        keys: names of the key columns.
+        schema: the columns of the table that is searched; values are cast to its types.
     """
     conditions: list[Condition] = []
     for name in keys:
@@ -77,12 +80,12 @@ def key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> li
 
 
 class TooLargeError(LakeError):
-    """A query's result is larger than its caller can hold in memory."""
+    """The rows to read are larger than the limit that the caller has set for its memory."""
 
 
 @dataclass(frozen=True)
 class TableSize:
-    """Size of a table at its latest version, according to its log."""
+    """Size of a table at its latest version, according to its log: rows, number of files, and bytes of these files."""
 
     version: int
     rows: int
@@ -92,28 +95,37 @@ class TableSize:
 
 @dataclass(frozen=True)
 class FilesRead:
-    """Which files of a table's latest version a query opens, and how many there are."""
+    """The files that a query must open.
+
+    Attributes:
+        read: paths of the files to open, relative to the table's folder.
+        total: number of all files of the table's latest version.
+    """
 
     read: frozenset[str]
     total: int
 
 
 class TableReader(ABC):
-    """Reads tables. A table that does not exist has no rows."""
+    """Reads tables by their two-level names. A table that does not exist counts as a table without rows.
+
+    In all methods, `conditions` select rows that meet all of them, and `columns` are the columns to return (None for
+    all).
+    """
 
     @abstractmethod
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that meet all conditions, in record batches; times are in UTC."""
+        """Yields the rows that meet all conditions, as record batches. Times are in UTC."""
 
     @abstractmethod
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        """Returns the rows that meet all conditions, and the table's total row count, both of one version.
+        """Returns the rows that meet all conditions, and the number of all rows in the table.
 
-        The table must exist. The count comes from its log.
+        Both belong to the same version of the table. The number comes from its log. The table must exist.
         """
 
     @abstractmethod
@@ -126,13 +138,13 @@ class TableReader(ABC):
 
     @abstractmethod
     def size(self, table: str) -> TableSize:
-        """Returns the size of a table, which must exist. Reads no rows."""
+        """Returns the size of a table, which must exist, from its log."""
 
     @abstractmethod
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        """Returns the files that may have rows which meet all conditions, by their statistics; None if unknown.
+        """Returns the files that a read with these conditions must open, according to their statistics.
 
-        The table must exist.
+        None if the storage cannot say. The table must exist.
         """
 
     def count(self, table: str) -> int:
@@ -140,15 +152,15 @@ class TableReader(ABC):
         return self.size(table).rows if self.exists(table) else 0
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Yields the rows that meet all conditions, with times in UTC.
+        """Yields the rows that meet all conditions, as dictionaries. Times are in UTC.
 
-        A time outside datetime's range is a `FarTime`.
+        A time outside the range of Python's datetime is a `FarTime`.
         """
         for batch in self.batches(table, *conditions, columns=columns):
             yield from rows_of(batch)
 
     def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
-        """Returns up to `max_rows` arbitrary rows of a table, and reads little more than them."""
+        """Returns any rows of a table, at most `max_rows`, without reading the whole table."""
         return list(islice(self.rows(table, columns=columns), max_rows))
 
     def table(
@@ -162,9 +174,9 @@ class TableReader(ABC):
         """Returns the rows that meet all conditions as one Arrow table. The table must exist.
 
         Args:
-            sessions: only rows of these sessions are returned. They are identified by those columns of `SESSION` that
-                this table has; `columns` must include them.
-            max_bytes: limit of the result's size in memory.
+            sessions: one row for each session whose rows are returned, with all or some columns of `SESSION` (topic,
+                partition, session id). `columns` must include these columns. None for all sessions.
+            max_bytes: limit for the size of the result in memory, in bytes; None for no limit.
 
         Raises:
             TooLargeError: the result is larger than `max_bytes`.
@@ -186,14 +198,17 @@ class TableReader(ABC):
         return schema.empty_table().select(schema.names if columns is None else list(columns))
 
     def any(self, table: str, *conditions: Condition) -> bool:
-        """True if a row meets all conditions. Reading stops at the first such row."""
+        """True if at least one row meets all conditions. Reading stops at the first such row."""
         named = [name for name, _, _ in conditions]
         return any(batch.num_rows for batch in self.batches(table, *conditions, columns=named or None))
 
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        """Counts the rows that meet all conditions for each combination of values of the columns `by`.
+        """Counts the rows that meet all conditions, grouped by the columns `by`.
 
-        Only the combinations are in memory, whatever the number of rows.
+        Only the counts are held in memory, not the rows.
+
+        Returns:
+            The number of rows for each combination of values of `by`.
         """
         found: Counter[tuple[Any, ...]] = Counter()
         for batch in self.batches(table, *conditions, columns=by):
@@ -202,9 +217,9 @@ class TableReader(ABC):
         return found
 
     def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        """Returns a column's highest value for each combination of values of the columns `by`.
+        """Returns the highest value of the column `of` for each combination of values of the columns `by`.
 
-        Only rows that meet all conditions count. Only the combinations are in memory, whatever the number of rows.
+        Only rows that meet all conditions count. Only the results are held in memory, not the rows.
         """
         found: dict[tuple[Any, ...], Any] = {}
         for batch in self.batches(table, *conditions, columns=[*by, of]):
@@ -215,7 +230,7 @@ class TableReader(ABC):
 
 
 def session_columns(sessions: pa.Table) -> list[str]:
-    """Returns those of the columns `SESSION` that this table of sessions has."""
+    """Returns the names of the columns of `SESSION` (topic, partition, session id) that this table has."""
     return [name for name in SESSION if name in sessions.column_names]
 
 
@@ -225,11 +240,17 @@ def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 
 
 def by_key(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
-    """Returns the groups as a dictionary: the last column is the value, the others are the key."""
+    """Converts a table with one row per group to a dictionary.
+
+    The last column is the value. All other columns together are the key, as a tuple.
+    """
     *keys, values = map(values_of, groups.columns)
     return dict(zip(zip(*keys, strict=True), values, strict=True))
 
 
 def counter_of(groups: pa.Table) -> Counter[tuple[Any, ...]]:
-    """Returns the groups as a counter: the last column is the number of rows, the others are the key."""
+    """Converts a table with one row per group to a counter.
+
+    The last column is the number of rows. All other columns together are the key, as a tuple.
+    """
     return Counter(by_key(groups))

@@ -1,4 +1,4 @@
-"""Selects the rows of one session in a table, as an Arrow mask and as a Spark condition."""
+"""Selects the rows of one session in a table, both as an Arrow mask and as a Spark condition."""
 
 from __future__ import annotations
 
@@ -17,59 +17,64 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 ERASED_VALUES: dict[str, Any] = {"key": erased.KEY, "value": None, "headers": None}
-"""Values that replace an erased message's content. Its offset and Kafka timestamp stay."""
+"""Values that replace the content of an erased message in `bronze.messages`, by column. Other columns stay."""
 
 
 @dataclass(frozen=True)
 class SessionRows:
-    """Selects the rows with a session's topic and id.
+    """Selects the rows with a session's topic and session id, in all partitions.
 
     Attributes:
-        id_column: column that holds the id: as text, or as UTF-8 bytes if the column is `key`.
+        topic: Kafka topic of the session.
+        session: the session's id.
+        id_column: the column with the session id. It is text, or UTF-8 bytes if the column is `key`.
     """
 
     topic: str
     session: str
     id_column: str = "session_id"
     upper_bounds: Mapping[str, Any] = field(default_factory=dict)
-    """Always empty: no file can be skipped."""
+    """Always empty, since the highest values of a session's rows are unknown. So no file is skipped."""
 
     @classmethod
     def of(cls, table: str, topic: str, session: str) -> SessionRows:
-        """Returns the selection for a table. Messages are selected by their key, even if they could not be used."""
+        """Returns the selection of a session's rows in a table.
+
+        In tables of messages, rows are selected by the Kafka key, so that unusable messages are included.
+        """
         return cls(topic, session, "key" if table in {MESSAGES, QUARANTINE} else "session_id")
 
     @property
     def columns(self) -> list[str]:
-        """The columns that `mask` needs."""
+        """Names of the columns that `mask` needs."""
         return ["topic", self.id_column]
 
     @property
     def value(self) -> str | bytes:
-        """The session's id as the column holds it."""
+        """The session's id in the type of `id_column`: text, or UTF-8 bytes."""
         return self.session.encode() if self.id_column == "key" else self.session
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Returns which rows of the batch are the session's."""
+        """Returns for each row of the batch whether it belongs to the session."""
         own = batch.column(self.id_column)
         named = pc.equal(own, pa.scalar(self.value, own.type))
         return pc.fill_null(pc.and_(named, pc.equal(batch.column("topic"), self.topic)), fill_value=False)
 
     def source(self, spark: SparkSession) -> DataFrame:
-        """Returns a frame of one row, alias `s`, that `condition` joins with.
+        """Returns the frame (alias `s`) with which `condition` joins the table: one row with topic and session id.
 
-        The id is a value there, so that no command text in a table's history shows it.
+        So the id is data, and does not appear in the text of a command in the table's history.
         """
         return as_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.value]})).alias("s")
 
     def condition(self) -> Column:
-        """Returns the join condition for rows of the table (alias `t`) that are the session's."""
+        """Returns the join condition: a row of the table (alias `t`) is selected if it has topic and id of `source`."""
         from pyspark.sql import functions as F
 
         return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.id_column}") == F.col(f"s.{self.id_column}"))
 
     def with_erased(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the messages with those of the session erased."""
+        """Returns the batch with the content of the session's messages erased. Other messages stay as they are."""
         gone = self.mask(batch)
         columns = [
             pc.if_else(gone, pa.scalar(ERASED_VALUES[name], column.type), column) if name in ERASED_VALUES else column

@@ -1,4 +1,4 @@
-"""Reads tables with Spark, from any storage."""
+"""Implements `TableReader` with Spark, for tables in any storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sessionlake.spark.interpreted import interpreted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Smallest size of an Arrow value, in bytes.
+# Bytes that a value in an Arrow table needs at least, as assumed when the number of rows is limited.
 _CELL_BYTES = 8
 
 
@@ -46,7 +46,7 @@ class SparkReader(TableReader):
         return self._storage.exists(self._spark, table)
 
     def schema(self, table: str) -> pa.Schema:
-        """Returns a table's columns as `toArrow` gives them; runs no job."""
+        """Returns a table's columns with the Arrow types of Spark's `toArrow`. Runs no Spark job."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         return to_arrow_schema(self._storage.read(self._spark, table, {}).schema)
@@ -54,7 +54,10 @@ class SparkReader(TableReader):
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Collects all rows at once. If Spark refuses a result of that size, yields it in parts."""
+        """Yields the rows that meet all conditions.
+
+        Collects all rows at once. If Spark refuses a result of this size, collects it in parts.
+        """
         if not self.exists(table):
             return
         try:
@@ -76,7 +79,7 @@ class SparkReader(TableReader):
         sessions: pa.Table | None = None,
         max_bytes: int | None = None,
     ) -> pa.Table:
-        """Collects the rows. With `max_bytes`, Spark returns at most as many rows as can fit."""
+        """Returns the rows as one table. With `max_bytes`, Spark returns at most as many rows as could fit."""
         if max_bytes is None or not self.exists(table):
             return super().table(table, *conditions, columns=columns, sessions=sessions)
         try:
@@ -111,7 +114,7 @@ class SparkReader(TableReader):
             return found, self._storage.read(self._spark, table, same).count()
 
     def is_known_empty(self, table: str) -> bool:
-        """True if the version that Spark has loaded has no file. False if Spark would need a job to check."""
+        """True if the table is empty, as far as Spark knows without a job. False if it has files or that is unknown."""
         from py4j.protocol import Py4JError
 
         with interpreted(self._spark):
@@ -136,7 +139,7 @@ class SparkReader(TableReader):
             return self._storage.read(self._spark, table, {}).count()
 
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        """Always None: only the platform knows which files it opens."""
+        """Returns None, since only the platform knows which files it opens."""
         del table, conditions
         return None
 
@@ -147,14 +150,14 @@ class SparkReader(TableReader):
             return rows_of(self._where(table, (), columns).limit(max_rows).toArrow())
 
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        """Counts on the cluster."""
+        """Counts the rows of each group on the cluster, with Spark."""
         if not self.exists(table):
             return Counter()
         with interpreted(self._spark):
             return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
 
     def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        """Computes the values on the cluster."""
+        """Computes the highest value of each group on the cluster, with Spark."""
         from pyspark.sql import functions as F
 
         if not self.exists(table):
@@ -175,9 +178,9 @@ class SparkReader(TableReader):
         columns: Sequence[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> DataFrame:
-        """Returns these columns of the rows that meet the conditions, as a frame.
+        """Returns the rows that meet the conditions, with these columns (None for all), as a Spark frame.
 
-        Call it inside `interpreted`: Delta reads the log as soon as a table is named.
+        Call it inside `interpreted`, since Delta reads the table's log as soon as the frame is created.
         """
         from pyspark.sql import functions as F
 
@@ -188,9 +191,9 @@ class SparkReader(TableReader):
 
 
 def literal(value: Any) -> Any:
-    """Converts values to what Spark's expressions take.
+    """Converts a condition's value, or each value in a list, to a form that Spark can compare with a column.
 
-    A time becomes microseconds, independent of zone and calendar.
+    A time is passed as microseconds, so that neither time zone nor calendar can change it.
     """
     from pyspark.sql import functions as F
 

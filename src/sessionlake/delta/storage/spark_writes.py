@@ -1,6 +1,6 @@
-"""Writes to tables with Spark: in catalogs, and to folders that only Spark can write.
+"""Writes to tables with Spark.
 
-Merges of frames also use it.
+Used for tables in catalogs, for folders to which only Spark may write, and for MERGEs whose source is a Spark frame.
 """
 
 from __future__ import annotations
@@ -30,38 +30,43 @@ if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# A condition lists up to this many values; beyond that it has a lower and an upper bound. A literal costs the driver
-# about 0.1 ms.
+# A condition lists up to this many values. For more values it has only a lower and an upper bound, since each value
+# costs the driver about 0.1 ms.
 _NAMED = 1_000
 _MICROS = pa.timestamp("us", "UTC")
 
 
 class StagedFrame:
-    """A frame that waits for Spark's writer to append it.
+    """Rows of a Spark frame, which become part of a table with `commit`.
 
     Args:
-        known: its number of rows; None if not known.
+        table: two-level name of the table.
+        rows: the frame.
+        known: number of rows in the frame; None if unknown.
     """
 
     def __init__(self, storage: Storage, table: str, rows: DataFrame, known: int | None = None) -> None:
         self._storage, self._table, self._rows, self._known = storage, table, rows, known
 
     def count(self) -> int:
-        """Returns the number of rows. Runs a Spark job if it is not known."""
+        """Returns the number of rows in the frame. Runs a Spark job if the number is unknown."""
         return self._rows.count() if self._known is None else self._known
 
     def columns(self, *names: str) -> pa.Table:
-        """Reads these columns of the rows into the driver."""
+        """Reads the given columns of all rows into the driver's memory."""
         return self._rows.select(*names).toArrow()
 
     def commit(self, txn: Txn) -> None:
-        """Appends the rows, again after a conflict. Of two commits with one transaction, Delta skips the later."""
+        """Appends the rows to the table, and tries again if another commit conflicts.
+
+        Delta skips the append if the transaction is already committed.
+        """
         retry_on_conflict(lambda: self._storage.save(delta_writer(self._rows, self._table, txn, "append"), self._table))
 
 
 @contextmanager
 def stage_with_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
-    """Computes the rows once and keeps them on disk until the block ends."""
+    """Computes the rows once, and stores them on disk until the block ends, so that the block can commit them."""
     with on_disk(as_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
@@ -75,11 +80,16 @@ def merge_with_spark(
     txn: Txn,
     settings: Mapping[str, str] | None = None,
 ) -> Commit:
-    """Runs `Storage.merge` with Spark, and again after a conflict with another commit.
+    """MERGEs rows into a table with Spark, and tries again if another commit conflicts.
+
+    A replay of the same transaction changes nothing.
 
     Args:
-        spark: the session in which the transaction is set. No other write may run in it at the same time.
-        settings: further settings of the session during the MERGE.
+        spark: a session in which no other write runs at the same time, since the transaction is set in its settings.
+        settings: further Spark settings during the MERGE.
+
+    Returns:
+        The commit; after a replay, the table's latest one.
     """
     frame = as_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
@@ -92,7 +102,7 @@ def merge_with_spark(
             spark.conf.unset(LAST_COMMIT)
             done = _clauses(builder, upsert).execute().collect()
             version = spark.conf.get(LAST_COMMIT, None)
-            if version is None:  # Delta skipped it, since an earlier run has made it
+            if version is None:  # Delta skipped the MERGE, since the transaction is already committed
                 return storage.last_commit(spark, table)
             return Commit(int(version), done[0]["num_affected_rows"])
 
@@ -107,12 +117,12 @@ def count_with_spark(storage: Storage, spark: SparkSession, table: str, chosen: 
 
 
 def remove_with_spark(storage: Storage, spark: SparkSession, table: str, chosen: RowSelection) -> None:
-    """Removes the selected rows."""
+    """Removes the selected rows of a table in one commit."""
     rewrite_with_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
 
 
 def erase_with_spark(storage: Storage, spark: SparkSession, table: str, rows: SessionRows) -> None:
-    """Erases the session's messages; each keeps its offset and Kafka timestamp."""
+    """Erases the content of a session's messages. Each message keeps its offset and Kafka timestamp."""
     from pyspark.sql import functions as F
 
     values = {name: None if value is None else bytearray(value) for name, value in ERASED_VALUES.items()}
@@ -127,7 +137,13 @@ def rewrite_with_spark(
     chosen: RowSelection,
     change: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
 ) -> None:
-    """Changes the selected rows of a table, if there are any. Afterwards no file has rows marked as deleted."""
+    """Deletes or changes the selected rows of a table, so that their old content is in no file of the new version.
+
+    For this, all rows marked as deleted are first removed from files, and the MERGE adds no new deletion vectors.
+
+    Args:
+        change: adds to a MERGE, whose source is the selection, what happens to matched rows.
+    """
 
     def execute() -> None:
         storage.require_lease(table)
@@ -167,9 +183,9 @@ def _clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
 
 
 def _bound(source: DataFrame | pa.Table, name: str) -> Column:
-    """Returns a condition that limits the column to the source's values, so that MERGE can skip files.
+    """Returns a condition that limits a column of the table to the values in the source, so that MERGE skips files.
 
-    With the keys alone, MERGE would read every key of the table.
+    Without such a condition, MERGE would read the keys in all files of the table.
     """
     from pyspark.sql import functions as F
 
@@ -184,7 +200,7 @@ def _bound(source: DataFrame | pa.Table, name: str) -> Column:
         found = [row[0] for row in source.select(value).distinct().limit(_NAMED + 1).collect()]
         if len(found) > _NAMED:
             found = [*found, *source.agg(F.min(value), F.max(value)).collect()[0]]
-    # A Python literal for a time depends on this process' time zone, and on the Julian calendar before 1582.
+    # Spark converts a Python time by the process's time zone and, before 1582, by the Julian calendar.
     literals = [F.timestamp_micros(F.lit(value)) if timed else F.lit(value) for value in found]
     if len(found) <= _NAMED:
         return column.isin(*literals)

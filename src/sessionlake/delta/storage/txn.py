@@ -1,54 +1,68 @@
-"""Delta's transaction identifiers, by which Delta recognises a repeated write and skips it."""
+"""Transaction identifiers, by which Delta recognises a repeated write and skips it.
+
+Delta stores the highest committed version of each application id. It skips a write with that version or a lower one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Larger than any batch number.
+# Higher than every batch number.
 _BATCHES = 1 << 40
 _LAST = (1 << 63) - 1
 REBUILD = "rebuild:"
-"""Prefix of a rebuild's application id. A layer's earlier ledger entries describe tables that the rebuild replaced."""
+"""Prefix of the application id of a rebuild. It also marks the rebuild's entry in the ledger."""
 CLAIMED_APP = "replaced"
-"""Application id of writes that change rows of a table under a claim."""
+"""Application id of writes to `names.CLAIMED_TABLES`, which only the holder of a claim may change."""
 
 
 @dataclass(frozen=True)
 class Txn:
-    """One batch of one streaming query: `txnAppId` and `txnVersion` in Delta's terms."""
+    """The transaction of one write, or of all writes of one batch.
+
+    Attributes:
+        app_id: id of the writer, such as the id of a streaming query. Delta's `txnAppId` also includes the table.
+        version: number of the write, such as the batch number. It is Delta's `txnVersion`.
+    """
 
     app_id: str
     version: int
 
     @classmethod
     def last(cls, app_id: str) -> Txn:
-        """Returns a transaction that is newer than every batch of the query."""
+        """Returns the transaction with the highest possible version, which is newer than every batch of the query."""
         return cls(app_id, _LAST)
 
     @property
     def second_write(self) -> Txn:
-        """The transaction for a batch's second write to the same table."""
+        """The transaction for a second write of the same batch to the same table."""
         return Txn(f"{self.app_id}:changed", self.version)
 
     def fenced_by(self, token: int) -> Txn:
-        """Returns this transaction ordered by claim holder: a later holder's transactions have higher versions.
+        """Returns the transaction for a write under a claim, with the fencing token as the upper part of its version.
+
+        So every transaction of a later holder of the claim is newer than all transactions of earlier holders.
 
         Args:
-            token: the holder's fencing token (`Storage.token`). With 0 the transaction stays as it is.
+            token: the holder's fencing token (`Storage.token`). If it is 0, the transaction is returned unchanged.
         """
         return Txn(f"{self.app_id}:claimed", token * _BATCHES + self.version + 1) if token else self
 
     @classmethod
     def before_holder(cls, app_id: str, token: int) -> Txn:
-        """Returns a transaction between those of all earlier holders and those of this token's holder."""
+        """Returns a transaction that is newer than those of all earlier holders, and older than those of this holder.
+
+        Args:
+            token: fencing token of this holder.
+        """
         return cls(app_id, -1).fenced_by(token)
 
     def app_id_for(self, table: str) -> str:
-        """Returns the application id of this query's writes to one table."""
+        """Returns Delta's `txnAppId` for writes to this table (two-level name)."""
         return f"{self.app_id}:{table}"
 
     def session_conf(self, table: str) -> dict[str, str]:
-        """Returns session settings that give a MERGE, UPDATE or DELETE this transaction."""
+        """Returns the Spark settings with which a MERGE, UPDATE or DELETE on the table commits as this transaction."""
         return {
             "spark.databricks.delta.write.txnAppId": self.app_id_for(table),
             "spark.databricks.delta.write.txnVersion": str(self.version),

@@ -1,4 +1,4 @@
-"""What to keep of a table's history, and results of file maintenance."""
+"""Values for file maintenance: how much of a table's history to keep, and the results of compaction and VACUUM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 
 @dataclass(frozen=True)
 class Compacted:
-    """Number of files of a table before and after small files were merged."""
+    """The result of a compaction: number of files of the table before and after small files were merged."""
 
     before: int
     after: int
@@ -16,7 +16,12 @@ class Compacted:
 
 @dataclass(frozen=True)
 class Vacuumed:
-    """Number of removed files, and their bytes (0 if unknown)."""
+    """The result of a VACUUM.
+
+    Attributes:
+        files: number of removed files.
+        freed: size of the removed files in bytes; 0 if unknown.
+    """
 
     files: int
     freed: int
@@ -24,12 +29,13 @@ class Vacuumed:
 
 @dataclass(frozen=True)
 class HistoryToKeep:
-    """What of a table's history must stay.
+    """How much of a table's history must be kept.
 
     Attributes:
-        file_span: how long files of old versions stay, counted back from now.
-        first_unread: the oldest version that a stream has not read yet; None if none waits.
-        log_span: how long log entries stay where sessionlake removes them; None: as long as files.
+        file_span: files that a version of this recent past needs are kept.
+        first_unread: the oldest version that a stream has not read yet. Later versions are kept, too. None if no stream
+            reads the table.
+        log_span: log entries of this recent past are kept, if sessionlake removes log entries. None to use `file_span`.
     """
 
     file_span: timedelta

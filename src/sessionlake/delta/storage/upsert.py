@@ -1,4 +1,4 @@
-"""Describes what a MERGE does with its source rows. Each engine translates the description into its own terms."""
+"""Describes what a MERGE does with its source rows, for MERGEs with Spark and without Spark alike."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 Combine = Callable[[pa.Table, pa.Table], pa.Table]
-"""Function of new rows and of the table's rows with the same keys. It returns the resulting rows, one per key."""
+"""Function that combines new rows with the table's rows of the same keys. It returns one resulting row per key."""
 
 
 @dataclass(frozen=True)
 class Upsert:
-    """How source rows, at most one per key, change a table.
+    """What a MERGE does with its source rows, of which there is at most one per key.
 
     Attributes:
-        keys: columns that identify a row; never null.
-        columns: further columns that are always taken from the source.
-        optional_columns: columns that an existing row keeps where the source's array `WRITTEN` is false for them.
-        pruned_by: keys by whose values Spark skips files. delta-rs finds such files by itself.
-        deletes: True if the source has a column `DELETE` that marks rows to delete.
-        updates: True if existing rows change.
-        inserts: True if new rows are added.
+        keys: columns that identify a row. They are never null.
+        columns: further columns, which always get the source's value.
+        optional_columns: columns that get the source's value only if the source row's array `WRITTEN` says so. Its i-th
+            element is for the i-th of these columns. If it is false, an existing row keeps its value.
+        pruned_by: key columns by which Spark skips files: those without any value of the source.
+        deletes: True if the source has a boolean column `DELETE`. Where it is true, the table's row is deleted.
+        updates: True to change existing rows. False to leave them as they are.
+        inserts: True to add rows whose keys the table does not have.
     """
 
     keys: tuple[str, ...]

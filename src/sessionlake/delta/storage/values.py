@@ -15,13 +15,13 @@ _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns the rows as dictionaries. A time outside datetime's range becomes a `FarTime`."""
+    """Returns each row as a dictionary by column name. A time outside datetime's range becomes a `FarTime`."""
     names = table.schema.names
     return [dict(zip(names, row, strict=True)) for row in zip(*map(values_of, table.columns), strict=True)]
 
 
 def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Returns a column's values. A time outside datetime's range becomes a `FarTime`."""
+    """Returns a column's values as Python objects. A time outside datetime's range becomes a `FarTime`."""
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):
@@ -30,7 +30,7 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def value_of(scalar: pa.Scalar) -> Any:
-    """Returns a scalar's value. A time outside datetime's range becomes a `FarTime`."""
+    """Returns an Arrow scalar's value as a Python object. A time outside datetime's range becomes a `FarTime`."""
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):

@@ -29,7 +29,10 @@ _SPLIT = 134_217_729.0  # 2^27 + 1
 
 
 class Aggregate(ABC):
-    """One result column of a product, computed from events by merging. Subclasses say how."""
+    """One result column of a product, computed from events. Partial results of different batches can be merged.
+
+    A subclass defines one way to compute it, for example a sum.
+    """
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -215,7 +218,7 @@ class Endmost(Aggregate):
         return (self.of, *(column for _, column, _ in ORDER))
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        # The other columns are its place in time.
+        # The other columns store the event's place in `ORDER`.
         return (name, "double"), *((_state_column(name, part), sql) for part, _, sql in ORDER)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
@@ -338,7 +341,7 @@ class Variance(Derived):
         return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
     def magnitude(self) -> str:
-        # The possible error of SQL's own variance, times 1e9.
+        # Comparisons multiply this by 1e-9. The product is the possible error of SQL's own variance.
         value = quote(self.value)
         apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"
         return f"1e-6 * {apart} + 1e-18 * max({value} * {value})"

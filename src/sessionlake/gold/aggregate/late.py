@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 APPLIED = "applied"
 """Column of a change: the stream time at which it was applied, in ms."""
-# The stream time of changes that have none, as those written by early versions. They are never late.
+# Stands for an unknown stream time. Changes written by early versions have none, and are never late.
 NEVER = -(1 << 62)
 OFFSET = "offset"
 WITH_PLACE = (*MARKS, "position", APPLIED, OFFSET)

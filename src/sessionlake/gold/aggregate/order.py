@@ -31,7 +31,7 @@ _HEX_DIGITS = 15
 
 @dataclass(frozen=True)
 class OnceTopics:
-    """Decides which topics are judged under the integrity class `once`."""
+    """Decides which topics are judged under the integrity class `once`. Call it with the name of a topic."""
 
     capture: CaptureSettings
 
@@ -40,7 +40,7 @@ class OnceTopics:
         return RuleBook(self.capture).of(topic).integrity is Integrity.ONCE
 
     def of(self, topics: Sequence[str]) -> list[str]:
-        """Returns those of the given topics that are judged under `once`."""
+        """Returns which of the given topics are judged under `once`."""
         return [topic for topic in topics if self(topic)]
 
     @property

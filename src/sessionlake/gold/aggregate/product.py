@@ -102,7 +102,7 @@ class Product:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The names of the result columns."""
+        """The names of the result columns, without the columns that are only needed to merge."""
         if self.shown is not None:
             return self.shown
         return tuple(name for name in self.aggregates if not name.startswith("_"))
@@ -117,7 +117,7 @@ class Product:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of the columns that the aggregates read, without those that every event has.
+        """The names of the columns that the aggregates read, apart from the columns that every event has.
 
         For a product over `Rows`, these are columns of the source table.
         """
@@ -170,7 +170,11 @@ class Product:
         return late_points(self.table, late, self.source, declared)
 
     def of_events(self, events: pa.Table) -> pa.Table:
-        """Returns the product's rows for these events alone, before they are merged with the table."""
+        """Returns the product's rows for these events alone, before they are merged with the table.
+
+        Args:
+            events: Events from `source.events`, with `ts` in ms.
+        """
         events = with_order(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _within_time(events, self.bucket_ms)
@@ -247,7 +251,7 @@ def _within_time(events: pa.Table, length: int) -> pa.Table:
 
 
 def starts(rows: pa.Table) -> Int64s:
-    """Returns the start of each row's bucket, in ms."""
+    """Returns the start of each row's bucket (`window_start`), in ms since the epoch."""
     found: Int64s = rows[START].cast(pa.int64()).to_numpy() // 1000
     return found
 

@@ -21,8 +21,8 @@ from sessionlake.protocol.arrow import contiguous, dictionary_codes
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
-# Number of bits of a double after the first six of its fraction. Without them, each power of two is divided into 64
-# buckets.
+# Number of low bits of a double that are dropped. The first six bits of its fraction remain. They divide the range
+# between two powers of two into 64 buckets.
 _DROPPED = 46
 _NEGATIVES = 1 << (63 - _DROPPED)
 _INFINITY = 0x7FF << (52 - _DROPPED)
@@ -266,7 +266,7 @@ def _middle(code: Int64s) -> Any:
 
 
 def _sigma(x: Any) -> Any:
-    """Returns `x + sum(x^(2^k) 2^(k-1))` over k from 1, for shares below 1."""
+    """Returns `x + sum(x^(2^k) 2^(k-1))` over k from 1, for shares below 1. A term of Ertl's estimate (`Distinct`)."""
     found, before, power, factor = x, -x, x, 1.0
     while (found != before).any():
         power, before = power * power, found
@@ -276,7 +276,10 @@ def _sigma(x: Any) -> Any:
 
 
 def _tau(x: Any) -> Any:
-    """Returns `(1 - x - sum((1 - x^(2^-k))^2 2^-k)) / 3` over k from 1, for shares above 0; 0 for a share of 0."""
+    """Returns `(1 - x - sum((1 - x^(2^-k))^2 2^-k)) / 3` over k from 1. A term of Ertl's estimate (`Distinct`).
+
+    For a share of 0 the result is 0.
+    """
     found, before, root, factor = 1 - x, x - 1, x, 1.0
     while (found != before).any():
         root, before = np.sqrt(root), found

@@ -197,7 +197,7 @@ def recompute_in_driver(beyond: pa.Table, held: TableReader, series: RollingAver
 
 
 def _history_columns(series: RollingAverage) -> list[str]:
-    """Returns the columns of the table that `points_of` reads."""
+    """Returns the names of the table's columns that `points_of` reads."""
     places = ["position"] if series.of_session else ["partition", "offset"]
     return [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order, "revision"])]
 

@@ -82,10 +82,10 @@ class FinalRowAppender:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
             raise LakeError(
-                f"{progress.final.table}: {where}: silver applied a change to the bucket of "
-                f"{one[START]:%Y-%m-%d %H:%M:%SZ}, whose rows are final, at a stream time that had already passed",
-                why="Rows of that topic-partition may have been appended too early. That can happen if a session moved "
-                "between topic-partitions while messages of it were held back, or if session_timeout was shortened",
+                f"{progress.final.table}: {where}: silver changed the bucket of {one[START]:%Y-%m-%d %H:%M:%SZ} "
+                "after its rows had become final",
+                why=f"{progress.final.table} may have wrong rows. That can happen if a session moved to another "
+                "topic-partition while messages of it were held back, or if session_timeout was shortened",
                 fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds both tables",
             )
 

@@ -62,7 +62,10 @@ class ProductMerger:
     finals: FinalRowAppender
 
     def merge(self, products: Iterable[Product]) -> Iterator[TableOutput]:
-        """Merges the batch into the tables of these products, and yields which rows were written to which table."""
+        """Merges the batch into these products' tables.
+
+        Yields, for each table, its new version and the number of rows.
+        """
         for product in products:
             if self.rows.span(product).rows:
                 part = self._without_expired(product, self.rows.of(product))

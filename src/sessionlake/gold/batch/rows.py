@@ -66,7 +66,7 @@ class BatchRows:
         return Mapped(frame, unpack, product.ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:
-        """Returns a product's rows in the driver's memory, one row per key, whatever their size."""
+        """Returns a product's rows in the driver's memory, one row per key, even if they are many."""
         return _merge_payloads(product, self._rows_of_small_shards[product.name], self._payloads(product.name))
 
     def span(self, product: Product) -> RowRange:
@@ -102,7 +102,7 @@ class BatchRows:
 
 
 def has_session_key(product: Product) -> bool:
-    """Returns True if the keys include the session. Then all changes of a row are in one shard."""
+    """Returns True if the product's keys include the session. Then one shard has all changes of a row."""
     return set(OF_SESSION) <= {*product.row_keys}
 
 

@@ -58,7 +58,7 @@ class SeriesOutput(StrEnum):
     """A `GoldReport`, of the whole shard and not of one table."""
 
     def of(self, series: RollingAverage) -> str:
-        """Returns the kind of payload of this table of averages."""
+        """Returns the full kind of payload for a table of averages: the table's name plus this kind."""
         return f"{series.name}/{self}"
 
 
@@ -101,7 +101,7 @@ class GoldReport(msgspec.Struct):
 
     @property
     def times(self) -> dict[str, int]:
-        """By topic, the highest stream time in ms at which a change was applied."""
+        """By topic, the highest stream time in ms at which a change of the batch was applied."""
         return by_topic(self.places)
 
 
@@ -243,7 +243,7 @@ def _output_tables(
     columns = {name: pa.array(column) for name, column in brought.items()}
     columns |= {name: part for name, part in _seq_order(points).items() if name in series.seq_order}
     keys = names(points.key)
-    texts = {name: keys[name] for name in series.texts}  # the partition is that of the message
+    texts = {name: keys[name] for name in series.texts}  # the partition comes from the message
     yield SeriesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
 
 

@@ -24,7 +24,7 @@ from sessionlake.protocol.types import Int64s
 
 SEPARATOR = "\0"
 """Joins the parts of a name to one text. Topics and session ids cannot contain it."""
-_TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
+_TASK_ROWS = 250_000  # rows packed at once, about 30 MB: so many that the size of the chunks' headers does not matter
 _OWNER = b"owner"
 PLACE_BITS = 47
 """The number of low bits of `place_of` that hold the offset. The partition is in the bits above."""
@@ -60,11 +60,14 @@ class ReadChanges:
 class ChangePacker:
     """A `mapInArrow` function that packs the changes of one Spark task into chunks, one per shard.
 
+    An owner is a session, or a row across sessions. A change may be in different shards for different kinds of owner.
+
     Input: `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, the columns
-    that `with_turn` reads, the declared columns (`Declared`), and for each owner the shard of the change
+    that `with_turn` reads, the declared columns (`Declared`), and for each kind of owner the shard of the change
     (`shard_field`). Output: `shard int, chunk binary`.
 
     Attributes:
+        declared: The declared columns of changes.
         owners: The kinds of owner to pack changes for, from `owners_of`.
         once: Decides which topics are judged under `once`. None if no topic may be.
     """
@@ -123,7 +126,7 @@ class Chunks:
 
     @staticmethod
     def of(chunks: Iterable[bytes]) -> Chunks:
-        """Decodes a shard's chunks."""
+        """Decodes the chunks of one shard, and joins their changes."""
         parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()
         for chunk in chunks:
@@ -139,7 +142,8 @@ class Chunks:
 def owners_of(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
     """Returns the kinds of owner that the tables of averages need, each once.
 
-    A kind is the tuple of the owner's key columns. The kind for sessions is always the first.
+    An owner is a session, or a row across sessions; its kind is the tuple of its key columns. The kind for sessions is
+    always the first.
     """
     return tuple(dict.fromkeys([OF_SESSION, *(series.owner for series in averages)]))
 
@@ -160,14 +164,14 @@ def split_place(place: Int64s) -> dict[str, Int64s]:
 
 
 def _dictionary_encode(table: pa.Table, names: Iterable[str]) -> pa.Table:
-    """Dictionary-encodes these columns."""
+    """Dictionary-encodes the columns with these names."""
     for name in names:
         table = table.set_column(table.column_names.index(name), name, contiguous(table[name]).dictionary_encode())
     return table
 
 
 def any_valid(table: pa.Table, names: Iterable[str]) -> pa.Array:
-    """Returns, for each row, whether at least one of the columns has a value."""
+    """Returns, for each row, whether at least one of the columns with these names has a value."""
     found = np.zeros(table.num_rows, np.bool_)
     for name in names:
         found |= table[name].is_valid().to_numpy()
@@ -188,7 +192,7 @@ def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.
 
 
 def _trim_dictionaries(table: pa.Table) -> pa.Table:
-    """Reduces dictionaries to the values that the rows use."""
+    """Reduces the dictionary of each dictionary-encoded column to the values that the rows use."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             column = contiguous(table[field.name])

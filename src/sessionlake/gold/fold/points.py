@@ -38,11 +38,14 @@ class SeqOrder:
     seq: Int64s
 
     def take(self, index: Int64s | Bools) -> SeqOrder:
-        """Returns the numbers of the points at these indices."""
+        """Returns session, life and seq of the points at these indices."""
         return SeqOrder(self.session[index], self.life[index], self.seq[index])
 
     def columns(self) -> dict[str, pa.Array]:
-        """Returns the numbers as columns of a table of averages. They are null in other classes than `once`."""
+        """Returns session, life and seq as columns of a table of averages.
+
+        They are null in other classes than `once`.
+        """
         none = self.life == NO_LIFE
         return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.parts, strict=True)}
 
@@ -53,7 +56,11 @@ class SeqOrder:
 
     @staticmethod
     def of(rows: pa.Table) -> SeqOrder | None:
-        """Reads the numbers from rows with some or all columns of `SEQ_ORDER`; None if no row is of class `once`."""
+        """Reads session, life and seq from rows. None if no row is of class `once`.
+
+        Args:
+            rows: Rows with some or all columns of `SEQ_ORDER`. A missing column counts as null.
+        """
         if "_life" not in rows.column_names or rows["_life"].null_count == rows.num_rows:
             return None
         found = {name: rows[name] if name in rows.column_names else pa.nulls(rows.num_rows) for name in SEQ_ORDER}
@@ -62,12 +69,12 @@ class SeqOrder:
 
     @staticmethod
     def concat(*parts: SeqOrder) -> SeqOrder:
-        """Concatenates the numbers of several sets of points."""
+        """Concatenates session, life and seq of several sets of points."""
         return SeqOrder(*(np.concatenate(part) for part in zip(*(one.parts for one in parts), strict=True)))
 
     @staticmethod
     def none(count: int) -> SeqOrder:
-        """Returns the numbers of `count` points that are not of class `once`."""
+        """Returns session, life and seq of `count` points that are not of class `once`."""
         zeros = np.zeros(count, np.int64)
         return SeqOrder(zeros, np.full(count, NO_LIFE), zeros)
 
@@ -117,7 +124,7 @@ class Points:
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
     def with_keys(self, key: Int64s) -> Points:
-        """Returns the same points with other codes of their series."""
+        """Returns the same points with new codes of their series."""
         return replace(self, key=key)
 
     @staticmethod
@@ -150,7 +157,10 @@ class Points:
         return Points(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq)
 
     def without(self, others: Points) -> Points:
-        """Returns the points that are not in `others`, compared by series, event time, and order within it."""
+        """Returns the points that are not in `others`.
+
+        Two points are the same if series, event time, position and ordinal are equal.
+        """
         both = Points.concat(others, self)
         order = both.order()  # of two equal points, the one from `others` comes first
         s = both.take(order)

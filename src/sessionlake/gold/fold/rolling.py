@@ -165,14 +165,20 @@ class Timeline:
 
     @staticmethod
     def of(points: Points, source: Int64s, keys: int) -> Timeline:
-        """Returns the timeline of sorted points of `keys` series."""
+        """Returns a timeline.
+
+        Args:
+            points: Points that are already sorted by series and event time.
+            source: The index of each point in the batch; -1 for a point from an earlier batch.
+            keys: Number of series.
+        """
         count = np.bincount(points.key, minlength=keys)
         rank = np.arange(len(points)) - (np.cumsum(count) - count)[points.key]
         return Timeline(points, source, rank, count[points.key] - rank - 1)
 
     @property
     def fresh(self) -> Bools:
-        """True for each point of this batch."""
+        """For each point, True if it is from this batch."""
         return self.source >= 0
 
     def sums(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
@@ -219,11 +225,11 @@ class Times:
         return np.where(late, Pane.LATE, np.where(passing, Pane.ON_TIME, Pane.EARLY))
 
     def early(self, points: Points) -> Bools:
-        """Returns, for each point, whether the watermark had not passed it before the batch."""
+        """Returns, for each point, whether the watermark of its series had not passed it before the batch."""
         return ~(self.known[points.key] & self._passed(self.before, points))
 
     def pending(self, points: Points) -> Bools:
-        """Returns, for each point, whether the watermark has not passed it after the batch."""
+        """Returns, for each point, whether the watermark of its series has not passed it after the batch."""
         return ~self._passed(self.after, points)
 
     def pending_before(self, older: OlderPoints) -> Bools:
@@ -235,7 +241,7 @@ class Times:
         return passed
 
     def _watermark(self, newest: Int64s) -> Int64s:
-        # Keeps the difference from underflowing.
+        # Below this bound the difference would underflow.
         return np.where(newest < _NEVER + self.watermark_ms, _NEVER, newest - self.watermark_ms)
 
 
@@ -255,7 +261,7 @@ def fold_points(tail: Points, older: OlderPoints, new: Points, *, series: Rollin
     affected = _affected_points(timeline, times, series.last)
     needs_history = _find_needing_history(timeline, older, too_old, affected, series.last) | times.pending_before(older)
     averages, revision = _averages(timeline, affected & ~needs_history[timeline.points.key], times, series)
-    # Rows of series that need their history are computed from the table, so their revisions are not known here.
+    # Rows of series that need their history are computed from the table. So their revisions are not known here.
     timeline = replace(
         timeline,
         points=replace(
@@ -333,7 +339,7 @@ def _averages(timeline: Timeline, chosen: Bools, times: Times, series: RollingAv
     written = fresh | now.differs(figures_before) | passed
     rows = index[written]
     order, causes = _causes(timeline, rows, series.last)
-    # For rows that no point changed this is meaningless; they are not restated.
+    # Without a cause the value is meaningless. It is not used, since such a row is not restated.
     oldest = np.append(timeline.points.ts[timeline.fresh], 0)[causes[0]]
     averages = Averages(
         points=timeline.points.take(rows),

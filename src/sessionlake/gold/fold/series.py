@@ -17,7 +17,7 @@ The row id comes last among the names that are joined, since it may contain the 
 _IN_SESSION = ("ts", "position", "ordinal")
 # Positions do not order points of different sessions. Those of equal event time follow Kafka's order.
 _IN_TOPIC = ("ts", "partition", "offset", "ordinal")
-# Under `once`, these columns order points of equal event time. Across sessions, they keep each session's together.
+# Under `once`, these columns order points of equal event time. Points of the same session stay together.
 SEQ_ORDER = ("_session", "_life", "_seq")
 _TYPES = {"ts": "bigint", "position": "bigint", "ordinal": "int", "partition": "int", "offset": "bigint"}
 _FORMAT = 2
@@ -84,7 +84,7 @@ class RollingAverage:
 
     @property
     def sorted_by(self) -> tuple[str, ...]:
-        """The names of the columns that order the points of a series in every class."""
+        """The names of the columns that order the points of a series, whatever the integrity class."""
         time, *rest = self.order
         return (time, *self.seq_order, *rest)
 

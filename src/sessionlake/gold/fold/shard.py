@@ -71,7 +71,9 @@ class TrackedAverages:
 
 @dataclass(frozen=True)
 class GoldFold:
-    """The fold of one shard, as `streaming.sharded.ShardFold` requires.
+    """Folds a batch's changes into the state of one shard, as `streaming.sharded.ShardFold` requires.
+
+    The state has the tails of the shard's series: their newest points.
 
     Attributes:
         declared: The declared columns of changes.
@@ -196,10 +198,10 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
 
 
 def _add_rows(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
-    """Adds the batch's owners and rows to the state.
+    """Adds the batch's owners and rows to the state. A row is a series without its metric.
 
     Returns:
-        The new state, and the index of each change's row in it.
+        The new state, and for each change the index of its row in the state.
     """
     owners, owner = _add_owners(state, changes, series)
     rows, row = _extend_codes(state.rows, changes["row"])
@@ -323,7 +325,7 @@ def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.Chunked
 
 
 def _join_names(table: pa.Table, names: Sequence[str]) -> pa.DictionaryArray:
-    """Joins columns of texts without nulls to one dictionary-encoded column."""
+    """Joins columns of texts without nulls to one dictionary-encoded column, with `SEPARATOR` between them."""
     number, parts = number_combinations(*(table[name] for name in names))
     joined = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), SEPARATOR)
     return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), joined)

@@ -96,7 +96,12 @@ class Forgotten:
         return found, np.where(found, self.newest[place], 0)
 
     def add(self, names: list[str], newest: Int64s) -> Forgotten:
-        """Adds owners. For an owner that is already there, the later time is kept."""
+        """Adds owners. For an owner that was already forgotten, the later time is kept.
+
+        Args:
+            names: Names of the owners.
+            newest: Latest event time of each owner's points, in ms.
+        """
         return Forgotten.union(self, Forgotten(marks_of(names), newest))
 
     def take(self, index: Int64s | Bools) -> Forgotten:
@@ -195,7 +200,7 @@ class GoldShardState:
         return self._keep_owners(kept)
 
     def within_limits(self) -> GoldShardState:
-        """Forgets the owners that have been idle longest, if there are more than `MOST_ROWS` or `MOST_POINTS`."""
+        """Forgets the longest idle owners if the state has more than `MOST_ROWS` rows or `MOST_POINTS` points."""
         owners = len(self.owners.name)
         if len(self.rows) <= MOST_ROWS and len(self.tail) <= MOST_POINTS:
             return self

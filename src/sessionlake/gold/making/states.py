@@ -87,7 +87,7 @@ def rebuilt_up_to(spark: SparkSession, lake: Lake, series: RollingAverage) -> in
 
 
 def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
-    """Returns a table of averages together with the initial states of its shards."""
+    """Returns a table of averages together with its last rebuild's id, and the owners that the rebuilt table had."""
     rebuild_id = lake.storage.properties(spark, series.table).get(REBUILD_ID, "")
     if rebuild_id and not handover.next_batch(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
@@ -123,7 +123,7 @@ def _owners_in(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table
 
 
 def _hash_names(named: DataFrame) -> pa.Table:
-    """Replaces the column `name` by the column `mark`, the hash of the name."""
+    """Returns the rows as an Arrow table, in which `mark`, the hash of the name, replaces the column `name`."""
     columns = ", ".join(f"{name} {kind}" for name, kind in named.dtypes if name != "name")
     found = named.mapInArrow(_append_hashes, f"{columns}, mark bigint").toArrow().combine_chunks()
     place = found.schema.get_field_index("mark")

@@ -149,7 +149,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
 def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
     """Creates the table if it does not exist. A table with other columns than the declared ones is dropped before."""
     present = lake.storage.columns(spark, table.table) if lake.exists(spark, table.table) else None
-    # AVERAGES, whose properties hold gold's own notes, is never dropped. Its keys never change.
+    # AVERAGES is never dropped: its properties store, for example, which tables gold maintains. Its keys never change.
     if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
         # File statistics and clustering depend on the table's definition, so the table is created again.
         lake.drop(spark, table.table)
@@ -187,7 +187,13 @@ def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> s
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
-    """Returns the rows that a table has for these changes, computed as the stream computes them."""
+    """Returns the rows that a table has after these changes alone, computed by the same code as in the stream.
+
+    Args:
+        changes: Changes from `select_changes`.
+        table: The table.
+        declared: The declared columns.
+    """
     if isinstance(table, RollingAverage):
         return _averages(changes, table, declared)
     return _products(changes, table, declared)

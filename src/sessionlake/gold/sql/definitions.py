@@ -46,8 +46,8 @@ SELECT {keys}, sum(points) AS points, min(min) AS min, max(max) AS max, sum(sum)
   NOT coalesce(max(gone), false) AS whole
 FROM centered GROUP BY {keys}
 """
-# Where buckets have expired, by topic, and whether the first one that is read of a tier is among them. A query in a SQL
-# warehouse cannot learn that in any other way.
+# `_FLOORS` selects, by topic, the last expired time of each table of metrics. `_GONE` tells from these times whether
+# the function reads an expired bucket. A query in a SQL warehouse cannot learn that in any other way.
 _FLOORS = """SELECT topic, max(`limit`) FILTER (WHERE `table` = '{days}') AS day,
   max(`limit`) FILTER (WHERE `table` = '{hours}') AS hour, max(`limit`) FILTER (WHERE `table` = '{minutes}') AS minute
   FROM {retained} WHERE `limit` IS NOT NULL AND `table` IN ('{days}', '{hours}', '{minutes}') GROUP BY topic"""

@@ -185,7 +185,7 @@ def _of_product(product: Product, columns: str, keys: str, retained: str | None)
         kind="numbers" if product.source.numbers else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
-        late_condition=late_condition(product),
+        late=late_condition(product),
         kept=_KEPT.format(retained=retained, table=sql_string(product.table), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )

@@ -48,12 +48,15 @@ Floors = Mapping[str, int]
 A topic that is missing has no expired buckets.
 """
 
-# Buckets are removed once the oldest is overdue by this fraction of the retention: not at every batch.
+# Not every batch removes buckets. They are removed once the oldest is overdue by the retention divided by this number.
 _STEPS = 24
 
 
 def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
-    """Reads the floors of tables, by table name. Tables without expired buckets are left out."""
+    """Reads the floors of tables, by table name. A floor is the first event time of a topic that has not expired.
+
+    Tables without expired buckets are left out.
+    """
     known = read_retained(reader, tables)
     return {table: _floors_of(known[table]) for table in tables if table in known}
 
@@ -74,11 +77,11 @@ def describe_floors(table: str, floors: Floors) -> str:
 
 
 def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
-    """Filters rows to those whose bucket has not expired in any of several tables.
+    """Filters rows to those whose bucket has not expired in any of the given tables.
 
     Args:
         rows: Rows with `topic` and `window_start`.
-        floors: The floors of each table.
+        floors: For each table, by topic, the first event time in ms that has not expired.
     """
     from pyspark.sql import functions as F
 
@@ -88,17 +91,17 @@ def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
 
 
 def without_expired_rows(rows: pa.Table, *floors: Floors) -> pa.Table:
-    """Filters the rows of an Arrow table to those whose bucket has not expired in any of several tables.
+    """Filters the rows of an Arrow table to those whose bucket has not expired in any of the given tables.
 
     Args:
         rows: Rows with `topic`. The column `window_start` is needed only if there are floors.
-        floors: The floors of each table.
+        floors: For each table, by topic, the first event time in ms that has not expired.
     """
     floors = tuple(filter(None, floors))
     if not rows.num_rows or not floors:
         return rows
     code, topics = dictionary_codes(rows["topic"])
-    # A topic begins at the latest of its floors.
+    # A bucket must not have expired in any table, so the latest floor counts.
     begin = [max(one.get(topic, NEVER) for one in floors) for topic in topics.to_pylist()]
     return rows.filter(pa.array(starts(rows) >= np.array(begin, np.int64)[code]))
 

@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
-"""Receives a message about the progress."""
+"""A function that receives texts about the progress, for the operator."""
 _PUBLISHED, _GOLD, _HISTORY = "published", "gold", "history of "
 
 
 class _Inputs(msgspec.Struct):
-    """The input of a forgetting. It names the session, so that any process can finish one that was interrupted.
+    """The input of a forgetting, as the journal stores it. With it any process can finish an interrupted forgetting.
 
     Attributes:
         receipt: The name of the receipt in `bronze.erasures`.
@@ -73,11 +73,11 @@ class _Inputs(msgspec.Struct):
 
 
 class Forgetting:
-    """Forgets one session. All layers, and retention, must be claimed.
+    """Forgets one session. This process must have claimed all layers and retention.
 
     Args:
-        patience: How many seconds to wait for publications.
-        shorten: Compute gold again even if retention has removed changes that it was made of.
+        patience: The longest time in seconds to wait for publications.
+        shorten: True to compute gold again even if retention has removed old changes, so that gold begins later.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Forgetting:
         return self._finish(self._require_interrupted("--resume", "finish"))
 
     def cancel(self) -> str:
-        """Cancels a forgetting that was interrupted before anything was erased. Returns the receipt's name.
+        """Cancels a forgetting that was interrupted before any message was erased. Returns the receipt's name.
 
         Raises:
             UsageError: No forgetting was interrupted.
@@ -159,7 +159,7 @@ class Forgetting:
         return journal
 
     def _finish(self, journal: Journal[_Inputs]) -> Erasure:
-        """Does the steps that are left, and stores the receipt."""
+        """Runs the steps that the journal does not record as done, and stores the finished receipt."""
         session = journal.inputs.topic, journal.inputs.session
         receipt = self._receipt(journal.inputs)
         self._say(f"receipt {receipt.receipt}: {len(journal.done)} steps are done")
@@ -178,7 +178,7 @@ class Forgetting:
     def _begin(self, session: str, topic: str | None) -> Journal[_Inputs]:
         """Checks everything that can be checked before anything changes, then writes the journal.
 
-        From then on no layer starts.
+        Once the journal exists, no layer starts.
         """
         require_uninterrupted(self._settings)
         topic = self._topic(session, topic)
@@ -199,7 +199,7 @@ class Forgetting:
     def _receipt(self, inputs: _Inputs) -> Erasure:
         """Returns the receipt, and stores it if it is new.
 
-        From then on, bronze erases new messages of the session on arrival.
+        Once it is stored, bronze erases new messages of the session on arrival.
         """
         known, session = self._known(), (inputs.topic, inputs.session)
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
@@ -252,7 +252,7 @@ class Forgetting:
         return topic or topics[0]
 
     def _catch_up(self) -> None:
-        """Lets layers with states process all of bronze, so that they all resume later from the same known version."""
+        """Lets layers with states process all of bronze, so that they can later resume from bronze's latest version."""
         for layer in layers_with_state(self._settings):
             self._say(f"{layer}: processes what is available")
             run_to_end(self._spark, self._settings, layer, threading.Event())
@@ -262,9 +262,9 @@ class Forgetting:
     # -- the steps
 
     def _steps(self, session: Session, erasure: Erasure, journal: Journal[_Inputs]) -> Iterator[tuple[str, Step]]:
-        """Yields the steps in their order, each with its name in the journal.
+        """Yields the name of each step in the journal and the function that runs it.
 
-        Each can be repeated, and needs those before it.
+        A step needs all steps before it, and is safe to repeat.
         """
         spark, settings, lake = self._spark, self._settings, self._lake
         layers, counted = layers_with_state(settings), erasure.report["tables"]
@@ -284,19 +284,19 @@ class Forgetting:
         yield "aside", self._remove_archived
 
     def _gold(self) -> list[str]:
-        """Returns gold's tables that exist. They can exist without a checkpoint."""
+        """Returns the names of gold's tables that exist. They can exist although gold has no checkpoint."""
         return [table for table in gold_tables(self._settings) if self._lake.exists(self._spark, table)]
 
     def _published(self) -> dict[str, int]:
-        """Returns gold's tables that are published and have rows, whose removal must be sent.
+        """Returns the names of gold's published tables that have rows, so that their removal must be sent to Kafka.
 
-        The number has no meaning.
+        The number of each is always 1: the journal stores only numbers by name.
         """
         published = [table for table in self._gold() if publications.publications(self._settings, table)]
         return {table: 1 for table in published if not self._lake.read(self._spark, table).isEmpty()}
 
     def _reset_gold(self, erasure: Erasure) -> dict[str, int]:
-        """Empties gold. Returns the version of each of its tables after that."""
+        """Empties gold's tables. Returns each table's version after that, by its name."""
         tables = self._gold()
         if tables:
             self._say("gold: emptied, and computed again at its next run")
@@ -308,9 +308,9 @@ class Forgetting:
         return {"version": self._lake.latest_version(self._spark, table)}
 
     def _wait_for_publications(self, journal: Journal[_Inputs]) -> None:
-        """Waits until publications have sent the removals.
+        """Waits until publications have sent the removals of rows to Kafka.
 
-        What they have not read yet is lost with the table's history.
+        Removing a table's history, which follows, also removes the versions that publications have not read yet.
         """
         emptied, published = journal.done.get(_GOLD, {}), journal.done.get(_PUBLISHED, {})
         removals = {
@@ -339,7 +339,10 @@ class Forgetting:
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
 
     def _remove_archived(self) -> None:
-        """Removes archived checkpoints, of this forgetting and of earlier rebuilds, and files of dead processes."""
+        """Removes all files beside the tables that may contain the session.
+
+        These are checkpoints that this forgetting or earlier rebuilds have archived, and files of processes that died.
+        """
         checkpoints = Path(self._settings.checkpoint(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)

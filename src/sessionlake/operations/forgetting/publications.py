@@ -1,6 +1,7 @@
-"""Publications of tables from which rows are removed.
+"""Waits for publications of tables from which a session's rows are removed.
 
-They must send the tombstones before the tables' history is removed.
+A publication sends a table's changes to Kafka. It must send the tombstones of the removed rows before the table's
+history, from which it reads them, is removed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def publications(settings: Settings, table: str) -> list[Reader]:
 
 
 def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Checks that every publication of these tables that has started can still send what will be removed.
+    """Checks that every started publication of these tables will be able to send the tombstones of removed rows.
 
     Raises:
-        LakeError: A publication cannot. The text names its checkpoint, because it may have been abandoned.
+        LakeError: A publication is not able to. The text names its checkpoint, because it may no longer be in use.
     """
     settings = lake.settings
     for table in tables:
@@ -54,13 +55,14 @@ def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
 
 
 def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
-    """Waits until every publication has sent everything up to the removal of the session's rows.
+    """Waits until every publication has sent all changes of its table up to the removal of the session's rows.
 
     Args:
         removals: For each table, the first version without the session's rows.
+        seconds: The longest time to wait.
 
     Raises:
-        LakeError: A publication has not sent it in time.
+        LakeError: A publication has not sent the removal in time.
     """
     deadline = time.monotonic() + seconds
     for table, version in removals.items():
@@ -78,9 +80,9 @@ def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> Non
 
 
 def oldest_version_needed(settings: Settings, table: str, removal: int) -> int | None:
-    """Returns the oldest version in the table's log that its publications still need; None if it has no publications.
+    """Returns the oldest version in the table's log that its publications still need; None if none is known.
 
-    Versions before the removal cannot be kept, even if the last batch of a publication started there.
+    Versions before the removal have the session's rows. So they cannot be kept, unless a publication still reads them.
 
     Args:
         removal: The first version without the session's rows.
@@ -94,7 +96,10 @@ def oldest_version_needed(settings: Settings, table: str, removal: int) -> int |
 
 
 def _has_sent(settings: Settings, name: str, version: int) -> bool:
-    """Returns True if the publication is past the version, or has started to read it and finds nothing more."""
+    """Returns True if the publication has read the version completely.
+
+    That is so if it reads a later version, or if it reads this one and several triggers have brought no new batch.
+    """
     since, index, batch = _place(settings, name)
     if since > version:
         return True
@@ -105,7 +110,10 @@ def _has_sent(settings: Settings, name: str, version: int) -> bool:
 
 
 def _place(settings: Settings, name: str) -> tuple[int, int, int]:
-    """Returns the version that a publication reads, its position in it, and its last batch; -1 for what is unknown."""
+    """Returns the version that a publication reads, the index of the next file in it, and the last batch's number.
+
+    A number that is not known is -1.
+    """
     checkpoint = Path(settings.checkpoint(name))
     batch = last_committed(checkpoint)
     if batch is None or batch != last_planned(checkpoint):

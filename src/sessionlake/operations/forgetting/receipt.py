@@ -1,4 +1,4 @@
-"""The receipt's parts about what remains: the result of the search, and what others must remove."""
+"""The receipt's parts about remaining data: where the session's id was still found, and what others must remove."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITH_TEXT = ("string", "binary", "array", "map", "struct")
 def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
     """Searches the lake for the session's id.
 
-    Returns what was searched, where it was found, and which files were unreadable.
+    Returns the receipt's part about it: what was searched, where the id was found, and which files were unreadable.
     """
     settings = lake.settings
     checkpoints = Path(settings.checkpoint(""))

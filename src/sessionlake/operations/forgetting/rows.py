@@ -65,7 +65,7 @@ def tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
 
 
 def find_topics(reader: TableReader, session: str) -> list[str]:
-    """Returns the topics that have a session of this id, by its messages or by what was made of them."""
+    """Returns the topics that have a session of this id, in bronze or in a table made from bronze."""
     topics: set[str] = set()
     for table in _NAMING:
         rows = SessionRows.of(table, "", session)
@@ -89,7 +89,7 @@ def find_offsets(reader: TableReader, session: Session) -> list[OffsetRange]:
 
 
 def count_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
-    """Returns the number of the session's rows in each table."""
+    """Returns the number of the session's rows in each table except bronze, by the table's name."""
     rows_by_table = {table: SessionRows.of(table, *session) for table in tables_with_sessions(spark, lake)}
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
@@ -111,7 +111,7 @@ def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
 
 
 def clean_bookkeeping(spark: SparkSession, lake: Lake, session: Session) -> None:
-    """Removes the session from the ledger, its sums, and the records of retention."""
+    """Removes the session's traces from the ledger, from its sums in `ops.positions`, and from `ops.retained`."""
     for table in (LEDGER, POSITIONS):
         _remove_decisions(spark, lake, table, session)
     # In `ops.retained` an empty session id means that the row is of no session.
@@ -120,7 +120,7 @@ def clean_bookkeeping(spark: SparkSession, lake: Lake, session: Session) -> None
 
 
 def clean_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
-    """Removes the notes that say where layers stopped, if they stopped at this session."""
+    """Removes the files that say at which message a layer stopped, if the message is of this session."""
     for layer in layers:
         stop = stopped_at(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
@@ -128,7 +128,7 @@ def clean_stop_notes(settings: Settings, layers: list[str], session: Session) ->
 
 
 def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
-    """Removes the decisions about the session from the entries of batches."""
+    """Removes the operator's decisions about the session from a table's entries, which are one per batch."""
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, table):

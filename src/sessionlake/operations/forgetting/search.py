@@ -33,7 +33,7 @@ _PIECE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Match:
-    """A place that contains the text.
+    """A file, or a column of a Parquet file, that contains the text.
 
     Attributes:
         place: The file, relative to the folder that was searched.
@@ -56,8 +56,8 @@ class SearchResult:
 
     Attributes:
         files: The number of files searched.
-        size: Their bytes.
-        found: The places that contain the text.
+        size: The size of these files in bytes.
+        found: The files and columns that contain the text.
         unread: Parquet files that cannot be read, for example because they are incomplete. Their compressed data was
             not searched.
     """
@@ -80,9 +80,11 @@ def pattern(text: str) -> str:
 
 
 def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> SearchResult:
-    """Searches all files of a folder for a text.
+    """Searches all files in a folder and its sub-folders for a text.
 
     Args:
+        folder: The folder.
+        text: The text to find.
         leave_out: Names of sub-folders that are not searched.
     """
     files = size = 0
@@ -102,7 +104,9 @@ def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> SearchRe
 def _found_in(file: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
     """Searches one file.
 
-    Returns column and number of values for each hit, and False if its compressed data is unreadable.
+    Returns:
+        Pairs of a column and the number of its values with the text; in files other than Parquet, (None, 1). And False
+        if it is a Parquet file that cannot be read, so that its compressed data was not searched.
     """
     # Also finds incomplete files, which have another suffix. Checksum files have `.parquet` in their names, too.
     packed = ".parquet" in file.name and file.suffix != ".crc" and file.stat().st_size > 0
@@ -126,7 +130,7 @@ def _in_parquet(file: Path, text: str) -> Iterator[tuple[str, int]]:
 
 
 def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
-    """Yields the texts and bytes in a batch, at any depth, with the names of their columns."""
+    """Yields each column of texts or bytes in a batch, at any nesting depth, with its name such as `rows.id`."""
     waiting = list(zip(batch.schema.names, batch.columns, strict=True))
     while waiting:
         name, column = waiting.pop()
@@ -144,7 +148,7 @@ def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """Yields a file's bytes, decompressed, in pieces. Neighbours overlap by more than the longest session id."""
+    """Yields a file's decompressed bytes in pieces that overlap by more than the longest session id."""
     with file.open("rb") as source:
         before = b""
         while piece := source.read(_PIECE_BYTES):

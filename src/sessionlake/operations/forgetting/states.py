@@ -42,10 +42,10 @@ def has_started(settings: Settings, layer: str) -> bool:
 
 
 def require_states(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]) -> None:
-    """Checks that the states can be read, and written without the session.
+    """Checks that a layer's states can be read, and can be written again without the session.
 
     Raises:
-        LossError: They cannot.
+        LossError: A state cannot be read or written.
     """
     try:
         for _ in _states(spark, settings, layer, session):
@@ -61,9 +61,11 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
 def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str) -> None:
     """Lets a layer's stream resume without the session, at bronze's latest version.
 
-    The layer must have read all of bronze.
+    The layer must have read all of bronze. Safe to repeat after a crash.
 
-    Can be repeated after a crash.
+    Args:
+        session: Topic and id of the session.
+        receipt: The name of the forgetting's receipt.
     """
     version = Lake(settings).latest_version(spark, MESSAGES)
     _, last = last_batches(spark, settings, layer)
@@ -85,7 +87,13 @@ def _states(
 
 
 def state_without_session(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
-    """Returns a shard's state without the topic's sessions of this id, in any partition. All others stay unchanged."""
+    """Returns a shard's state without the topic's sessions of this id in any partition. Other sessions are unchanged.
+
+    Args:
+        stored: The shard's encoded state.
+        columns: The declared columns.
+        session: Topic and id of the session.
+    """
     judging, memory = split(stored)
     state = ShardState.decode(judging, columns)
     left = None if memory is None else without_session(memory, *session)

@@ -38,15 +38,17 @@ _SIDE = internal("side")
 
 @dataclass(frozen=True)
 class TablesComparison:
-    """The result of a comparison.
+    """The result of comparing silver's live tables with rebuilt ones.
 
     Attributes:
-        sessions: The number of sessions on either side. Messages without a session count as one session per topic.
-        tables: The tables that differ.
-        different: The number of sessions that differ in some table.
-        first_difference: The first difference, ordered by table, topic, partition and session; None if there is none.
-        states: The result for the states; None if they were not compared.
-        not_compared: For each table whose old rows were not compared, a text that says why.
+        sessions: The number of compared sessions: those in the live tables, in the rebuilt ones or in both. Messages
+            without a session count as one session per topic-partition.
+        tables: The names of the tables that differ.
+        different: The number of sessions that differ in at least one table.
+        first_difference: A text that shows the first difference by table, topic, partition and session; None if all is
+            equal.
+        states: The result of comparing the stream's states with rebuilt ones; None if they were not compared.
+        not_compared: A text for each table whose old rows were not compared because retention has removed them.
     """
 
     sessions: int
@@ -58,14 +60,14 @@ class TablesComparison:
 
     @property
     def is_exact(self) -> bool:
-        """True if everything that was compared is equal."""
+        """True if all compared tables and states are equal."""
         return self.first_difference is None and (self.states is None or self.states.first_difference is None)
 
 
 def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> TablesComparison:
     """Compares the live tables with the staging tables that a replay has filled.
 
-    In tables from which retention has removed rows, only rows that are certainly left are compared.
+    In tables from which retention has removed rows, only rows above the recorded limits are compared.
     """
     staging = Lake(settings).staging()
     cut = read_heads(lake.reader(spark))
@@ -86,8 +88,8 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
     """Compares tables row by row, in any order, ignoring which batches wrote the rows.
 
     Args:
-        live: Returns a live table by its name.
-        built: Returns a table as it should be.
+        live: Returns a live table, given its name.
+        built: Returns the rebuilt table with this name.
     """
     from pyspark.sql import functions as F
 
@@ -110,7 +112,12 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
 
 
 def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
-    """Returns a hash of each row of each table: `table`, `SESSION`, `side` and `hash`."""
+    """Returns a hash of each row of each table, in the columns `table`, `SESSION`, `side` and `hash`.
+
+    Args:
+        read: Returns a table, given its name.
+        side: The value of the column `side`: 1 for live tables, -1 for rebuilt ones.
+    """
     from pyspark.sql import functions as F
 
     hashes: DataFrame | None = None

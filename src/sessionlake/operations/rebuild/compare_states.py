@@ -26,12 +26,12 @@ _COMPARED_SCHEMA = "shard int, sessions bigint, difference string"
 
 @dataclass(frozen=True)
 class StatesComparison:
-    """The result of a comparison.
+    """The result of comparing the stream's states with rebuilt ones.
 
     Attributes:
         sessions: The number of sessions compared.
-        first_difference: The first difference, ordered by shard; None if there is none.
-        skipped: Why nothing was compared; None if the states were compared.
+        first_difference: A text that shows the first difference, ordered by shard; None if there is none.
+        skipped: A text that says why nothing was compared; None if the states were compared.
     """
 
     sessions: int
@@ -64,7 +64,10 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
 
 
 def _why_not(spark: SparkSession, settings: Settings) -> str | None:
-    """Returns why the states cannot be compared; None if they can. They may be of different messages or shards."""
+    """Returns a text that says why the states cannot be compared; None if they can.
+
+    The stream's states may be those after another batch than the ledger's last, or have another number of shards.
+    """
     present, configured = handover.shard_count(settings), settings.silver.shards
     if present not in (None, configured):
         return f"they have {present} shards, but silver.shards is {configured}"
@@ -80,9 +83,9 @@ def _why_not(spark: SparkSession, settings: Settings) -> str | None:
 
 
 def _comparing(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
-    """Returns a function that compares the two states of one shard.
+    """Returns a pandas function that compares the stream's state of a shard with the rebuilt one.
 
-    It takes rows `shard, chunk, is_rebuilt`, and returns one row of `_COMPARED_SCHEMA`.
+    It receives the two states as rows `shard, chunk, is_rebuilt`, and returns one row with `_COMPARED_SCHEMA`.
     """
 
     def state(stored: pd.Series[Any]) -> ShardState:

@@ -1,4 +1,4 @@
-"""What ends when tables are replaced: the query that wrote them, and the gold that was computed from them."""
+"""Ends what depends on tables that are replaced: the query that wrote them, and gold, which was computed from them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gold_tables(settings: Settings) -> tuple[str, ...]:
 
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
-    """Keeps a query that ends here from committing to these tables later, for example from a process that hangs."""
+    """Makes these tables reject later commits of a layer's present query, for example from a process that hangs."""
     token = lake.storage.token(layer)
     if token:
         for app_id in _query_ids(spark, lake, layer):
@@ -58,9 +58,9 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
 
 
 def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
-    """Returns the id of the checkpoint's query.
+    """Returns the id of the layer's query, from its checkpoint.
 
-    If the checkpoint does not say it, returns those that the ledger names.
+    If the checkpoint is lost, returns the ids of all queries that the ledger has of the layer.
     """
     try:
         app_id = Generations(lake.settings.checkpoint(layer), layer).current.app_id
@@ -73,9 +73,9 @@ def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
 
 
 def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
-    """Returns True if gold has started, and has changes to read or an unfinished batch.
+    """Returns True if gold has started, and has changes of silver to read or an unfinished batch.
 
-    Gold looks up such changes by the numbers of silver's batches, which a rebuild of silver changes.
+    Gold finds unread changes by the numbers of silver's batches, which a rebuild of silver changes.
     """
     checkpoint = settings.checkpoint(GOLD)
     if last_planned(Path(checkpoint)) is not None and last_committed(checkpoint) is None:
@@ -90,14 +90,15 @@ def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
 def reset_gold(
     spark: SparkSession, settings: Settings, lake: Lake, name: str, batch: int, started_at: datetime
 ) -> None:
-    """Empties gold, so that its next run computes it again. Can be repeated after a crash.
+    """Empties gold, so that its next run computes it again. Safe to repeat after a crash.
 
-    Gold cannot start before all its tables are empty. At first its checkpoint is new while the ledger still has its
-    batches. If it was emptied before and has no batches since, the tables that every batch fills prevent the start. So
-    these are emptied last.
+    Gold must not start before all its tables are empty. Gold refuses to start with a new checkpoint while the ledger
+    has its batches, or while the tables that every batch fills have rows. So these tables are emptied last.
 
     Args:
-        name: The name of the operation that empties gold.
+        name: The id of the operation that empties gold, which names the archived checkpoint.
+        batch: The batch number of the commits that empty the tables.
+        started_at: When the operation started, for the ledger.
     """
     checkpoint = Path(settings.checkpoint(GOLD))
     known = sorted(gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)

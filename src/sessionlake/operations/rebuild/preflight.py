@@ -1,4 +1,4 @@
-"""The checks before a rebuild of silver: whether bronze has the named sessions, and whether others can be kept."""
+"""The checks before a rebuild of silver: does bronze have the chosen sessions, and can all other sessions be kept?"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def require_kept_sessions(
     """Checks that some sessions can be rebuilt while all others stay as they are.
 
     Args:
-        version: The version of bronze.
+        version: The version of `bronze.messages` to build from.
         selection: The sessions to rebuild.
         columns: How the tables' columns differ from the declared ones; None if they do not.
 
@@ -48,7 +48,7 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     """Refuses a topic or session of which bronze has no message, because its name is probably wrong.
 
     Raises:
-        UsageError: The text names what is unknown.
+        UsageError: Bronze has no message of a chosen topic or session. The text names it.
     """
     from pyspark.sql import functions as F
 
@@ -85,10 +85,13 @@ def bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
 
 
 def _require_columns(difference: str | None) -> None:
-    """Checks that the tables have the declared columns, in which the kept sessions have their values.
+    """Checks that the tables have the declared columns, because the kept sessions have values only in the old ones.
+
+    Args:
+        difference: A text that says how the columns differ; None if they do not.
 
     Raises:
-        LakeError: Other columns are declared.
+        LakeError: The columns differ.
     """
     if difference is not None:
         raise LakeError(
@@ -99,7 +102,7 @@ def _require_columns(difference: str | None) -> None:
 
 
 def _require_uncut(reader: TableReader) -> None:
-    """Checks that retention has removed no rows of silver. It records that for whole tables, not for single sessions.
+    """Checks that retention has removed no rows of silver, because it is not known from which sessions it has.
 
     Raises:
         LakeError: Retention has removed rows of silver.
@@ -116,7 +119,7 @@ def _require_uncut(reader: TableReader) -> None:
 def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:
     """Checks that silver has read all of bronze, including silences.
 
-    Only then can its states and the rebuilt ones be combined.
+    Otherwise silver's states and the rebuilt ones belong to different offsets, and cannot be combined.
 
     Raises:
         LakeError: Silver has not read all of bronze, or has read more than it holds.

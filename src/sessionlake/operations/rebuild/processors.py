@@ -50,19 +50,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEYS = (*SESSION, "_position", "ordinal")
-"""The columns that identify a processor's record."""
+"""The columns that identify a record, which is a row of a processor's table."""
 
 
 @dataclass(frozen=True)
 class ProcessorRebuild:
-    """The result of a rebuild.
+    """The result of rebuilding a processor's table.
 
     Attributes:
-        table: The processor's table.
-        version: The version of bronze.
+        table: The name of the processor's table.
+        version: The version of `bronze.messages` from which it was built.
         messages: The number of messages read.
-        behind: How many of these the processor had not read before.
-        different: How the former table differs; None if an interrupted publication was finished.
+        behind: The number of messages among these that the processor had not read before the rebuild.
+        different: How the former table differs from the new one; None if an interrupted rebuild was finished.
     """
 
     table: str
@@ -85,7 +85,9 @@ def rebuild(
     If a rebuild was interrupted while it was published, finishes that one instead.
 
     Args:
-        start_over: Build everything again instead of finishing an interrupted rebuild.
+        name: The processor's name.
+        slice_messages: About how many messages are read at a time; None means the default.
+        start_over: True to build everything again instead of finishing an interrupted rebuild.
 
     Raises:
         LakeError: Retention has removed messages of bronze, or judging stops at a violation. Nothing was changed.
@@ -97,11 +99,13 @@ def rebuild(
 
 
 def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
-    """Cancels an interrupted rebuild that has not replaced the table yet. The processor must be claimed.
+    """Cancels an interrupted rebuild that has not replaced the table yet.
+
+    This process must have claimed the processor.
 
     Raises:
         UsageError: No rebuild was interrupted.
-        LakeError: The table was replaced already, or its state is unknown.
+        LakeError: The table was replaced already, or it is not known whether it was.
     """
     _Rebuild(spark, settings, name, None).cancel()
 
@@ -110,8 +114,8 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Diffe
     """Compares the table with one that the present code makes from the same messages. Nothing is changed.
 
     Raises:
-        LakeError: Retention has removed messages of bronze, judging stops at a violation, or a rebuild was interrupted.
-            Its unpublished tables would be overwritten here.
+        LakeError: Retention has removed messages of bronze, judging stops at a violation, or a rebuild was interrupted,
+            whose unpublished tables a comparison would overwrite.
         ProcessorError: The processor's code failed under `fail`.
     """
     processor = processor_settings(settings, name)
@@ -128,9 +132,9 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Diffe
 
 
 def staging_tables(name: str) -> tuple[str, str]:
-    """Returns the staging tables of a processor's records and errors.
+    """Returns the names of the staging tables for a processor's records and for its errors.
 
-    Only the schemas silver and ops can have staging tables.
+    They are in the schemas silver and ops, because other schemas have no staging tables.
     """
     return f"silver.records_of_{name}", f"silver.errors_of_{name}"
 
@@ -185,6 +189,7 @@ class _Rebuild:
         """Fills the staging tables from a version of bronze.
 
         Args:
+            version: The version of `bronze.messages` to read.
             ends: The last offset to read of each topic-partition; None means all messages.
         """
         spark, processor = self._spark, self.processor
@@ -225,7 +230,10 @@ class _Rebuild:
         return Plan.of(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
     def _newest_error(self) -> int | None:
-        """Returns the last batch of which the processor has stored errors. It may have died before its ledger entry."""
+        """Returns the number of the last batch in the table of errors; None if it has none of the processor.
+
+        It can be later than the last batch in the ledger, if the processor died between the two commits.
+        """
         from pyspark.sql import functions as F
 
         errors = self.lake.read(self._spark, PROCESSOR_ERRORS).where(F.col("processor") == self.processor.name)
@@ -245,7 +253,7 @@ class _Rebuild:
         finish(spark, lake, processor.layer, journal, self.clear)
 
     def _replace(self, plan: Plan) -> dict[str, int]:
-        """Replaces the live records by the rebuilt ones. Returns the table's version and number of rows."""
+        """Replaces the live table's records by the rebuilt ones. Returns its new `version` and number of `rows`."""
         spark, processor, lake = self._spark, self.processor, self.lake
         rows = with_batch(self._staging.read(spark, self._records), plan.batch)
         columns = lake.storage.columns(spark, processor.into) != self._staging.storage.columns(spark, self._records)

@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
 
 class Plan(msgspec.Struct):
-    """What a rebuild publishes, decided before it replaces anything.
+    """The journal's record of a rebuild whose tables are built. It has all that is needed to publish them.
 
     Attributes:
-        version: The version of bronze.
-        batch: The number of the rebuild among the layer's batches.
-        ranges: Topic, partition, first and last offset of what was read, and the number of messages.
+        version: The version of `bronze.messages` from which they were built.
+        batch: The batch number of the rebuild in its layer.
+        started_at: When the rebuild started.
+        ranges: For each topic-partition that was read: topic, partition, first offset, last offset, number of messages.
         counts: The numbers of applied, duplicate and other messages, by the names of the ledger's columns.
-        changed: The tables of silver that differ from the live ones.
+        changed: The names of silver's tables whose rebuilt rows differ from the live ones.
         gold_is_behind: True if gold has not read all live changes.
         rebuild: The id of the rebuild.
     """
@@ -66,7 +67,7 @@ class Plan(msgspec.Struct):
     def empties_gold(self) -> bool:
         """True if gold must be computed again.
 
-        That is so if silver's rows have changed, or if changes that gold has not read now have other batch numbers.
+        The reason is that silver's rows have changed, or that changes which gold has not read have new batch numbers.
         """
         return bool(self.changed) or self.gold_is_behind
 
@@ -78,10 +79,10 @@ def prepare(settings: Settings, layer: str, plan: Plan, states: Iterable[tuple[i
 
 
 def states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
-    """Yields shard and state, one at a time.
+    """Yields the number and the encoded state of each shard. Only one state is in memory at a time.
 
     Args:
-        states: `shard int, chunk binary`; None if there are none.
+        states: The states as rows `shard int, chunk binary`; None if there are none.
     """
     for row in () if states is None else states.toLocalIterator():
         yield row["shard"], bytes(row["chunk"])
@@ -93,8 +94,11 @@ def replace(
     """Replaces a table's rows in one commit, which records the version of the code and of the configuration.
 
     Args:
+        table: The table to replace.
+        rows: The table's new rows.
+        plan: The rebuild's plan, which has the transaction.
         by: The hash of the configuration.
-        columns: True to replace the columns as well.
+        columns: True to replace the table's columns too.
     """
     origin = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
     lake.overwrite(spark, table, rows, plan.txn, json.dumps(origin), columns=columns)
@@ -122,7 +126,7 @@ def ledger_entry(layer: str, plan: Plan, outputs: Sequence[TableOutput], by: str
         offsets=tuple(OffsetRange(*item) for item in plan.ranges),
         outputs=tuple(outputs),
         config_hash=by,
-        **plan.counts,  # type: ignore[arg-type]  # counts are whole-number fields
+        **plan.counts,  # type: ignore[arg-type]  # the names of counts are int fields of the entry
     )
 
 

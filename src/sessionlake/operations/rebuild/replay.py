@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX)
-# How many changes one Python worker reduces at a time.
+# The number of changes from which one Python worker computes tables at a time.
 _TASK_CHANGES = 500_000
 _LAST_SLICE = 2**31
 _LAYER = "a rebuild of silver"
@@ -73,7 +73,12 @@ _LAYER = "a rebuild of silver"
 
 @dataclass(frozen=True)
 class Selection:
-    """A choice of sessions: all, those of a topic, or those with certain ids."""
+    """The sessions to rebuild. With a topic and ids, a session must fit both.
+
+    Attributes:
+        topic: Only sessions of this topic; None means of every topic.
+        sessions: Only sessions with one of these ids; empty means with any id.
+    """
 
     topic: str | None = None
     sessions: tuple[str, ...] = ()
@@ -88,14 +93,14 @@ class Selection:
         return who if self.topic is None else f"{who} of topic {self.topic}"
 
     def __call__(self, topic: str, partition: int, session: str) -> bool:
-        """Returns True if the session is chosen. A chosen id means its sessions in all partitions."""
+        """Returns True if the session is chosen. The partition does not matter."""
         del partition
         return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
 
     def rows(self) -> Column:
-        """Returns a condition for the chosen rows of a table.
+        """Returns a Spark condition that is true for rows of chosen sessions.
 
-        A message without a session is only chosen with everything, or with its whole topic.
+        A row without a session, such as a malformed message, is chosen only if no session ids are given.
         """
         from pyspark.sql import functions as F
 
@@ -106,11 +111,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """The result of a replay.
+    """The result of computing silver again into staging tables.
 
     Attributes:
-        version: The version of bronze.
-        partitions: The counts of each topic-partition.
+        version: The version of `bronze.messages` that was read.
+        partitions: The counts of messages of each topic-partition, by how they were judged.
         states: The final states of the shards, `shard int, chunk binary`; None if bronze has no message.
     """
 
@@ -134,7 +139,8 @@ def lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str 
     """Returns the lake for an operation that replaces silver's tables, even if their columns are not the declared ones.
 
     Returns:
-        The lake, and how the columns differ; None if they do not. Tables with other columns are left unchanged.
+        The lake, and a text that says how the tables' columns differ from the declared ones; None if they do not.
+        Tables with other columns stay unchanged.
     """
     lake = _require_started(spark, settings)
     difference = lake.find_column_conflict(spark, REPLAYED)
@@ -169,7 +175,7 @@ def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
 
 
 def is_small(spark: SparkSession, lake: Lake) -> bool:
-    """Returns True if bronze is so small that Spark would need longer to generate code than to process it without."""
+    """Returns True if bronze is so small that Spark is faster without generating code for its queries."""
     few = lake.limits.few_messages
     return few > 0 and lake.reader(spark).count(MESSAGES) <= few
 
@@ -186,8 +192,8 @@ def replay(
 
     Args:
         version: The version of bronze to read.
-        ends: The last offset to read of each topic-partition; others are left out. None means all messages.
-        slice_messages: About how many messages a slice has; None means the default of `Slices`.
+        ends: The last offset to read, by topic-partition; other topic-partitions are left out. None means all messages.
+        slice_messages: About how many messages are read at a time; None means the default of `Slices`.
 
     Raises:
         LakeError: Retention has removed messages, bronze was restored to an older version, or under `fail` a violation
@@ -248,14 +254,14 @@ def _append(
             rows = join_raw_messages(source, as_frame(spark, rows), reports)
         append(spark, staging, table, rows, txn)
         written = staging.last_commit(spark, table).rows
-        if written not in (0, count):  # 0 if the latest commit is a compaction
+        if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
                 f"{table}: {written} rows were written of a rebuilt slice of {count}", fix="Report this bug"
             )
 
 
 def _fill_rows(spark: SparkSession, settings: Settings) -> None:
-    """Computes the tables of all sessions from all their changes."""
+    """Computes `session_rows` of all sessions from all their changes."""
     from pyspark.sql import functions as F
 
     staging, columns = Lake(settings).staging(), settings.capture.declared
@@ -278,7 +284,7 @@ def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
 
 
 def _fill_splits(spark: SparkSession, settings: Settings) -> None:
-    """Adds an event for each session id that occurs in several partitions."""
+    """Adds a `split_session` event for each session id that occurs in several partitions of a topic."""
     from pyspark.sql import functions as F
 
     staging = Lake(settings).staging()
@@ -292,7 +298,7 @@ def _fill_splits(spark: SparkSession, settings: Settings) -> None:
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
-    """Computes the whole tables at all cuts from all changes."""
+    """Computes `session_snapshots`, the whole table of a session at each cut, from all changes."""
     staging = Lake(settings).staging()
     cuts, changes = (staging.reader(spark).count(table) for table in (CUTS, CHANGES))
     if cuts:

@@ -52,16 +52,17 @@ EVERYTHING = Selection()
 
 @dataclass(frozen=True)
 class RebuildResult:
-    """The result of a rebuild.
+    """The result of rebuilding silver.
 
     Attributes:
-        version: The version of bronze.
-        batch: The number of the rebuild among silver's batches.
+        version: The version of `bronze.messages` from which silver was built.
+        batch: The batch number of the rebuild in silver.
         messages: The number of messages read.
-        comparison: How the former tables compare; None if nothing was compared.
-        columns: How the former columns differ from the declared ones. If they do, nothing was compared.
-        finished_interrupted: True if an interrupted publication was finished.
-        empties_gold: True if gold was emptied, to be computed again.
+        comparison: The result of comparing the former tables with the new ones; None if they were not compared.
+        columns: A text that says how the former columns differ from the declared ones; None if they do not. If they
+            do, the tables were not compared.
+        finished_interrupted: True if a rebuild that was interrupted while it was published was finished.
+        empties_gold: True if gold was emptied, so that its next run computes it again.
     """
 
     version: int
@@ -88,11 +89,11 @@ def rebuild(
     If a rebuild was interrupted while it was published, finishes that one instead.
 
     Args:
-        version: The version of bronze to build from; None means the latest. The stream resumes after it.
-        selection: The sessions to replace; all others stay as they are.
-        compares: False if the live tables must not be read. They then count as changed. The tables are also not
-            compared if their columns are not the declared ones.
-        start_over: Build everything again instead of finishing an interrupted rebuild.
+        version: The version of `bronze.messages` to build from; None means the latest. The stream resumes after it.
+        selection: The sessions to rebuild; all others stay as they are.
+        slice_messages: About how many messages are read at a time; None means the default.
+        compares: True to compare the live tables with the new ones. False to count all as changed without reading them.
+        start_over: True to build everything again instead of finishing an interrupted rebuild.
 
     Raises:
         LakeError: Bronze has no such version, or another operation was interrupted. If sessions are chosen: silver has
@@ -142,11 +143,11 @@ def interrupted(settings: Settings) -> Journal[Plan] | None:
 
 
 def cancel(spark: SparkSession, settings: Settings) -> None:
-    """Cancels an interrupted rebuild that has not replaced a table yet. All layers must be claimed.
+    """Cancels an interrupted rebuild that has not replaced a table yet. This process must have claimed all layers.
 
     Raises:
         UsageError: No rebuild was interrupted.
-        LakeError: A table was replaced already, or its state is unknown.
+        LakeError: A table was replaced already, or it is not known whether one was.
     """
     publishing.cancel(spark, Lake(settings), REBUILD_SILVER, LAYER, REPLAYED, lambda: clear(spark, settings))
 
@@ -164,7 +165,10 @@ def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, sele
 def _states(
     spark: SparkSession, settings: Settings, replayed: ReplayResult, selection: Selection
 ) -> Iterator[tuple[int, bytes]]:
-    """Yields the states from which to resume: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
+    """Yields number and state of each shard, from which the stream resumes.
+
+    If only some sessions are rebuilt, they are the live states with the rebuilt sessions replaced.
+    """
     rebuilt = states_by_shard(replayed.states)
     if selection.is_everything:
         yield from rebuilt
@@ -195,7 +199,7 @@ def _plan(
 
 
 def _newest_batch(spark: SparkSession, lake: Lake) -> int | None:
-    """Returns the last batch of which the tables have rows."""
+    """Returns the number of the last batch in `session_progress`; None if the table is empty."""
     from pyspark.sql import functions as F
 
     newest = lake.read(spark, PROGRESS).agg(F.max("_batch")).first()
@@ -217,7 +221,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journ
 
 
 def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[str, int]:
-    """Replaces the live rows of a table by the rebuilt ones. Returns the table's version and number of rows.
+    """Replaces the live rows of a table by the rebuilt ones. Returns its `version` and number of `rows` after that.
 
     A table whose rows are equal is not written, so that its readers have nothing to do.
     """
@@ -234,7 +238,7 @@ def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[st
 def _rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> DataFrame:
     """Returns a staging table's rows as they are published.
 
-    `session_progress` gets one row for each session, its last.
+    Of `session_progress`, only the last row of each session is published.
     """
     from pyspark.sql import functions as F
 

@@ -1,6 +1,7 @@
-"""Folds bronze in batch, slice by slice in offset order, with the fold of the stream.
+"""Folds bronze in batch, slice by slice, with the same fold as the stream.
 
-Each slice continues from the states of the one before.
+A slice is a range of consecutive offsets of every topic-partition. Each slice starts from the states after the previous
+one.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ R = TypeVar("R", bound=ShardReport)
 
 @dataclass(frozen=True)
 class Slice(Generic[R]):
-    """The result of folding a range of offsets of every topic-partition.
+    """The result of folding one slice.
 
     Attributes:
         number: The slice's number, from 0.
-        folded: The output of the fold.
-        reports: The shards' reports.
-        partitions: The counts of each topic-partition.
+        folded: The output of the fold, such as changes and events.
+        reports: The report of each shard about what it has folded.
+        partitions: The counts of messages of each topic-partition, by how they were judged.
         states: The shards' states after the slice: `shard int, chunk binary`.
     """
 
@@ -58,16 +59,16 @@ class Slice(Generic[R]):
 
 @dataclass(frozen=True)
 class Slices(Generic[R]):
-    """How bronze is cut into slices and folded.
+    """Divides bronze into slices and folds them one after another.
 
     Attributes:
         doing: What the fold is for, as in "a rebuild of silver". Error texts use it.
-        report: The kind of payload that is a shard's report.
+        report: The kind that the fold gives to its outputs that are reports of shards.
         read: Decodes a shard's report.
-        ends: The last offset to read of each topic-partition; others are left out. None means all messages.
+        ends: The last offset to read, by topic-partition; other topic-partitions are left out. None means all messages.
         messages: About how many messages a slice has; None means `SLICE_MESSAGES`.
         topics: A pattern for the whole names of the topics to read.
-        unread: Silences up to `ends` that the layer has not read yet, and which are left out.
+        unread: Silences after offsets up to `ends` that the layer has not read yet. They are left out.
     """
 
     doing: str
@@ -81,10 +82,11 @@ class Slices(Generic[R]):
     def fold(
         self, spark: SparkSession, settings: Settings, source: DataFrame, function: ShardFold
     ) -> Iterator[Slice[R]]:
-        """Folds slice after slice. A slice must be processed before the next one is requested.
+        """Yields the result of each slice. Process it completely before you request the next one.
 
         Args:
-            source: Rows of `bronze.messages`.
+            source: The rows of `bronze.messages` to fold.
+            function: The fold of one shard.
 
         Raises:
             LakeError: Under `fail`, a violation has no decision.
@@ -112,7 +114,7 @@ class Slices(Generic[R]):
             yield Slice(number, folded, reports, partitions, states)
 
     def _silences_to_read(self, silences: Iterable[Silence]) -> set[Silence]:
-        """Returns the silences to read. With `ends`, one after a topic-partition's last message may not be read yet."""
+        """Returns the silences to read. If `ends` limits the offsets, without those that the layer has not read yet."""
         if self.ends is None:
             return set(silences)
         ends = self.ends
@@ -123,10 +125,10 @@ class Slices(Generic[R]):
         }
 
     def _cut(self, source: DataFrame) -> Iterator[OffsetRanges]:
-        """Cuts every topic-partition's offsets into the same number of ranges."""
+        """Yields the offset ranges of each slice. Every topic-partition is divided into the same number of ranges."""
         from pyspark.sql import functions as F
 
-        # The few messages after `ends` are counted as well, which does no harm.
+        # The few messages after `ends` are counted too: slices then are a little smaller.
         columns = F.min("offset"), F.max("offset"), F.count("*"), F.sum(F.length("value"))
         ranges: dict[TopicPartition, tuple[int, int]] = {}
         messages = weight = 0
@@ -161,7 +163,7 @@ class Slices(Generic[R]):
             )
 
     def _record(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
-        """Records a slice's offsets, after checking that they continue those of the slice before."""
+        """Checks that a slice's offsets continue those of the previous slice, and records them."""
         ranges = offset_ranges(partitions)
         log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
         require_continued(self.doing, partitions, log.last_offsets)

@@ -1,8 +1,8 @@
 """`sessionlake recover bronze`: starts a new generation of bronze's checkpoint, after the last message in its table.
 
-Three places say what bronze has read: its checkpoint, the ledger, and the table itself. So what the table has and the
-ledger lacks is first recorded in the ledger, from which a new generation takes its starting offsets. No message is read
-twice, and none is skipped. The command can be repeated after a crash.
+Three places say how far bronze has read: its checkpoint, the ledger, and the table itself. So messages that the table
+has and the ledger lacks are first recorded in the ledger. A new generation of the checkpoint then starts at the offsets
+in the ledger, so that no message is read twice or skipped. The command can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 class _Inputs(msgspec.Struct):
-    """The input that the journal keeps of the recovery.
+    """The input of the recovery, as the journal stores it.
 
     Attributes:
-        app_id: The query's id. If the checkpoint and the ledger are lost, nothing else says it.
+        app_id: The id of bronze's query. If the checkpoint and the ledger are lost, it is stored nowhere else.
     """
 
     app_id: str
@@ -53,13 +53,13 @@ class _Inputs(msgspec.Struct):
 
 @dataclass(frozen=True)
 class RecoveredBronze:
-    """The result of a recovery.
+    """The result of `sessionlake recover bronze`.
 
     Attributes:
-        found: What was wrong with the checkpoint; None if no fault was found.
-        unrecorded: The number of messages that the table had and the ledger lacked.
+        found: A text that says what was wrong with the checkpoint; None if no fault was found.
+        unrecorded: The number of messages that the table had and the ledger lacked. They are in the ledger now.
         generation: The number of the checkpoint's new generation.
-        batch: The number of the generation's first batch.
+        batch: The number of the first batch in the new generation.
     """
 
     found: str | None
@@ -103,10 +103,11 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
 
 
 def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int, int]:
-    """Ends the present generation: no batch that it has planned can be committed any more.
+    """Ends the present generation of the checkpoint: none of its planned batches can be committed any more.
 
     Returns:
-        The query's id, the last batch number that must not be used again, and how many messages the ledger lacked.
+        The query's id, the last batch number that must not be used again, and the number of messages that the ledger
+        lacked and now has.
     """
     app_id, known = _last_known(spark, lake, settings)
     _unrecorded(spark, lake, settings)  # raises its errors before anything changes
@@ -118,14 +119,19 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str,
 
 
 def begin_generation(settings: Settings, generations: Generations, first_batch: int, app_id: str) -> Generation:
-    """Starts the generation with which bronze resumes, after `end_query`."""
+    """Starts the new generation of the checkpoint with which bronze resumes. Call `end_query` first.
+
+    Args:
+        first_batch: The number of its first batch.
+        app_id: The query's id.
+    """
     generation = generations.start_new(first_batch, app_id)
     RECOVER_BRONZE.file(settings).unlink()
     return generation
 
 
 def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
-    """Raises the error of the first fault that can be seen in the checkpoint without starting its query."""
+    """Checks the checkpoint, as far as possible without starting its query. Raises the error of the first fault."""
     checkpoint = settings.checkpoint(LAYER)
     require_intact_checkpoint(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
@@ -136,10 +142,7 @@ def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
 
 
 def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
-    """Returns the query's id, and the number of the last batch that the ledger or the checkpoint knows.
-
-    The number is 0 if they know none, so that an entry that is added by the recovery has a number, too.
-    """
+    """Returns the query's id, and the highest batch number in the ledger and the checkpoint; 0 if there is none."""
     reader = lake.reader(spark)
     entries = list(to_dicts(LedgerReader(reader).entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
@@ -152,11 +155,13 @@ def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[st
 
 
 def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
-    """Keeps the batches that the ended query has planned from committing any more. Returns the next free batch number.
+    """Makes the table reject all batches that the ended query has planned.
 
-    Tries one number after the other. Neither the ledger nor the table has the numbers of batches that were planned and
-    abandoned. Only the table has that of a batch which died before its ledger entry. Delta makes no commit for a number
-    that the table has already, or for a lower one.
+    It makes an empty commit with one batch number after the other, until Delta accepts one. Delta ignores a number that
+    the table has already, or a lower one. This also finds a batch that is in the table but not in the ledger.
+
+    Returns:
+        The accepted number: the last one that must not be used again.
     """
     number, written = known, False
     while not written:
@@ -176,10 +181,10 @@ def has_unrecorded(spark: SparkSession, lake: Lake) -> bool:
 
 
 def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
-    """Returns the ranges of offsets that the table has and the ledger lacks.
+    """Returns the offset ranges of the messages that the table has and the ledger lacks.
 
     Raises:
-        OffsetHoleError: The table lacks some of these offsets, or has some twice.
+        OffsetHoleError: Offsets are missing in these ranges, or some are in the table twice.
     """
     log = OffsetLog.load(spark, lake, LAYER)
     ranges = stored_ranges_after(spark, lake, log.last_offsets)
@@ -189,7 +194,7 @@ def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Of
 
 
 def _record(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
-    """Adds a ledger entry for the messages that the ledger lacks. Returns their number."""
+    """Adds a ledger entry for the messages that the ledger lacks. Returns the number of these messages."""
     ranges = _unrecorded(spark, lake, settings)
     if not ranges:
         return 0
@@ -197,6 +202,6 @@ def _record(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> in
     entry = replace(
         bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
     )
-    # A ledger that was emptied still knows the transactions of its former entries, so this one needs another id.
+    # A ledger that was emptied still rejects the transactions of its former entries, so this entry needs another id.
     Ledger(lake).write(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
     return entry.messages

@@ -1,4 +1,4 @@
-"""`sessionlake recover gold`: finds what is lost of gold, and empties it so that it is computed again from silver."""
+"""`sessionlake recover gold`: finds lost tables or checkpoints of gold. Then empties gold, to be computed again."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ if TYPE_CHECKING:
 
 
 def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
-    """Empties gold if something of it is lost. Returns a text for each loss.
+    """Empties gold if a table or the checkpoint of it is lost, so that its next start computes it again.
 
     Args:
-        shorten: Empty it even if retention has removed changes that gold was made of.
+        shorten: True to empty gold even if retention has removed old changes of silver. Gold then begins later.
+
+    Returns:
+        A text for each loss; empty if there was none, and gold is unchanged.
 
     Raises:
-        LakeError: Gold does not exist, or silver or the ledger have lost something, or gold would begin later and
-            `shorten` is False.
+        LakeError: The lake has no gold, silver or the ledger are damaged, or gold would begin later and `shorten` is
+            False.
     """
     lake, all_tables = Lake(settings), gold_tables(settings)
     require_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
@@ -69,7 +72,7 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
 
 
 def _not_created_yet(spark: SparkSession, lake: Lake) -> set[str]:
-    """Returns the tables that are declared but not created by gold yet, so that they are not taken for lost."""
+    """Returns the declared tables that gold has not created yet, so that they do not count as lost."""
     noted = maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()

@@ -1,4 +1,4 @@
-"""`sessionlake recover silver`: finds what is lost of silver, and rebuilds it from bronze."""
+"""`sessionlake recover silver`: finds lost tables, states or checkpoints of silver, and rebuilds silver from bronze."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecoveredSilver:
-    """The result of a recovery.
+    """The result of `sessionlake recover silver`.
 
     Attributes:
-        found: What was lost; empty if no loss was found.
+        found: A text for each loss; empty if nothing was lost.
         rebuilt: The result of the rebuild; None if nothing was lost.
     """
 
@@ -42,12 +42,12 @@ class RecoveredSilver:
 
 
 def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
-    """Rebuilds silver from bronze if something of it is lost.
+    """Rebuilds silver from bronze if a table, the states or the checkpoint of silver is lost.
 
-    Live tables that cannot be read are replaced without a comparison.
+    Tables that cannot be read are replaced without a comparison.
 
     Raises:
-        LakeError: Silver does not exist, or bronze has lost something.
+        LakeError: The lake has no silver, or bronze is damaged.
     """
     lake = Lake(settings)
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])

@@ -1,8 +1,8 @@
-"""`sessionlake bronze skip`: has bronze leave out a message that Spark cannot read, by an operator's decision.
+"""`sessionlake bronze skip`: makes bronze leave out a message that Spark cannot read, by an operator's decision.
 
-Spark's stream cannot leave an offset out of a batch. So bronze's query ends here as in `recover bronze`. The messages
-before the skipped one are read in batch and committed, the skipped one is recorded in `ops.absent_offsets`, and a new
-generation of the checkpoint starts after it. The command can be repeated after a crash.
+Spark's stream cannot leave an offset out of a batch. So bronze's query is ended, as in `recover bronze`. The messages
+before the skipped one are read in batch and committed, and the skipped one is recorded in `ops.absent_offsets`. Then a
+new generation of the checkpoint starts after it. The command can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SkipDecision:
-    """An operator's decision to leave messages out.
+    """An operator's decision that bronze leaves out a range of messages of one topic-partition.
 
     Attributes:
-        first: The first offset, as in `bronze.messages`.
-        last: The last offset, inclusive.
+        topic: The topic.
+        partition: The partition.
+        first: The first offset to leave out, numbered as in `bronze.messages`.
+        last: The last offset to leave out.
         who: The user who decided.
         why: The user's reason.
     """
@@ -68,20 +70,22 @@ class SkipDecision:
 
     @property
     def run(self) -> Run:
-        """The offsets at which bronze will have no message: first, and last plus one."""
+        """The offsets at which bronze will have no message, as `[first, last + 1)`."""
         return self.first, self.last + 1
 
 
 def skip(spark: SparkSession, settings: Settings, decided: SkipDecision) -> int:
-    """Commits the messages before the skipped ones, and has bronze resume after them. Bronze must be claimed.
+    """Commits the messages before the skipped ones, and makes bronze resume after the skipped ones.
+
+    This process must have claimed bronze.
 
     Returns:
         The number of messages committed.
 
     Raises:
-        UsageError: Bronze has already passed the offsets, Kafka does not have them, or an earlier message cannot be
+        UsageError: Bronze has already read past the offsets, Kafka does not have them, or an earlier message cannot be
             read either.
-        LakeError: Bronze does not exist, or cannot be read.
+        LakeError: The lake has no bronze, or its tables or checkpoint cannot be read.
     """
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
@@ -108,7 +112,8 @@ def _require_ahead(book: TopicBook, decided: SkipDecision) -> int:
     """Returns the offset that bronze reads next in the topic-partition.
 
     Raises:
-        UsageError: Bronze does not read the topic-partition, has passed the offsets, or Kafka does not have them.
+        UsageError: Bronze does not read the topic-partition or has already read past the offsets, or Kafka does not
+            have them.
     """
     place, shift = decided.place, book.shifts.get(decided.topic, 0)
     name = f"topic {decided.topic}, partition {decided.partition}"
@@ -156,7 +161,7 @@ def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decid
 
 
 def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: Planned, txn: Txn) -> None:
-    """Commits the messages of one topic-partition, as a batch of the stream does."""
+    """Commits the planned messages of one topic-partition, in the same way as a batch of the stream."""
     settings, shifts = lake.settings, book.shifts
     ((place, (first, end)),) = planned.items()
     shift = shifts.get(place[0], 0)

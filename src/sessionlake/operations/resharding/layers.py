@@ -1,4 +1,4 @@
-"""The number of shards of each layer: what is configured, what its states have, and how they move to another number."""
+"""The shards of each layer: reads the configured number and that of the states, and moves states to another number."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_shards(settings: Settings, layer: str, shards: int) -> Settings:
 
 
 def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int | None:
-    """Returns the number of shards of a layer's states; None if it has none yet, or does not record the number."""
+    """Returns the number of shards in a layer's states; None if it has no states or does not record the number."""
     if layer == GOLD:
         return stored_shards(spark, Lake(settings))
     if layer == SILVER:
@@ -55,7 +55,7 @@ def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int
 
 
 def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, before: int, after: int) -> DataFrame:
-    """Returns a layer's states in another number of shards, one row per shard: `shard int, chunk binary`.
+    """Returns a layer's states moved from `before` to `after` shards: `shard int, chunk binary`, one row per shard.
 
     Raises:
         LakeError: Gold maintains a table that is not configured any more, or a state cannot be read.

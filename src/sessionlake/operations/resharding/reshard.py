@@ -47,13 +47,13 @@ Say = Callable[[str], None]
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """What a resharding puts into effect, prepared before it replaces anything.
+    """The journal's record of a resharding whose new states are prepared.
 
     Attributes:
-        name: The name of its handovers.
+        name: The id of the resharding, which is part of the names of the prepared states.
         shards: The new number of shards.
         layers: The layers whose states change, in order.
-        former: The former number of shards of each layer that has states.
+        former: The former number of shards by layer; without layers that had no states.
     """
 
     name: str
@@ -63,9 +63,12 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lambda _: None) -> list[str]:
-    """Moves every layer that is configured with this number of shards to it. Returns the layers that were changed.
+    """Moves the states of every layer whose configuration has this number of shards into that many shards.
 
-    All layers must be claimed. The same call finishes a resharding that was interrupted.
+    This process must have claimed all layers. The same call finishes a resharding that was interrupted.
+
+    Returns:
+        The layers whose states were moved.
 
     Raises:
         UsageError: No layer is configured with this number, or a resharding to another number was interrupted.
@@ -93,10 +96,10 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
 def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     """Cancels an interrupted resharding. Layers whose states were not replaced yet stay as they are.
 
-    All layers must be claimed.
+    This process must have claimed all layers.
 
     Returns:
-        The layers whose states were replaced already, so that they have the new number of shards.
+        The layers whose states were replaced already, and which therefore keep the new number of shards.
 
     Raises:
         UsageError: No resharding was interrupted.
@@ -118,7 +121,7 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
 
 
 def _prepare_all(spark: SparkSession, settings: Settings, shards: int, say: Say) -> _Plan | None:
-    """Prepares the new states beside the present ones. Returns None if there is nothing to change."""
+    """Prepares the new states beside the present ones. Returns None if no layer has other shards than configured."""
     require_uninterrupted(settings)
     Lake(settings).require_columns(spark, REPLAYED)
     layers = [layer for layer in layers_of(settings) if configured_shards(settings, layer) == shards]
@@ -145,7 +148,7 @@ def _prepare_all(spark: SparkSession, settings: Settings, shards: int, say: Say)
 
 
 def _former_shards(spark: SparkSession, settings: Settings, layer: str) -> int | None:
-    """Returns the number of shards of a layer's states; None if it has none."""
+    """Returns the number of shards in a layer's states; None if the layer has no states."""
     shards = shards_of_states(spark, settings, layer)
     if shards is not None or not has_state(settings, layer):
         return shards
@@ -190,9 +193,9 @@ def _move(spark: SparkSession, settings: Settings, plan: _Plan, layer: str, say:
 
 
 def _put_into_effect(spark: SparkSession, settings: Settings, plan: _Plan, layer: str) -> None:
-    """Replaces a layer's states by the prepared ones, and records the number of shards.
+    """Replaces a layer's states by the prepared ones, and records the new number of shards.
 
-    Can be repeated after a crash.
+    Safe to repeat after a crash.
     """
     lake = Lake(settings, schemas_of(settings))
     handovers = (handover.read(handover.prepared_folder(settings, layer), layer), handover.read_active(settings, layer))

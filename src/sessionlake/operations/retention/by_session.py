@@ -1,6 +1,7 @@
-"""Computes, per session, up to where old rows may be removed. One rule per table, evaluated by Spark.
+"""Computes, per session, the limit up to which old rows may be removed. There is one rule per table.
 
-Sessions of all time can be too many for the driver. Only those of which more can be removed than before are collected.
+Spark evaluates the rules, because all sessions that ever existed can be too many for the driver's memory. Only sessions
+of which more rows can be removed than before are collected.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _POSITION = "position"
 def change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last position that may be removed from `session_changes`, by session.
 
-    That is the position of the session's last stored whole table that is old enough. So every later moment is still
-    reconstructed from that table and the changes after it. A session that has had a late fill, or may still get one,
-    keeps all changes: its table is folded in seq order from its first change on.
+    It is the position of the session's last old enough snapshot in `session_snapshots`. The table at every later moment
+    can still be computed from this snapshot and the changes after it. A session that has had a late fill, or may still
+    get one, keeps all changes, because its table is computed in seq order from its first change.
 
     Args:
-        batch: The last batch that is old enough, is merged, and was read by gold.
+        batch: Silver's last batch that is old enough, is merged, and was read by gold.
 
     Returns:
-        The limits that are beyond the recorded ones, with the schema `retained.LIMITS`.
+        The limits that are higher than those recorded before, with the schema `retained.LIMITS`.
     """
     from pyspark.sql import functions as F
 
@@ -49,25 +50,25 @@ def change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
 
 
 def snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
-    """Computes the last position up to which cuts and whole tables may be removed, by session.
+    """Computes the last position that may be removed from `session_cuts` and `session_snapshots`, by session.
 
-    It is before the session's last whole table that is old enough, and before the one from which its remaining changes
-    start.
+    It is lower than the position of the session's last old enough snapshot, and than that of the snapshot from which
+    its remaining changes start.
 
     Args:
-        batch: The last batch that is old enough, and is merged.
+        batch: Silver's last batch that is old enough and is merged.
 
     Returns:
-        The limits that are beyond the recorded ones, with the schema `retained.LIMITS`.
+        The limits that are higher than those recorded before, with the schema `retained.LIMITS`.
     """
     from pyspark.sql import functions as F
 
     last = _kept(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
     floors = limits_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
     first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
-    least = F.least("last", "floor") - 1  # ignores a null
+    least = F.least("last", "floor") - 1  # ignores null: no changes of the session were removed
     due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
-    # Most sessions have only one whole table, of which nothing is removed.
+    # Most sessions have only one snapshot, which is kept.
     due = due.join(first, [*SESSION]).where(F.col("first") <= F.col(LIMIT)).drop("first")
     return _beyond_recorded(spark, lake, SNAPSHOTS, due)
 
@@ -75,13 +76,14 @@ def snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
 def progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """Computes the last batch that may be removed from `session_progress`, for each life of a session.
 
-    That is the batch before the life's last row. Rows with a late fill are never removed.
+    It is the batch before that of the life's last old enough row, which is kept. Rows with a late fill are never
+    removed.
 
     Args:
-        batch: The last batch that is old enough, and is merged.
+        batch: Silver's last batch that is old enough and is merged.
 
     Returns:
-        `SESSION`, `first_offset` and `limit` of the lives of which a row may be removed.
+        A row per life of which a row may be removed: the columns `SESSION`, `first_offset` and `limit`.
     """
     from pyspark.sql import functions as F
 
@@ -99,7 +101,7 @@ def _kept(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
 
 
 def _beyond_recorded(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:
-    """Keeps the limits that are beyond the recorded ones."""
+    """Returns the limits that are higher than those recorded before in `ops.retained`."""
     from pyspark.sql import functions as F
 
     recorded = limits_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))

@@ -1,4 +1,4 @@
-"""Removes old entries of the ledger, after their sums were added to `ops.positions`."""
+"""Removes old entries of the ledger. Before that, it adds their sums per layer to `ops.positions`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
-    """Removes the entries older than a moment that nobody needs one by one. Returns their number.
+    """Removes ledger entries that are older than `bound` and not needed singly. Returns the number of entries removed.
 
-    The retention's claim must be held.
+    This process must hold the retention's claim.
     """
     reader = lake.reader(spark)
     before = read_head(reader, LEDGER) or Retained(LEDGER, bound)
@@ -48,7 +48,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
 
 
 def _finish(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
-    """Finishes an interrupted removal, unless the sums of the entries to remove were not stored yet."""
+    """Finishes an interrupted removal if the sums of its entries were stored; else leaves the entries in the ledger."""
     if stored_sums(lake.reader(spark)).removed_before != before.before:
         return before
     remove_rows(spark, lake, LEDGER, _older(before.before))
@@ -56,21 +56,21 @@ def _finish(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
 
 
 def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | None:
-    """Returns the moment before which entries may be removed; None if it is before that of the last removal.
+    """Returns the moment before which ledger entries may be removed.
 
-    It can be earlier if the machine's clock was moved back. There would be no entries of that time left to sum up.
+    None if an earlier removal has already gone further, for example because the machine's clock was moved back since.
 
     Args:
-        bound: The latest moment that is allowed.
+        bound: The moment before which entries are old enough. The result is never later.
     """
     cut, last = min(_commit_times_needed(reader, settings, bound)), stored_sums(reader).removed_before
     return None if last is not None and cut < last else cut
 
 
 def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetime) -> list[datetime]:
-    """Returns the bound, and the commit times of the entries that are still needed one by one.
+    """Returns the bound, and the commit times of all ledger entries that are still needed singly.
 
-    These are the last entry of each layer, and the entries that are not merged yet.
+    These are the last entry of each layer, and the entries of silver's batches that are not merged yet.
     """
     layers = (BRONZE, SILVER, SILVER_TABLES, GOLD, *(processor.layer for processor in settings.processors))
     needed = [bound]

@@ -1,6 +1,7 @@
-"""Removes old rows table by table, by the rules in `rules` and `by_session`.
+"""Removes old rows table by table, up to the limits that `rules` and `by_session` compute.
 
-`ops.retained` records what will be removed before it is removed, so that readers never miss rows without a reason.
+A limit is the last offset, position or batch number that may be removed, of a topic-partition or session. Limits are
+recorded in `ops.retained` before rows are removed, so that readers can tell removed rows from lost ones.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ _RULES = {
     PROGRESS: by_session.progress_limits,
 }
 _PLACE = ("topic", "partition")
-# A table is looked at again after this part of its retention period: rows of a day's retention once an hour.
+# A table is checked again after its retention period divided by this number: with a period of a day, once an hour.
 _STEPS = 24
 # Silver drops a session's state after this number of session timeouts without a message, as `integrity.judge` does.
 _TIMEOUTS = 2
@@ -96,7 +97,7 @@ class RemovalResult:
 
     Attributes:
         rows: The number of rows removed.
-        waits: Why more could not be removed; empty if nothing prevented it.
+        waits: A text that says why old rows could not be removed; empty if there was no obstacle.
     """
 
     rows: int = 0
@@ -105,10 +106,11 @@ class RemovalResult:
 
 @dataclass(frozen=True)
 class _Due:
-    """The limits up to which rows may be removed now.
+    """The limits up to which rows of a table may be removed now.
 
     Attributes:
-        batch: The last batch of silver that is old enough; -1 if the table has no batch numbers.
+        limits: A row per topic-partition or session, with the schema `LIMITS`.
+        batch: The number of silver's last batch that is old enough; -1 if the table's rows have no batch numbers.
     """
 
     limits: pa.Table
@@ -116,12 +118,12 @@ class _Due:
 
 
 def _keys(table: str) -> tuple[str, ...]:
-    """Returns the columns that identify a limit of a table."""
+    """Returns the columns that identify a limit of a table: topic and partition, or those of a session."""
     return _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else SESSION
 
 
 class _BlockedError(Exception):
-    """Nothing may be removed. The text says why."""
+    """No row of the table may be removed now. The text says why."""
 
 
 class Retention:
@@ -138,10 +140,12 @@ class Retention:
         return period
 
     def remove(self, table: str, now: datetime, *, only_if_due: bool = False) -> RemovalResult:
-        """Removes the rows of a table that are old enough and that nobody needs.
+        """Removes the rows of a table that are old enough and that no reader needs.
 
         Args:
-            only_if_due: Do nothing if the table was looked at a short time ago.
+            table: The table.
+            now: The present time, from which the age of rows is computed.
+            only_if_due: True to do nothing if the table was checked a short time ago.
         """
         span = self.period(table)
         last = self._last_attempts.get(table)
@@ -162,9 +166,9 @@ class Retention:
             return RemovalResult(waits=str(error))
 
     def finish(self) -> None:
-        """Finishes the removals of a process that died. `retained.CLAIM` must be held.
+        """Finishes the removals of a process that died. This process must hold the claim `retained.CLAIM`.
 
-        Leaves out the ledger, whose rows are not counted by session.
+        Does not finish a removal from the ledger, whose entries are not counted by session.
         """
         for table, entry in read_heads(self._lake.reader(self._spark)).items():
             if entry.pending and table in _SETTINGS and table != LEDGER:
@@ -192,23 +196,24 @@ class Retention:
         return RemovalResult(finished + count)
 
     def _finish(self, entry: Retained) -> int:
-        """Finishes the removal of a process that died. Returns the number of its rows that were left."""
+        """Finishes the removal of a process that died. Returns the number of rows that it had not removed."""
         count = self._count(entry.table, entry.batch, entry.limits)
         refuse_restored(self._spark, self._lake, [RETAINED])
         self._remove_rows(entry, entry.limits)
         return count
 
     def _remove_rows(self, entry: Retained, limits: pa.Table) -> None:
-        """Removes the rows up to the recorded limits, and records that they are removed."""
+        """Removes the rows of a table up to the limits, and records in `ops.retained` that they are removed."""
         for part in TABLES_REMOVED_TOGETHER.get(entry.table, (entry.table,)):
             remove_rows(self._spark, self._lake, part, expired_rows(part, limits, entry.batch))
         finished = replace(entry, removed=entry.gone, pending=0, limits=LIMITS.empty_table())
         record_retained(self._spark, self._lake, finished)
 
     def _recorded(self, table: str, bound: datetime) -> Retained:
-        """Returns what is recorded of a table's removals.
+        """Returns the entry of `ops.retained` for a table, or an empty entry.
 
-        For places it has all limits. For sessions it has only the limits that a process was moving when it died.
+        If limits are per topic-partition, it has all of them. If they are per session, it has only the limits up to
+        which a process was removing rows when it died.
         """
         reader = self._lake.reader(self._spark)
         entry = read_head(reader, table)
@@ -229,7 +234,7 @@ class Retention:
         return sum(storage.count_rows(self._spark, part, expired_rows(part, limits, batch)) for part in parts)
 
     def _with_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
-        """Returns the number of messages to remove, and the limits with the highest Kafka timestamp up to each."""
+        """Returns the number of messages to remove, and the limits, each with the highest Kafka timestamp up to it."""
         from pyspark.sql import functions as F
 
         places = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
@@ -282,13 +287,13 @@ class Retention:
         return {place: limit for place, limit in limits.items() if limit >= 0}
 
     def _aged(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
-        """Returns the last offset of each topic-partition that the layer had read before a moment."""
+        """Returns the last offset that the layer had read before a moment, by topic-partition."""
         reader = self._lake.reader(self._spark)
         later = first_offsets_since(reader, layer, bound)
         return {place: min(last, later.get(place, last + 1) - 1) for place, last in last_offsets(reader, layer).items()}
 
     def _judged_before(self, bound: datetime) -> int:
-        """Returns silver's last batch before a moment."""
+        """Returns the number of silver's last batch that was committed before a moment; -1 if there is none."""
         reader = self._lake.reader(self._spark)
         last = last_batch(reader, SILVER)
         if last is None:
@@ -297,7 +302,7 @@ class Retention:
         return last if first is None else min(last, first - 1)
 
     def _read_by_gold(self) -> int:
-        """Returns the last batch of silver of which gold has read all changes."""
+        """Returns the number of silver's last batch of which gold has read all changes."""
         if reads_initial_snapshot(self._settings.checkpoint(GOLD)):
             raise _BlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
         books = LedgerReader(self._lake.reader(self._spark), "source_to")
@@ -309,10 +314,11 @@ class Retention:
         return int(max(read)) - 1  # gold may have read only a part of the last one
 
     def _first_offsets_in_state(self) -> pa.Table:
-        """Returns, by topic-partition, the lowest first offset of the sessions that silver may have in its state.
+        """Returns the lowest first offset of the sessions of which silver may have state, by topic-partition.
 
-        If a session has two rows, the earlier start and the later end count, so that it is kept longer rather than
-        shorter. The rows stay in Spark, because the table has a row of every session there ever was.
+        The columns are `topic, partition, first_offset`. If a session has two rows, the earlier first offset and the
+        later last message count, so that nothing is removed too early. Spark reads the rows, because the table has one
+        for every session that ever existed.
         """
         from pyspark.sql import functions as F
 

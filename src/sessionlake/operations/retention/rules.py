@@ -1,6 +1,7 @@
-"""The rules for how far old messages may be removed. Pure: facts in, limits out.
+"""The rules for how far old messages may be removed. Pure: no tables, no clock.
 
-This module knows no time. Its callers pass what is old enough, as offsets or batches committed before a moment.
+A *limit* is the last offset, position or batch number that may be removed, of a topic-partition or session. This module
+knows no time: callers pass the last offset that is old enough.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ def message_limits(
 ) -> dict[TopicPartition, int]:
     """Returns the last offset that may be removed from `bronze.messages`, by topic-partition.
 
-    Everything before it is removed as well, so what is left has no holes. A session of which silver keeps state stays
-    complete. A message that silver holds back may still go to quarantine, and the state may have to be rebuilt.
+    All messages before this offset are removed too, so that bronze has no gaps. Sessions of which silver has state keep
+    all messages. Silver may have to rebuild the state, or to put a message that is held back into quarantine.
 
     Args:
-        aged: The last offset that is old enough.
-        read: For each reader, the last offset that it has read.
-        held: `topic, partition, first_offset` of the sessions of which silver keeps state.
+        aged: The last offset that is old enough, by topic-partition.
+        read: For each layer or processor that reads messages, the last offset that it has read.
+        held: The sessions of which silver has state: `topic, partition, first_offset`.
     """
     limits = dict(aged)
     for ends in read:
@@ -38,19 +39,25 @@ def message_limits(
 
 
 def as_place_limits(ends: Mapping[TopicPartition, int]) -> pa.Table:
-    """Converts offsets by topic-partition to limits."""
+    """Returns the last offsets that may be removed, by topic-partition, as a table with the schema `LIMITS`."""
     rows = [{"topic": topic, "partition": number, "limit": limit} for (topic, number), limit in sorted(ends.items())]
     return pa.Table.from_pylist(rows, LIMITS)
 
 
 def advance_limits(before: pa.Table, now: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Combines two tables of limits. Of each key the higher limit wins, so limits never move back."""
+    """Combines two tables of limits. For each key, the higher limit and the later timestamp count.
+
+    Args:
+        before: The limits so far.
+        now: Further limits.
+        keys: The columns that identify a limit: topic and partition, or those of a session.
+    """
     both = pa.concat_tables([before, now]).group_by([*keys]).aggregate([("limit", "max"), ("highest_timestamp", "max")])
     return as_limits(both.rename_columns([*keys, "limit", "highest_timestamp"]).filter(pc.field("limit") >= 0))
 
 
 def as_limits(rows: pa.Table) -> pa.Table:
-    """Adds the missing columns of `LIMITS`, as null."""
+    """Returns the rows with the schema `LIMITS`. Columns that they lack are null."""
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
         for field in LIMITS

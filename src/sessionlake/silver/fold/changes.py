@@ -1,4 +1,4 @@
-"""Makes rows of `silver.session_changes` from applied messages, with Arrow operations only."""
+"""Makes the rows of `silver.session_changes` from applied messages, without Python code per message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: 
     """Returns rows for `session_changes`: one for each change of an applied message, ordered by message and ordinal.
 
     Args:
-        messages: Rows of a packed chunk, in one Arrow chunk.
+        messages: Decoded messages, as `Judged.messages`, in one Arrow chunk.
         applied: Indices of the applied messages in `messages`, ascending.
         outcome: The result of judging the messages.
         columns: The declared columns.

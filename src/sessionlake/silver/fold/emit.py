@@ -44,7 +44,7 @@ class Judged:
     """One shard's judged batch: everything from which its rows and its report are made.
 
     Attributes:
-        messages: The messages held back before the batch, then those of the batch, with the columns of a packed chunk.
+        messages: The decoded messages: first those held back before the batch, then those of the batch.
         released: Number of messages held back before the batch, which come first in `messages`.
         arrived_at: Stream time at which each message of the batch arrived, ms.
         times: Kafka timestamp of each message of the batch, or stream time if it has none, ms.

@@ -33,13 +33,12 @@ class ShardProcessor(Protocol):
         ...
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
-        """Processes one batch.
+        """Processes one judged batch of a shard.
 
         Args:
             memory: The memory that the last call returned; None for the first call.
             judged: The judged batch.
-            malformed: The Kafka values that are not valid messages and were not judged, with the columns of a packed
-                chunk.
+            malformed: The Kafka values that are no valid messages and were not judged.
 
         Returns:
             The memory for the next call (None: nothing to remember), and `(kind, payload)` pairs to emit.

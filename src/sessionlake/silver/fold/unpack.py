@@ -1,4 +1,4 @@
-"""Unpacks the payloads of a fold into rows, as a `mapInArrow` function."""
+"""Unpacks the rows in the payloads that a fold emitted."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class Unpack:
 
 
 def unpack_rows(payloads: Iterable[bytes | pa.Buffer], batch: int) -> pa.Table:
-    """Returns the rows in the payloads, with the additional last column `_batch`."""
+    """Returns the rows in the payloads, with the additional last column `_batch`, which has the value `batch`."""
     rows = pa.concat_tables([read_ipc(payload) for payload in payloads])
     return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch, np.int64)))

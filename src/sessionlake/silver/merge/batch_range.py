@@ -28,7 +28,7 @@ class BatchRange:
     Attributes:
         first: The number of the first batch.
         last: The number of the last batch.
-        rows: For each batch its rows by table, if they are still in memory.
+        rows: For each batch, the rows that it appended, by table. Empty if they are no longer in memory.
     """
 
     first: int
@@ -44,7 +44,7 @@ class BatchRange:
 
 
 class BatchSource:
-    """Base of the classes that compute what a range of batches changed, for the MERGEs."""
+    """Base of `DriverSource` and `ClusterSource`, which compute the rows to merge for a range of batches."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         self._spark = spark

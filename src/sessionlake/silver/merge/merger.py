@@ -121,7 +121,7 @@ def _pending_batch(row: Row) -> PendingBatch:
 
 
 def _first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition, int]:
-    """Returns the first offset of each topic-partition in any of the batches."""
+    """Returns the lowest offset of each topic-partition in all these batches together."""
     found: dict[TopicPartition, int] = {}
     for item in pending:
         for place, first in item.starts.items():
@@ -130,7 +130,7 @@ def _first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition, int]
 
 
 class TableMerger:
-    """Merges committed batches of the silver stream, in the background or on demand."""
+    """Merges batches that the stream of silver has committed, in a background thread or on demand."""
 
     def __init__(
         self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None

@@ -147,7 +147,7 @@ def _named(due: pa.Table) -> tuple[Condition, ...]:
 
 
 def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
-    """Returns the cuts of these sessions from the batch of the oldest cut in `last` on, with their numbers of changes.
+    """Returns the cuts of the sessions in `last`, from the batch of the oldest of these cuts on, with their `changes`.
 
     Args:
         read: Reads a table.

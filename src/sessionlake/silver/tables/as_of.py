@@ -44,7 +44,7 @@ class SessionHistory:
 
 @dataclass(frozen=True)
 class AsOf:
-    """A moment in a session's history, given as exactly one of three values.
+    """A moment in a session's history. Exactly one of the three values is given; the other two are None.
 
     Attributes:
         ts: Stream time, ms.
@@ -107,7 +107,7 @@ def _end_of_reached(times: Int64s, history: SessionHistory) -> int:
 
 
 def milliseconds(times: pa.ChunkedArray) -> Int64s:
-    """Converts timestamps without nulls to ms since the epoch."""
+    """Converts Arrow timestamps without nulls to integers: ms since the epoch."""
     micros: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
     return micros // 1000
 

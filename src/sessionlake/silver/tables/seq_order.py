@@ -43,7 +43,7 @@ def continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
 
 
 def latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
-    """Returns the last `count` cuts of each session."""
+    """Returns the last `count` cuts of each session, by position."""
     session, _ = dictionary_codes(session_keys(cuts))
     order = np.lexsort((-_numbers(cuts["position"]), session))
     starts = np.flatnonzero(np.diff(session[order], prepend=-1))

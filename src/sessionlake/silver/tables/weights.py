@@ -22,7 +22,7 @@ from sessionlake.protocol.types import Bools, Int64s
 
 
 class Weights:
-    """The sizes of the sessions' last stored tables, and the number of changes since.
+    """The number of rows in each session's last stored table, and of changes applied since it was stored.
 
     Args:
         sessions: Session keys; the methods name a session by its index in this array.
